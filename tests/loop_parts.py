@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.curves import validation_curves
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
@@ -105,11 +106,12 @@ class WrittenLink:
         return RolloutResult(groups=self._games(version), dropped=())
 
     def validated(
-        self, tasks: Sequence[Any], names: tuple[str, ...], version: int
-    ) -> RolloutResult:
+        self, curves: Sequence[Any], names: tuple[str, ...], version: int
+    ) -> dict[str, RolloutResult]:
         score = self.validation_scores.pop(0)
-        game = made_episode(made_turn(0, 3), spec_hash=SPEC_HASH, score=score)
-        return RolloutResult(groups=[[game], [game]], dropped=())
+        game = made_episode(made_turn(0, 3), spec_hash=LAPTOP.spec.hash, score=score)
+        [curve] = curves
+        return {curve.name: RolloutResult(groups=[[game], [game]], dropped=())}
 
     def copy_log(self) -> None:
         pass
@@ -196,8 +198,8 @@ class RunOfATest:
             num_warmup_steps=0,
         )
         setups = {SPEC_HASH: LAPTOP}
-        validation = Validation(self.settings, run_folder, [LAPTOP], first_step)
-        validation._setups = setups
+        curves = validation_curves(self.settings)
+        validation = Validation(self.settings, run_folder, curves, first_step)
         self.policy = Policy(
             self.model,
             NAMES,

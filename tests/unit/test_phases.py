@@ -5,11 +5,13 @@ resume knows of it.
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hanabi_grpo.client.curves import validation_curves
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_payoffs
@@ -37,6 +39,12 @@ def rows(scores: Sequence[float]) -> list[Validated]:
 def games(score: int) -> list[list[Episode]]:
     spec = LAPTOP.spec
     return [[made_episode(made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash)]] * 2
+
+
+def made_validation(settings: Settings, folder: Path, first_step: int = 0) -> Validation:
+    """Return the validation of a run whose games are those of `games`."""
+    curves = [replace(curve, setups=(LAPTOP,)) for curve in validation_curves(settings)]
+    return Validation(settings, folder, curves, first_step)
 
 
 def phases_by_definition(
@@ -114,10 +122,10 @@ def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_end
     )
 
     def go_on(folder: Path, first: int, last: int) -> list[tuple[tuple[str, ...], bool]]:
-        validation, found = Validation(settings, folder, [LAPTOP], first), []
+        validation, found = made_validation(settings, folder, first), []
         for step in range(first, last):
             if validation.is_due(step):
-                validation.add(step, games(scores[step // 10]))
+                validation.add(step, {"training": games(scores[step // 10])}, ())
             verdict = validation.verdict(step)
             found.append((verdict.active_players, verdict.ends_run))
         return found
@@ -142,15 +150,17 @@ def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_end
 
 
 def test_metrics_say_the_phase_and_what_is_stale_in_it(tmp_path: Path) -> None:
-    validation = Validation(Settings(**CHOSEN), tmp_path, [LAPTOP], 0)
-    found = [validation.add(10 * number, games(score)) for number, score in enumerate((2, 1, 0, 1))]
+    validation = made_validation(Settings(**CHOSEN), tmp_path)
+    found = []
+    for number, score in enumerate((2, 1, 0, 1)):
+        found.append(validation.add(10 * number, {"training": games(score)}, ()))
     assert [(one["validation/phase"], one["validation/stale"]) for one in found] == [
         (0, 0),
         (0, 1),
         (1, 0),
         (1, 1),
     ]
-    plain = Validation(Settings(eval_steps=10, save_steps=10), tmp_path / "x", [LAPTOP], 0)
+    plain = made_validation(Settings(eval_steps=10, save_steps=10), tmp_path / "x")
     assert plain.phase is None
     assert plain.verdict(0).active_players == ("player_0", "player_1")
 

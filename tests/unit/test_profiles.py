@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -344,7 +345,7 @@ def shell_answer(folder: Path, script: str, **environ: str) -> str:
     command = ["bash", "-c", f"set -euo pipefail; source tools/launch.sh; {script}"]
     done = subprocess.run(
         command,
-        env={"PATH": "/usr/bin:/bin", **environ},
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **environ},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -366,6 +367,23 @@ def test_a_script_s_own_default_yields_to_the_profile_as_python_reads_it(
     (folder / "my.env").write_text("NPROC_PER_NODE=2\nDEEPSPEED=\n")
     (folder / ".env").write_text(dotenv)
     defaults = "default_env NPROC_PER_NODE 9; default_env DEEPSPEED zero1; default_env SEED 1"
-    script = f'{defaults}; echo "$profile|${{NPROC_PER_NODE:-}}|$DEEPSPEED|$SEED"'
-    assert shell_answer(folder, script, SEED="3", **environ) == "my.env||zero1|3"
+    script = f'{defaults}; echo "${{NPROC_PER_NODE:-}}|$DEEPSPEED|$SEED"'
+    assert shell_answer(folder, script, SEED="3", **environ) == "|zero1|3"
     assert load_settings(environ, folder / ".env").settings.profile == Path("my.env")
+
+
+def test_a_script_s_own_default_yields_to_a_yaml_profile_its_base_and_to_set(folder: Path) -> None:
+    (folder / "my.yaml").write_text("base: other.yaml\ntrainer:\n  NPROC_PER_NODE: 2\n")
+    (folder / "other.yaml").write_text("MAX_STEPS: 9\n")
+    defaults = "; ".join(
+        f"default_env {name} 1" for name in ("NPROC_PER_NODE", "MAX_STEPS", "LORA_RANK", "SEED")
+    )
+    names = "|".join(
+        f"${{{name}:-}}" for name in ("NPROC_PER_NODE", "MAX_STEPS", "LORA_RANK", "SEED")
+    )
+    script = f'{defaults}; echo "{names}"'
+    assert shell_answer(folder, script, HANABI_PROFILE="my.yaml") == "||1|1"
+    with_set = f"set -- --set LORA_RANK=8; source tools/launch.sh; {script}"
+    assert shell_answer(folder, with_set, HANABI_PROFILE="my.yaml") == "|||1"
+    # The command, not the script, says what is wrong with a profile.
+    assert shell_answer(folder, script, HANABI_PROFILE="nowhere.yaml") == "1|1|1|1"

@@ -17,6 +17,7 @@ from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import (
@@ -325,8 +326,58 @@ def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_not
     assert axes.get_ylim()[1] < 1
     (run / "validation.json").write_text("[")
     damaged = read_report(run)
-    assert damaged.validation == ""
-    assert "validation.json: not what a run writes" in damaged.notes[-1]
+    assert damaged.validation_lines == []
+    assert any("validation.json: not what a run writes" in note for note in damaged.notes)
+
+
+def test_curves_of_validations_are_named_and_drawn_apart(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path / "run")
+    rows = []
+    for step, own, kuhn in ((0, 1.0, -0.5), (2, 1.5, 0.25)):
+        rows.append(Validated(step=step, score=own, se=0.25))
+        rows.append(
+            Validated(step=step, score=kuhn, se=0.1, curve="kuhn:served,cfr", chooses=False)
+        )
+    write_validations(run, rows)
+    lines = [
+        "validation training, chooses the best: best 1.500 ± 0.250 at step 2, last 1.500 ± 0.250 "
+        "at step 2",
+        "validation kuhn:served,cfr: best 0.250 ± 0.100 at step 2, last 0.250 ± 0.100 at step 2",
+    ]
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    page = tmp_path / "page.html"
+    markdown = tmp_path / "report.md"
+    answer = report(run, "--png", folder, "--html", page, "--markdown", markdown)
+    assert answer.exit_code == 0
+    assert [line for line in answer.output.splitlines() if line.startswith("validation ")] == lines
+    assert [line for line in markdown.read_text().splitlines() if line in lines] == lines
+    assert all(line in page.read_text() for line in lines)
+    assert "validation, a panel for each curve" in page.read_text()
+    assert (folder / "validation.png").read_bytes().startswith(PNG_SIGNATURE)
+
+    pictures = read_report(run).pictures
+    upper, lower = pictures.draw("validation").axes
+    drawn = {}
+    for axes in (upper, lower):
+        curves: list[Any] = axes.get_legend_handles_labels()[0]
+        [curve] = [each for each in curves if not each.get_label().startswith("best")]
+        drawn[curve.get_label()] = [float(height) for height in curve.get_ydata()]
+    assert drawn == {"training 1.50": [1.0, 1.5], "kuhn:served,cfr 0.25": [-0.5, 0.25]}
+    # The chart of training's scores has its own curve alone.
+    score_legend = pictures.draw("score").axes[0].get_legend()
+    assert score_legend is not None
+    texts = [text.get_text() for text in score_legend.get_texts()]
+    assert "validation 1.50" in texts
+    assert not any("kuhn" in text for text in texts)
+
+
+def test_a_run_of_one_curve_has_no_chart_of_curves(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path / "run")
+    write_validations(run, [Validated(step=0, score=1.0, se=0.25)])
+    assert read_report(run).pictures.names == PICTURES
+    with pytest.raises(SettingsError, match="not validated on several curves; HANABI_EVAL_LINEUPS"):
+        read_report(run).pictures.draw("validation")
 
 
 def test_evaluations_of_other_tasks_get_tables_of_their_own_and_damaged_ones_a_note(

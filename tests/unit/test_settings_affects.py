@@ -79,6 +79,9 @@ def test_each_kind_of_settings_has_these() -> None:
         "NUM_TRAIN_EPOCHS",
         "HANABI_EVAL_STEPS",
         "HANABI_EVAL_TASKS",
+        "HANABI_EVAL_DATASET",
+        "HANABI_EVAL_LINEUPS",
+        "HANABI_EVAL_BEST",
         "HANABI_EVAL_PATIENCE",
     }
     assert {"HANABI_GAE_LAMBDA", "HANABI_CRITIC_LEARNING_RATE"} <= by_kind[Affects.LEARNING]

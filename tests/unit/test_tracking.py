@@ -290,6 +290,34 @@ def test_the_best_is_the_version_that_validation_chose_and_the_last_one_stays_th
     assert [row[name] for row in rows if name in row] == [2.0], "no row of metrics has it"
 
 
+@pytest.mark.parametrize("has_opponents", [True, False])
+def test_of_several_curves_the_one_that_chooses_says_what_is_best_in_a_zero_sum_game(
+    tmp_path: Path, has_opponents: bool
+) -> None:
+    variables = {
+        "HANABI_ENV": "kuhn_poker",
+        "HANABI_EVAL_STEPS": "2",
+        "SAVE_STEPS": "2",
+        "WANDB_MODE": "offline",
+    }
+    run = tracked_run(tmp_path / "run", steps=4, checkpoints=(2, 4), games=False, **variables)
+    rows = []
+    for step, chosen, other in ((0, 0.0, 9.0), (2, 0.5, 1.0), (4, 0.25, 2.0)):
+        rows.append(
+            Validated(
+                step=step, score=chosen, se=0.1, curve="served,cfr", has_opponents=has_opponents
+            )
+        )
+        rows.append(Validated(step=step, score=other, se=0.1, chooses=False))
+    write_validations(run, rows)
+    mirror_run(run, 0)
+    best = [step_of(artifact) for artifact in models(run) if "best" in artifact.aliases]
+    # In self-play a zero-sum game has no best version; against an opponent it has.
+    assert best == ([2] if has_opponents else [])
+    [row] = [row for row in history(offline_records(run)) if "validation/score/mean" in row]
+    assert (row["validation/score/mean"], row["validation/served,cfr/score/mean"]) == (2.0, 0.25)
+
+
 def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path: Path) -> None:
     run = tracked_run(
         tmp_path / "run", steps=2, checkpoints=(2,), games=False, WANDB_MODE="offline"

@@ -1,18 +1,22 @@
 """Validation while training: its tasks, the best version, patience, and a resumed run."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 
+from hanabi_grpo.client.curves import validation_curves
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.dataset_rows import VALIDATION_SUITE, dataset_row
+from hanabi_grpo.rollout.datasets import write_dataset
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
-from hanabi_grpo.runs.validation import FILE
+from hanabi_grpo.runs.validation import FILE, TRAINING_CURVE
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import check_updates
-from hanabi_grpo.training.validation import SUITE, Validation
+from hanabi_grpo.training.validation import Validation
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 
@@ -31,12 +35,33 @@ def make_groups(*scores: int) -> list[list[Episode]]:
     return groups
 
 
+def made_validation(
+    folder: Path, settings: Settings = SETTINGS, *, first_step: int = 0
+) -> Validation:
+    """Return the validation of a run, which has the curves of its settings."""
+    return Validation(settings, folder, validation_curves(settings), first_step)
+
+
+def add(validation: Validation, step: int, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+    """Add a validation on the only curve."""
+    return dict(validation.add(step, {TRAINING_CURVE: groups}, ()))
+
+
+def settings_of_both(folder: Path) -> Settings:
+    """Return settings of a run that trains on two boards."""
+    path = folder / "both.jsonl"
+    presets = ("laptop", "marshal-mini")
+    write_dataset(path, [dataset_row(preset, suite="train", num_tasks=0) for preset in presets])
+    return Settings(eval_steps=10, eval_tasks=5, save_steps=10, dataset=str(path))
+
+
 def test_tasks_are_a_suite_of_their_own_and_as_many_of_every_board_that_is_trained(
     tmp_path: Path,
 ) -> None:
-    tasks = Validation(SETTINGS, tmp_path, [LAPTOP, MINI], 0).tasks()
-    assert {task.suite for task in tasks} == {SUITE}
-    assert [(task.env_config["preset"], task.seed) for task in tasks] == [
+    [curve] = validation_curves(settings_of_both(tmp_path))
+    assert curve.name == TRAINING_CURVE
+    assert {task.suite for task in curve.tasks} == {VALIDATION_SUITE}
+    assert [(task.env_config["preset"], task.seed) for task in curve.tasks] == [
         ("laptop", 0),
         ("laptop", 1),
         ("laptop", 2),
@@ -47,7 +72,7 @@ def test_tasks_are_a_suite_of_their_own_and_as_many_of_every_board_that_is_train
 
 
 def test_a_validation_is_due_every_eval_steps(tmp_path: Path) -> None:
-    validation = Validation(SETTINGS, tmp_path, [LAPTOP], 0)
+    validation = made_validation(tmp_path)
     assert validation.best is None
     assert [step for step in range(25) if validation.is_due(step)] == [0, 10, 20]
 
@@ -55,14 +80,14 @@ def test_a_validation_is_due_every_eval_steps(tmp_path: Path) -> None:
 @pytest.fixture
 def four_validations(tmp_path: Path) -> Validation:
     """Validations of versions 0 to 30, of which version 10 is the best."""
-    validation = Validation(SETTINGS, tmp_path, [LAPTOP], 0)
+    validation = made_validation(tmp_path)
     for step, first, second, stale in (
         (0, 0, 2, 0),
         (10, 2, 4, 0),
         (20, 3, 3, 1),
         (30, 0, 0, 2),
     ):
-        metrics = validation.add(step, make_groups(first, second))
+        metrics = add(validation, step, make_groups(first, second))
         assert metrics["validation/score/mean"] == (first + second) / 2
         assert metrics["validation/score/se"] == abs(first - second) / 2
         assert metrics["validation/stale"] == stale
@@ -79,13 +104,13 @@ def test_the_best_version_is_the_first_of_the_greatest_score_and_later_ones_are_
     assert best.se == 1.0
     assert not four_validations.is_due(30)
     # One game has no error.
-    assert four_validations.add(40, make_groups(1)) == {}
+    assert add(four_validations, 40, make_groups(1)) == {}
 
 
 def test_a_run_that_goes_on_from_step_20_knows_the_validations_up_to_there(
     four_validations: Validation, tmp_path: Path
 ) -> None:
-    resumed = Validation(SETTINGS, tmp_path, [LAPTOP], 20)
+    resumed = made_validation(tmp_path, first_step=20)
     assert [row.step for row in resumed.rows] == [0, 10, 20]
     assert resumed.stale == 1
     assert resumed.is_due(30)
@@ -103,8 +128,8 @@ def test_over_several_boards_the_score_and_its_error_are_of_shares_of_the_greate
     mini_game = made_episode(
         made_turn(0), score=2, preset=MINI.spec.preset, spec_hash=MINI.spec.hash
     )
-    validation = Validation(SETTINGS, tmp_path, [LAPTOP, MINI], 0)
-    metrics = validation.add(0, [*make_groups(1, 4), [mini_game]])
+    validation = made_validation(tmp_path, settings_of_both(tmp_path))
+    metrics = add(validation, 0, [*make_groups(1, 4), [mini_game]])
     shares = [1 / laptop_max, 4 / laptop_max, 2 / mini_max]
     [row] = validation.rows
     assert row.metric == "score/normalized"
@@ -115,18 +140,18 @@ def test_over_several_boards_the_score_and_its_error_are_of_shares_of_the_greate
 
 def test_a_resumed_run_stops_where_the_whole_run_stops(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"eval_patience": 1})
-    whole = Validation(settings, tmp_path, [LAPTOP], 0)
-    whole.add(0, make_groups(2, 2))
-    whole.add(10, make_groups(1, 1))
+    whole = made_validation(tmp_path, settings)
+    add(whole, 0, make_groups(2, 2))
+    add(whole, 10, make_groups(1, 1))
     # Only where it was seen; a user may ask for more steps.
     assert [step for step in range(20) if whole.verdict(step).ends_run] == [10]
 
-    resumed = Validation(settings, tmp_path, [LAPTOP], 10)
+    resumed = made_validation(tmp_path, settings, first_step=10)
     assert not resumed.is_due(10)
     assert resumed.verdict(10).ends_run
     assert not resumed.verdict(11).ends_run
 
-    without_patience = Validation(SETTINGS, tmp_path, [LAPTOP], 10)
+    without_patience = made_validation(tmp_path, first_step=10)
     assert not without_patience.verdict(10).ends_run
 
 

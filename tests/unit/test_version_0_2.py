@@ -207,7 +207,8 @@ def test_its_report_has_steps_evaluations_and_validations() -> None:
     report = read_report(RUN)
     assert report.notes == []
     assert len(report.evaluations) == 1
-    assert report.validation.startswith("validation: best 2.000 ± 0.000 at step 2")
+    [line] = report.validation_lines
+    assert line.startswith("validation: best 2.000 ± 0.000 at step 2")
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_page_has_no_such_character(text: str) -> None:
         frame="",
         title=text,
         lead=text,
-        validation=text,
+        validations=[text],
         facts=[(text, text)],
         score={"title": text, "address": "data:,", "words": text},
         curve_caption=text,
@@ -205,7 +205,7 @@ def hostile_run(folder: Path) -> Path:
     document["settings"].update({"MODEL": EVIL, "HANABI_PRESET": EVIL, EVIL: EVIL})
     (run / "settings.json").write_text(json.dumps(document))
     (run / "validation.json").write_text(
-        json.dumps([{"step": 1, "score": 1.0, "se": 0.1, "metric": EVIL}])
+        json.dumps([{"step": 1, "score": 1.0, "se": 0.1, "metric": EVIL, "curve": EVIL}])
     )
     evaluation = result_to_json(evaluate_scripted("iggi", LAPTOP, 4))
     evaluation |= {"label": EVIL, "lineup": EVIL, "preset": EVIL, "suite": EVIL}

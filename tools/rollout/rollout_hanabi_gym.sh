@@ -10,9 +10,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 
-if on_gpu && ! given CUDA_VISIBLE_DEVICES; then
-    # Half of an 8-GPU machine; the train script takes the other half.
-    default_env CUDA_VISIBLE_DEVICES_SERVER 0,1,2,3
+if on_gpu; then
+    split_gpus server
 fi
 if ! on_gpu && ! given MODEL && ! only_looks "$@"; then
     # Shipped for the default board, made here for others; a finished one is kept.

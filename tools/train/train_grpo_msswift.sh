@@ -10,8 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 
-if on_gpu && ! given CUDA_VISIBLE_DEVICES; then
-    # The half of an 8-GPU machine that the rollout script leaves.
-    default_env CUDA_VISIBLE_DEVICES_TRAINER 4,5,6,7
+if on_gpu; then
+    split_gpus trainer
 fi
 exec hanabi-grpo train "$@"

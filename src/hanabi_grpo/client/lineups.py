@@ -51,7 +51,7 @@ class Lineup:
     text: str
     """The lineup, as given on the command line."""
     refs: tuple[Ref, ...]
-    """The policy of each seat; a remote checkpoint has become a local folder."""
+    """The policy of each seat; a remote checkpoint that was fetched has become a local folder."""
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -96,6 +96,7 @@ def parse_lineup(
     env: str = "hanabi",
     human: bool = False,
     scripts: Collection[str] | None = None,
+    download: bool = True,
 ) -> Lineup:
     """Read a lineup for games of an environment.
 
@@ -105,6 +106,7 @@ def parse_lineup(
         env: Name of the environment, whose scripts are allowed.
         human: Whether a person may take a seat.
         scripts: Names of the scripts that are allowed; None: those of `env`, which is installed.
+        download: Whether remote checkpoints are fetched now, and become local folders.
 
     Raises:
         SettingsError: A spec is unknown, their number does not fit the seats, or a checkpoint is
@@ -123,7 +125,7 @@ def parse_lineup(
         # Each once: a remote checkpoint may change between two downloads.
         if spec not in refs:
             ref = _parse_policy(spec, text, scripts=scripts, human=human)
-            refs[spec] = local_ref(ref)
+            refs[spec] = local_ref(ref) if download else ref
     seats = [refs[spec] for spec in specs]
     if len(seats) == 1:
         seats = seats * num_players

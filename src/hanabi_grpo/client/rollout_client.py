@@ -45,6 +45,7 @@ from hanabi_grpo.rollout.messages import (
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.judge import judge_description
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import Reply
 
@@ -123,7 +124,12 @@ class RolloutClient:
     """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeouts: ClientTimeouts | None = None,
+        judge: str = "",
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -131,8 +137,11 @@ class RolloutClient:
             url: E.g. "http://127.0.0.1:8000".
             api_key: HANABI_API_KEY; None: the server needs none.
             timeouts: Longest waits.
+            judge: What a trainer expects of the server's judge, see
+                `settings.judge.judge_description`.
         """
         self.url = url
+        self._judge = judge
         self.trainer_id = uuid.uuid4().hex
         """Identifies this trainer process to the server, which serves one at a time."""
         self.session_timeout: float | None = None
@@ -156,6 +165,7 @@ class RolloutClient:
             server_url(settings),
             api_key=key,
             timeouts=ClientTimeouts(rollout=seconds, busy=seconds),
+            judge=judge_description(settings),
         )
 
     @property
@@ -244,6 +254,7 @@ class RolloutClient:
                 f"OUTPUT_DIR={run_id!r}: not UTF-8 text; choose another folder."
             ) from error
         request = {
+            "judge": self._judge,
             **claims,
             "run_id": run_id,
             "protocol": PROTOCOL,

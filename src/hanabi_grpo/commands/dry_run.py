@@ -27,6 +27,7 @@ from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import run_folder_name
 from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json
 from hanabi_grpo.settings.gpus import Terminal
+from hanabi_grpo.settings.show import settings_yaml
 
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Show every setting and its origin; start nothing.")
@@ -41,6 +42,10 @@ DryRun = Annotated[
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="With one of the other two: print one JSON object.")
+]
+AsYaml = Annotated[
+    bool,
+    typer.Option("--yaml", help="With --print-config: print a profile that HANABI_PROFILE reads."),
 ]
 _MASKED = "********"
 
@@ -58,7 +63,13 @@ class PlannedStart:
 
 
 def show_start(
-    terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool
+    terminal: Terminal,
+    extra_args: list[str],
+    *,
+    print_config: bool,
+    dry_run: bool,
+    as_json: bool,
+    as_yaml: bool = False,
 ) -> None:
     """Do what --print-config or --dry-run of a terminal asks for.
 
@@ -68,13 +79,20 @@ def show_start(
         print_config: Show the settings.
         dry_run: Make the doctor's checks and show what would be started.
         as_json: Print one JSON object.
+        as_yaml: Print a profile.
 
     Raises:
-        SettingsError: Not exactly one of `print_config` and `dry_run` is set.
+        SettingsError: Not exactly one of `print_config` and `dry_run` is set, or `as_yaml` without
+            the former or beside `as_json`.
         typer.Exit: A check failed; the exit code is 1.
     """
+    if as_yaml and (as_json or not print_config):
+        raise SettingsError("--yaml: prints settings as a profile; give --print-config --yaml.")
     if print_config == dry_run:
         raise SettingsError("give one of --print-config and --dry-run; --json is for either.")
+    if print_config and as_yaml:
+        print(settings_yaml(load_settings()), end="")
+        return
     if print_config:
         show_settings(as_json=as_json)
         return

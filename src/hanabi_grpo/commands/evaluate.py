@@ -1,12 +1,20 @@
 """`hanabi-grpo evaluate`: scores of lineups on held-out tasks, beside those of scripts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from hanabi_grpo.commands.console import interruptible, make_console, progress_bars, sayer
+from hanabi_grpo.commands.console import (
+    interruptible,
+    make_console,
+    print_json,
+    progress_bars,
+    sayer,
+)
 from hanabi_grpo.commands.playing import (
     AsJson,
     Env,
@@ -15,13 +23,18 @@ from hanabi_grpo.commands.playing import (
     Preset,
     Suite,
     Temperature,
-    choose,
+    choose_all,
     give_result,
+    numbers_of_games,
 )
 from hanabi_grpo.evaluation.evaluate import check_tasks
-from hanabi_grpo.evaluation.lineups import evaluate_lineups, parse_lineups
+from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
+from hanabi_grpo.rollout.datasets import setup_names
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.run_folder import EVALUATIONS, results_folder
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import use_zoo
+from hanabi_grpo.tracking.figure_log import FigureLog
 
 
 def evaluate(
@@ -36,8 +49,12 @@ def evaluate(
         ),
     ] = None,
     tasks: Annotated[
-        int, typer.Option(help="Number of held-out tasks, each played in every seat order.")
-    ] = 1000,
+        str,
+        typer.Option(
+            help="Number of held-out tasks, each played in every seat order; of several games of "
+            "DATASET, as 500,200."
+        ),
+    ] = "1000",
     suite: Suite = "eval",
     env: Env = None,
     preset: Preset = None,
@@ -55,73 +72,160 @@ def evaluate(
 ) -> None:
     """Play held-out tasks and compare with random and blind play of the same tasks.
 
-    The same command continues an interrupted one. A result of a run's checkpoint, or of what its
-    trainer serves, is also kept in evaluations/ of the run folder, and so is one of base on its
-    server or beside its checkpoints: report shows it as the run before training.
+    The same command continues an interrupted one, whose finished tasks are in evaluations/ of
+    OUTPUT_DIR, or of outputs/ where that is not set. A DATASET with rows of several games is
+    evaluated whole, game by game, OUT with the game's name in it; --preset chooses one. A result
+    of a run's checkpoint, or of what its trainer serves, is also kept in evaluations/ of the run
+    folder, and so is one of base on its server or beside its checkpoints: report shows it as the
+    run before training.
 
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find
     the server; with --own-server MODEL and the others of serve start one. DATASET, HANABI_PRESET
     and HANABI_PLAYERS choose the board. TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies,
-    SEED decides them: the same command gives the same games. WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR
-    and HF_HOME for wandb: and hf: policies.
+    SEED decides them: the same command gives the same games. REPORT_TO records figures beside OUT,
+    else in evaluations/. WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR and HF_HOME
+    for wandb: and hf: policies.
     """
-    check_tasks(tasks, suite)
     specs = lineups or [SERVED]
     own_server = use_zoo(specs) or own_server
-    chosen = choose(env, preset, players, temperature)
-    teams = parse_lineups(specs, chosen.game, label=label)
+    chosen = choose_all(env, preset, players, temperature)
+    games = [each.game for each in chosen]
+    names = setup_names(games)
+    num_tasks = numbers_of_games("--tasks", tasks, names)
+    for number in num_tasks:
+        check_tasks(number, suite)
+    teams_of_games = [parse_lineups(specs, game, label=label) for game in games]
     aside = make_console(aside=True)
     console = make_console(aside=as_json)
-    num_done = {team.name: 0 for team in teams}
-    needs_server = any(team.lineup.needs_server for team in teams)
+    is_one = len(games) == 1
+    num_done: dict[str, int] = {}
+    for name, teams in zip(names, teams_of_games, strict=True):
+        for team in teams:
+            num_done[team.name if is_one else f"{name} {team.name}"] = 0
+    total = sum(number * len(teams_of_games[0]) for number in num_tasks)
+    needs_server = any(team.lineup.needs_server for teams in teams_of_games for team in teams)
+    folder = results_folder(chosen[0].loaded.settings)
+    place = f" in {folder / EVALUATIONS}" if out is None else ""
+    figures_folder = folder / EVALUATIONS / f"figures-{datetime.now():%Y%m%d-%H%M%S}"
+    if out is not None:
+        figures_folder = out.with_name(f"{out.stem}-figures")
+    figures = FigureLog(
+        chosen[0].loaded,
+        figures_folder,
+        name=f"evaluate {','.join(specs)}",
+        last_step=len(num_done),
+    )
 
     with (
-        interruptible(lambda: _stop_summary(num_done, tasks)),
-        chosen.serving(console, needed=needs_server, own=own_server) as served,
+        interruptible(lambda: _stop_summary(num_done, total, place)),
+        chosen[0].serving(console, needed=needs_server, own=own_server) as served,
         progress_bars(aside) as progress,
+        figures as log,
     ):
+        evaluations: list[Evaluation] = []
+        files: list[Path | None] = []
+        num_results = 0
+        for name, game, teams, number in zip(names, games, teams_of_games, num_tasks, strict=True):
 
-        def begin(title: str, total: int, name: str) -> Callable[[int], None]:
-            bar = progress.add_task(title, total=total)
+            def begin(title: str, total: int, team: str, name: str = name) -> Callable[[int], None]:
+                bar = progress.add_task(title if is_one else f"{name}, {title}", total=total)
 
-            def show(count: int) -> None:
-                if name:
-                    num_done[name] = count
-                progress.update(bar, completed=count)
+                def show(count: int) -> None:
+                    if team:
+                        num_done[team if is_one else f"{name} {team}"] = count
+                    progress.update(bar, completed=count)
 
-            return show
+                return show
 
-        evaluation = evaluate_lineups(
-            teams,
-            chosen.game,
-            tasks,
-            suite=suite,
-            served=served,
-            rotate=not no_rotate,
-            out=out,
-            begin=begin,
-        )
+            file = out
+            if out is not None and not is_one:
+                file = out.with_name(f"{out.stem}-{name}{out.suffix}")
+            evaluation = evaluate_lineups(
+                teams,
+                game,
+                number,
+                suite=suite,
+                served=served,
+                rotate=not no_rotate,
+                out=file,
+                folder=folder,
+                begin=begin,
+            )
+            for result in evaluation.results:
+                row = _figures(result, "" if is_one else f"{name}/")
+                num_results += 1
+                log.add(num_results, row)
+            evaluations.append(evaluation)
+            files.append(file)
         progress.stop()
-        tables = [sheet.rich() for sheet in evaluation.sheets()]
+        _give_all(console, evaluations, files, as_json=as_json)
+        say = sayer(aside)
+        for evaluation in evaluations:
+            if not evaluation.keep_with_runs(served, say) and out is None:
+                say("No file was written; --out FILE keeps the result.")
+    if log.is_on:
+        sayer(aside)(f"figures: {log.folder}")
+
+
+def _figures(result: EvaluationResult, prefix: str) -> dict[str, float]:
+    """Return what monitors get of a result.
+
+    Args:
+        result: The result of one lineup.
+        prefix: Before the lineup's name, e.g. "kuhn_poker/".
+    """
+    of_lineup = f"evaluate/{prefix}{result.label}"
+    figures = {
+        "games": float(result.num_tasks * len(result.orders)),
+        f"{of_lineup}/score/mean": result.mean,
+        f"{of_lineup}/score/se": result.standard_error,
+        f"{of_lineup}/score/max": max(result.scores),
+        f"{of_lineup}/score/min": min(result.scores),
+    }
+    for name, value in result.figures.items():
+        figures[f"{of_lineup}/{name}"] = value
+    return figures
+
+
+def _give_all(
+    console: Console,
+    evaluations: Sequence[Evaluation],
+    files: Sequence[Path | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Write and print the evaluation of each game; as JSON one document, of several a list.
+
+    Args:
+        console: Console for people.
+        evaluations: Of each game.
+        files: File of each; None: no file.
+        as_json: Whether --json was given.
+    """
+    for evaluation, file in zip(evaluations, files, strict=True):
+        tables = [] if as_json else [sheet.rich() for sheet in evaluation.sheets()]
         give_result(
             console,
             evaluation.document(),
             tables,
-            out=out,
-            as_json=as_json,
+            out=file,
+            as_json=False,
             kept=evaluation.kept_document(),
         )
-        evaluation.keep_with_runs(served, sayer(aside))
+    if as_json:
+        documents = [evaluation.document() for evaluation in evaluations]
+        print_json(documents[0] if len(documents) == 1 else {"games": documents})
 
 
-def _stop_summary(num_done: Mapping[str, int], num_tasks: int) -> str:
-    """Say how many tasks of each lineup are done, and how to continue."""
+def _stop_summary(num_done: Mapping[str, int], total: int, place: str) -> str:
+    """Say how many tasks of each lineup are done, of all together, where, and how to continue."""
     by_lineup = ""
     if len(num_done) > 1:
         counts = ", ".join(f"{label}: {count}" for label, count in num_done.items())
         by_lineup = f" ({counts})"
-    total = len(num_done) * num_tasks
+    if not sum(num_done.values()):
+        return f"stopped: none of {total} tasks is done."
     return (
-        f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept; run the "
-        "same command again to continue."
+        f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept"
+        f"{place}; run the same command again to continue."
     )

@@ -1,6 +1,6 @@
 """Shared by the commands that play games: options, the choice of the game, and the model server."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,8 +8,10 @@ import typer
 from rich.console import Console, RenderableType
 
 from hanabi_grpo.commands.console import print_json
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.chosen import Chosen as Chosen
 from hanabi_grpo.evaluation.chosen import choose as choose
+from hanabi_grpo.evaluation.chosen import choose_all as choose_all
 from hanabi_grpo.evaluation.chosen import game_setup as game_setup
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.terminal import sayer
@@ -25,6 +27,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 OwnServer = Annotated[
     bool, typer.Option("--own-server", help="Start a rollout server for this command.")
 ]
+
+
+def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:
+    """Return an option's number for each game that is played.
+
+    Args:
+        option: Name of the option, e.g. "--tasks".
+        text: One number for all games, or one for each with commas in between.
+        names: Names of the games, in the order of the dataset's rows.
+
+    Raises:
+        SettingsError: It is neither.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) not in (1, len(names)) or not all(part.isdecimal() for part in parts):
+        allowed = "a whole number"
+        if len(names) > 1:
+            allowed += f" for all games, or {len(names)} with commas for {', '.join(names)}"
+        raise SettingsError(f"{option} {text!r}: give {allowed}, e.g. {option} 16.")
+    numbers = [int(part) for part in parts]
+    if min(numbers) < 1:
+        raise SettingsError(f"{option} {text!r}: must be 1 or more.")
+    return numbers if len(numbers) > 1 else numbers * len(names)
 
 
 def give_result(

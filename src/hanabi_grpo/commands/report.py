@@ -8,7 +8,6 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.charts.run import PICTURES
 from hanabi_grpo.report.hanabi.conventions import (
     convention_sentence,
     convention_sheet,
@@ -87,7 +86,7 @@ def report(
     if markdown is not None:
         tables = [sheet.markdown() for sheet in [*run_report.sheets, *convention_sheets]]
         text = "\n".join(tables)
-        for line in (run_report.validation, run_report.lead):
+        for line in (*reversed(run_report.validation_lines), run_report.lead):
             if line:
                 text = f"{line}\n\n{text}"
         save_text(markdown, text, "--markdown")
@@ -104,7 +103,7 @@ def _print_head(run_report: RunReport, say: Callable[..., None]) -> None:
     state = run_report.state
     of_all = f" of {state.max_steps}" if state.max_steps else ""
     say(f"{state.name}: step {state.step}{of_all}", "bold")
-    for line in (run_report.lead, run_report.validation):
+    for line in (run_report.lead, *run_report.validation_lines):
         if line:
             say(line)
     raised = []
@@ -126,7 +125,7 @@ def _draw(run_report: RunReport, path: Path, say: Callable[..., None]) -> None:
             raise SettingsError(
                 f"--png {path}: give a name that ends in .png or .svg, or a folder."
             )
-        files = {name: path / f"{name}.png" for name in PICTURES}
+        files = {name: path / f"{name}.png" for name in run_report.pictures.names}
     left_out = run_report.pictures.save_all(files)
     for name, file in files.items():
         if name in left_out:

@@ -6,7 +6,7 @@ This process holds the port, and starts and restarts its child, which has the en
 import typer
 
 from hanabi_grpo.commands.console import announce, make_console, sayer
-from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, show_start
+from hanabi_grpo.commands.dry_run import AsJson, AsYaml, DryRun, PrintConfig, show_start
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
@@ -21,6 +21,7 @@ def serve(
     print_config: PrintConfig = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    as_yaml: AsYaml = False,
 ) -> None:
     """Start the rollout server (terminal 1).
 
@@ -32,8 +33,15 @@ def serve(
     """
     check_names()
     check_options("server", ctx.args)
-    if print_config or dry_run or as_json:
-        show_start("server", ctx.args, print_config=print_config, dry_run=dry_run, as_json=as_json)
+    if print_config or dry_run or as_json or as_yaml:
+        show_start(
+            "server",
+            ctx.args,
+            print_config=print_config,
+            dry_run=dry_run,
+            as_json=as_json,
+            as_yaml=as_yaml,
+        )
         return
     console = make_console()
     loaded = announce(console, "server")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import typer
 
+from hanabi_grpo.client.curves import curves_line, validation_setups
 from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.commands.console import announce, make_console
-from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, show_start
+from hanabi_grpo.commands.dry_run import AsJson, AsYaml, DryRun, PrintConfig, show_start
 from hanabi_grpo.commands.nodes import Nodes, is_one_process, trainer_argv
 from hanabi_grpo.commands.training_plan import plan_training
 from hanabi_grpo.rollout.datasets import mix_line, played_setups, training_rows
@@ -44,6 +45,7 @@ from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.settings.saved import RESUME_COMMAND
 from hanabi_grpo.settings.shell import TRAIN_SCRIPT, shell_assignments, start_words
+from hanabi_grpo.settings.sources import TYPED
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.tracking.checkpoints import local_folder
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
@@ -58,6 +60,7 @@ def train(
     print_config: PrintConfig = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    as_yaml: AsYaml = False,
 ) -> None:
     """Wait for the rollout server, then train (terminal 2).
 
@@ -70,9 +73,14 @@ def train(
     extra_args = ctx.args
     check_names()
     check_options("trainer", extra_args)
-    if print_config or dry_run or as_json:
+    if print_config or dry_run or as_json or as_yaml:
         show_start(
-            "trainer", extra_args, print_config=print_config, dry_run=dry_run, as_json=as_json
+            "trainer",
+            extra_args,
+            print_config=print_config,
+            dry_run=dry_run,
+            as_json=as_json,
+            as_yaml=as_yaml,
         )
         return
     console = make_console()
@@ -80,7 +88,9 @@ def train(
     loaded = announce(console, "trainer")
     rows = training_rows(loaded.settings)
     plan = plan_training(loaded.settings, rows)
-    make_tiny_model = tiny_model_command(*boards_of(played_setups(rows)))
+    make_tiny_model = tiny_model_command(
+        *boards_of([*played_setups(rows), *validation_setups(loaded.settings)])
+    )
     server_makes_model = is_made_by_server(loaded)
     if server_makes_model:
         say(f"MODEL={loaded.settings.model}: not made yet; the rollout script makes it")
@@ -96,6 +106,8 @@ def train(
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
         say(plan.line(loaded.settings))
         say(f"boards: {mix_line(rows)}")
+        if plan.curves:
+            say(curves_line(loaded.settings, plan.curves))
         say(f"run folder: {folder}")
         for line in resume_lines(resume, loaded.settings, plan.num_steps):
             say(line)
@@ -192,7 +204,7 @@ def resume_command(
         without += ["MAX_STEPS", "NUM_TRAIN_EPOCHS"]
     assignments = shell_assignments(loaded, without=without)
     for name, (value, origin) in loaded.passed_through.items():
-        if origin == "shell":
+        if origin in TYPED:
             assignments.append(f"{name}={shlex.quote(value)}")
     for name, value in changes.items():
         assignments.append(f"{name}={shlex.quote(value)}")

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hanabi_grpo.client.curves import Curve, validation_curves
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.rollout.dataset_rows import DatasetRow
 from hanabi_grpo.rollout.datasets import check_payoffs, num_steps, played_setups, steps_reason
@@ -21,6 +22,8 @@ class TrainingPlan:
     nodes: Nodes
     steps_reason: str = ""
     """Why so many steps, where that is not plain; see `datasets.steps_reason`."""
+    curves: tuple[Curve, ...] = ()
+    """What versions are validated on; empty without validations."""
 
     def line(self, settings: Settings) -> str:
         """Return the arithmetic of a step as one line."""
@@ -45,8 +48,13 @@ def plan_training(
     batch = batch_plan(settings)
     check_payoffs(settings, played_setups(rows))
     steps = num_steps(settings, rows)
+    curves = validation_curves(settings)
     nodes = read_nodes(environ)
     check_nodes(nodes, settings, batch)
     return TrainingPlan(
-        batch=batch, num_steps=steps, nodes=nodes, steps_reason=steps_reason(settings, rows)
+        batch=batch,
+        num_steps=steps,
+        nodes=nodes,
+        steps_reason=steps_reason(settings, rows),
+        curves=curves,
     )

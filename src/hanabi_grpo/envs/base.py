@@ -24,7 +24,14 @@ from hanabi_grpo.envs.instructions import split_instruction
 from hanabi_grpo.envs.people import Scene, plain_choices, without_format
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError, shown
-from hanabi_grpo.types import MAX_PLAYERS, Episode, player_name, player_names
+from hanabi_grpo.types import (
+    JUDGE_MEAN_PART,
+    JUDGE_PART,
+    MAX_PLAYERS,
+    Episode,
+    player_name,
+    player_names,
+)
 
 FORFEIT = "<forfeit>"
 """The action of a player whose bad reply ends the game, see `EnvSpec.bad_reply`."""
@@ -414,9 +421,9 @@ class Setup(Generic[C]):
         return Task(environment=self.environment, config=self.config, split=split, seed=seed)
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return `Environment.metrics`, and the mean of each of `Environment.rewards`."""
+        """Return `Environment.metrics`, the mean of `Environment.rewards`, and `judge_figures`."""
         figures = self.environment.metrics(self.config, episodes)
-        return figures | reward_figures(self.environment, episodes)
+        return figures | reward_figures(self.environment, episodes) | judge_figures(episodes)
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON, see `registry.setup`."""
@@ -576,6 +583,27 @@ def reward_figures(environment: Environment[Any], episodes: Sequence[Episode]) -
                 values.append(episode.reward(player, name))
         figures[f"reward/{name}"] = sum(values) / len(values)
     return figures
+
+
+def judge_figures(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return what HANABI_JUDGE paid on average, and the share of games that it gave no score.
+
+    Example:
+        judge_figures(episodes) == {"reward/judge": 0.72, "judge/missing": 0.0}
+    """
+    paid = []
+    num_missing = 0
+    for episode in episodes:
+        parts = {name for turn in episode.turns[-1:] for own in turn.rewards for name in own}
+        if JUDGE_PART in parts:
+            paid.append(episode.reward(episode.turns[-1].player, JUDGE_PART))
+        num_missing += JUDGE_MEAN_PART in parts
+    if not paid:
+        return {}
+    return {
+        "reward/judge": sum(paid) / len(paid),
+        "judge/missing": num_missing / (len(paid) + num_missing),
+    }
 
 
 def is_held_out(split: str) -> bool:

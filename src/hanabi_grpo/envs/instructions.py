@@ -79,3 +79,19 @@ def split_instruction(text: str) -> Mapping[int | None, str]:
         if own_text:
             texts[player] = own_text
     return texts
+
+
+def instruction_of_seats(text: str, num_players: int) -> str:
+    """Return an instruction without the lines of seats that another game does not have.
+
+    Args:
+        text: The instruction.
+        num_players: Seats of that game.
+    """
+    lines = []
+    for player, own_text in split_instruction(text).items():
+        if player is None:
+            lines.append(own_text)
+        elif player < num_players:
+            lines.append(f"player_{player}={own_text}")
+    return "\n".join(lines)

@@ -16,6 +16,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 from hanabi_grpo.terminal import sayer
@@ -36,6 +37,8 @@ class Chosen:
     """Environment and configuration."""
     temperature: float
     """Sampling temperature; 0 is greedy."""
+    is_of_several: bool = False
+    """Whether the game is one of several of a dataset, which a server of this command reads."""
 
     @contextmanager
     def serving(self, console: Console, *, needed: bool, own: bool) -> Iterator[Served | None]:
@@ -56,7 +59,12 @@ class Chosen:
             settings = self.loaded.settings
             if own:
                 settings = stack.enter_context(
-                    own_server(settings, sayer(console), environ=self._game_variables())
+                    own_server(
+                        settings,
+                        sayer(console),
+                        environ=self._game_variables(),
+                        folder=results_folder(settings),
+                    )
                 )
             else:
                 wait_for_first_server(self.loaded, sayer(console), instead=_WITHOUT_SERVER)
@@ -72,6 +80,8 @@ class Chosen:
 
     def _game_variables(self) -> dict[str, str]:
         """Return the environment variables by which a server of this command plays the game."""
+        if self.is_of_several:
+            return {}
         variables = {"HANABI_ENV": self.game.env, "HANABI_PRESET": self.game.spec.preset}
         if "players" in type(self.game.config).model_fields:
             variables["HANABI_PLAYERS"] = str(self.game.spec.num_players)
@@ -102,12 +112,51 @@ def choose(
     """
     loaded = loaded or load_settings()
     settings = loaded.settings
-    chosen_temperature = settings.temperature if temperature is None else temperature
-    if not 0 <= chosen_temperature < float("inf"):
-        raise SettingsError(f"--temperature {chosen_temperature}: must be 0 (greedy) or more.")
+    chosen_temperature = _temperature(settings, temperature)
     if game is None:
         game = game_setup(settings, env, preset, players)
     return Chosen(loaded=loaded, game=game, temperature=chosen_temperature)
+
+
+def choose_all(
+    env: str | None, preset: str | None, players: int | None, temperature: float | None
+) -> list[Chosen]:
+    """Return every game that options and settings choose: the games of DATASET without options.
+
+    Args:
+        env: Option --env; None: not given, like the others.
+        preset: Option --preset.
+        players: Option --players.
+        temperature: Option --temperature.
+
+    Raises:
+        SettingsError: As `choose`.
+    """
+    loaded = load_settings()
+    settings = loaded.settings
+    setups = played_setups(training_rows(settings))
+    if env is not None or preset is not None or len(setups) == 1:
+        return [choose(env, preset, players, temperature, loaded=loaded)]
+    games = []
+    for setup in setups:
+        game = _with_players(setup.env, setup.config.model_dump(), players)
+        games.append(
+            Chosen(
+                loaded=loaded,
+                game=game,
+                temperature=_temperature(settings, temperature),
+                is_of_several=True,
+            )
+        )
+    return games
+
+
+def _temperature(settings: Settings, given: float | None) -> float:
+    """Return the temperature that is given, else that of the settings."""
+    temperature = settings.temperature if given is None else given
+    if not 0 <= temperature < float("inf"):
+        raise SettingsError(f"--temperature {temperature}: must be 0 (greedy) or more.")
+    return temperature
 
 
 def game_setup(
@@ -131,8 +180,6 @@ def game_setup(
         setup = _dataset_setup(settings)
         env = setup.env
         config = setup.config.model_dump()
-        if players:
-            config["players"] = players
     else:
         if env not in (None, settings.env):
             settings = Settings(device=settings.device, env=registry.get(env).name)
@@ -143,8 +190,25 @@ def game_setup(
         if players:
             options["players"] = players
         config = settings.config_row(options)
+    return _with_players(env, config, players)
+
+
+def _with_players(env: str, config: dict[str, Any], players: int | None) -> Setup[Any]:
+    """Return a game with another number of players, where one is given.
+
+    Args:
+        env: Name of the environment.
+        config: Fields of its config; others are left out.
+        players: Option --players; None: as in the config.
+    """
+    if players:
+        config["players"] = players
     fields = registry.get(env).Config.model_fields
-    game = registry.setup(env, {name: config[name] for name in fields if name in config})
+    try:
+        game = registry.setup(env, {name: config[name] for name in fields if name in config})
+    except SettingsError as error:
+        # Nobody has written an env_config here: the fields have the names of the options.
+        raise SettingsError(str(error).removeprefix("env_config: ")) from error
     if players not in (None, game.spec.num_players):
         raise SettingsError(
             f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} "

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,7 +29,7 @@ from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.rollout.wire import episode_to_json
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.run_folder import json_text, write_json_atomic, write_text_atomic
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import Episode, ReplyKind
 
 FILE_GAMES = 200
 """Games after which a file is written; an interruption loses fewer."""
@@ -74,6 +75,7 @@ def collect_games(
     rotate: bool,
     served: Served | None = None,
     progress: Callable[[int], None] = lambda tasks: None,
+    record: Callable[[Progress, Sequence[Episode]], None] = lambda state, games: None,
 ) -> Progress:
     """Play and write games until all tasks are done; continues where an earlier call stopped.
 
@@ -87,6 +89,7 @@ def collect_games(
         rotate: Whether the seat order changes from task to task.
         served: How models are played; needed unless scripts fill every seat.
         progress: Receives the number of tasks done.
+        record: Receives how far the collection is after each file, and the games of the file.
 
     Raises:
         SettingsError: The folder holds other games, is damaged or cannot be written.
@@ -123,9 +126,10 @@ def collect_games(
                 is_last = unwritten[-1].seed + 1 == num_tasks
                 if len(unwritten) >= FILE_GAMES or is_last:
                     state = _write_games(folder, setup, unwritten, len(orders), state)
-                    unwritten = []
                     book.add(state.model_dump())
                     progress(state.tasks)
+                    record(state, unwritten)
+                    unwritten = []
         except OSError as error:
             if isinstance(error, ServerError):
                 raise
@@ -133,6 +137,51 @@ def collect_games(
         finally:
             _describe(folder, setup, num_tasks, key, state)
     return state
+
+
+def check_folder(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return the folder of each game of a collection: the folder itself for a single one.
+
+    Args:
+        folder: Option --out.
+        names: Names of the games.
+
+    Raises:
+        SettingsError: The folder holds a collection of one game, and there are several.
+    """
+    if len(names) == 1:
+        return [folder]
+    if (folder / _LEDGER).exists():
+        raise SettingsError(
+            f"--out {folder}: holds the games of one game, and these are of {len(names)} "
+            f"({', '.join(names)}), each in a folder of its own; choose a new folder, or one game "
+            "by --preset."
+        )
+    return [folder / name for name in names]
+
+
+def game_figures(setup: Setup[Any], games: Sequence[Episode], num_orders: int) -> dict[str, float]:
+    """Return the figures of collected games, for monitors.
+
+    Args:
+        setup: Environment and configuration.
+        games: The games, at least one.
+        num_orders: Number of seat orders, which alternate from task to task.
+    """
+    kinds = [turn.kind for game in games for turn in game.turns]
+    scores = [lineup_score(setup.spec, game, game.seed % num_orders) for game in games]
+    num_truncated = sum(game.status.is_truncated for game in games)
+    return {
+        "games": float(len(games)),
+        "score/mean": fmean(scores),
+        "score/max": max(scores),
+        "score/min": min(scores),
+        "turns_per_game": len(kinds) / len(games),
+        "illegal_per_game": kinds.count(ReplyKind.ILLEGAL) / len(games),
+        "unparsable_per_game": kinds.count(ReplyKind.UNPARSABLE) / len(games),
+        "truncated_per_game": num_truncated / len(games),
+        **setup.metrics(games),
+    }
 
 
 def fill_prompts(episode: Episode, setup: Setup[Any]) -> Episode:

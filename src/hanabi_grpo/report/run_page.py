@@ -8,7 +8,12 @@ from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import data_address
-from hanabi_grpo.report.charts.run import PHASES_CHART, SCORE_CHART, small_figure
+from hanabi_grpo.report.charts.run import (
+    PHASES_CHART,
+    SCORE_CHART,
+    VALIDATION_CHART,
+    small_figure,
+)
 from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.run_report import RunReport
@@ -70,6 +75,9 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
     phases_chart = _drawn(report, PHASES_CHART, "seconds a step")
     if phases_chart is not None:
         first_charts.append(phases_chart)
+    curves_chart = _drawn(report, VALIDATION_CHART, "validation, a panel for each curve")
+    if curves_chart is not None:
+        first_charts.append(curves_chart)
     team_titles = team_figures(rows)
     team_titles.pop(SCORE, None)
     team_titles = _first(team_titles, notes)
@@ -81,7 +89,7 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         frame=replays,
         title=state.name,
         lead=report.lead,
-        validation=report.validation,
+        validations=report.validation_lines,
         facts=_facts(report),
         score=_drawn(report, SCORE_CHART, _described(state, [_curve_metric(state)])),
         curve_caption=report.pictures.curve_caption,

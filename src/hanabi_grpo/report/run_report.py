@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.exploit_results import ExploitFile, find_exploits
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
@@ -23,7 +23,7 @@ from hanabi_grpo.runs.alarms import Reading
 from hanabi_grpo.runs.evaluation_files import StoredEvaluation, find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import run_home
-from hanabi_grpo.runs.validation import Validated, best_of, read_validations
+from hanabi_grpo.runs.validation import validation_lines
 from hanabi_grpo.texts import visible
 
 _MOST_TASKS = 5000
@@ -107,21 +107,16 @@ class RunReport:
     """Evaluations by tasks, those of the longest training first."""
     notes: Sequence[str]
     """Notes about what could not be read."""
-    validations: Sequence[Validated] = ()
-    """Validations in the order of steps."""
     exploits: Sequence[ExploitFile] = ()
     """What `exploit` measured of the run."""
 
     @property
-    def validation(self) -> str:
-        """The validations in one line; "" where there are none.
+    def validation_lines(self) -> list[str]:
+        """A line for each curve that the run was validated on; empty where there is none.
 
         E.g. "validation: best 2.310 ± 0.050 at step 30, last 2.200 ± 0.050 at step 50".
         """
-        best = best_of(self.validations)
-        if best is None:
-            return ""
-        return f"validation: best {best}, last {self.validations[-1]}"
+        return validation_lines(self.state.validations)
 
     @property
     def lead(self) -> str:
@@ -178,7 +173,7 @@ class RunReport:
             levels=levels,
             points=points,
             lineups=lineups,
-            validations=self.validations,
+            validations=self.state.validations,
         )
 
     def _point(self, result: EvaluationResult) -> Point:
@@ -290,17 +285,11 @@ def read_report(folder: Path) -> RunReport:
     state = read_run(folder)
     starts_from_base = not state.settings.get("HANABI_START_FROM")
     evaluations, problems = evaluations_by_tasks(folder, starts_from_base=starts_from_base)
-    validations: list[Validated] = []
-    try:
-        validations = read_validations(run_home(folder))
-    except RunFolderError as error:
-        problems.append(visible(str(error)))
     return RunReport(
         folder=folder,
         state=state,
         evaluations=evaluations,
         notes=[*state.notes, *problems],
-        validations=validations,
         exploits=find_exploits(folder),
     )
 

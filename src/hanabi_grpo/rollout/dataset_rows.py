@@ -22,6 +22,8 @@ STREAM_KEYS = ("suite", "seeds")
 """Keys of `env_config` in addition to the game's settings: the stream of tasks, and its seeds."""
 ROW_KEYS = ("messages", "env", "env_config", "share")
 """Keys of a row."""
+VALIDATION_SUITE = "eval-validation"
+"""The suite of validations while training: the suite `test` stays untouched by every choice."""
 MIN_SHARE = 0.0001
 MAX_SHARE = 10_000
 SHARE_RULE = f"a share is a number from {MIN_SHARE:g} to {MAX_SHARE}, such as 3"
@@ -138,9 +140,94 @@ def parse_row(line: bytes, settings: Settings) -> DatasetRow:
     Raises:
         ValueError: The line is malformed; the message says how.
     """
+    parsed = _parse(line, settings)
+    if is_held_out(parsed.stream.suite):
+        raise ValueError(
+            f"suite={parsed.stream.suite!r}: these tasks are held out for evaluation; train on "
+            "another suite."
+        )
+    if parsed.env == settings.env:
+        _check_against_settings(parsed.game, settings)
+    setup = _setup(parsed, settings)
+    if setup.spec.num_players != settings.players:
+        raise ValueError(
+            f"env={parsed.env!r} has {setup.spec.num_players} players, but "
+            f"HANABI_PLAYERS={settings.players}; set HANABI_ENV={parsed.env} in both terminals."
+        )
+    return DatasetRow(
+        messages=parsed.messages,
+        env=parsed.env,
+        env_config=setup.config.model_dump(mode="json"),
+        suite=parsed.stream.suite,
+        seeds=parsed.stream.seeds,
+        first_seed=settings.task_seed * SEEDS_APART,
+        # The decimal that was typed: 0.1 is then a tenth.
+        share=Fraction(str(parsed.share)),
+    )
+
+
+def parse_validation_row(line: bytes, settings: Settings) -> DatasetRow:
+    """Read and check one line of a dataset that a run is validated on.
+
+    What the row leaves open comes from the settings; what it says may differ from them, but for the
+    number of players. Its tasks are held out; a row without seeds has HANABI_EVAL_TASKS of them.
+
+    Raises:
+        ValueError: The line is malformed; the message says how.
+    """
+    parsed = _parse(line, settings, suite=VALIDATION_SUITE)
+    suite = parsed.stream.suite
+    if not is_held_out(suite):
+        raise ValueError(
+            f"suite={suite!r}: tasks of training say nothing of others; leave suite out for "
+            f"{VALIDATION_SUITE}, or name one that starts with eval or test."
+        )
+    if parsed.share != 1:
+        raise ValueError(
+            f"share={parsed.share:g}: a validation plays every row; leave share out, and choose "
+            "the number of a row's tasks by its seeds."
+        )
+    setup = _setup(parsed, settings)
+    if setup.spec.num_players != settings.players:
+        raise ValueError(
+            f"env={parsed.env!r} has {setup.spec.num_players} players, but the run trains "
+            f"HANABI_PLAYERS={settings.players}, who take the seats; give a game for as many."
+        )
+    return DatasetRow(
+        messages=parsed.messages,
+        env=parsed.env,
+        env_config=setup.config.model_dump(mode="json"),
+        suite=suite,
+        seeds=parsed.stream.seeds or range(settings.eval_tasks),
+        first_seed=0,
+        share=Fraction(1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ParsedRow:
+    """A line whose keys are right."""
+
+    messages: Sequence[Message]
+    env: str
+    game: Mapping[str, Any]
+    """Fields of the environment's config that the row gives."""
+    stream: _Stream
+    share: float
+
+
+def _parse(line: bytes, settings: Settings, suite: str = "train") -> _ParsedRow:
+    """Read one line and check its keys.
+
+    Args:
+        line: The line.
+        settings: Settings that name the environment of a row that names none.
+        suite: The suite of a row that names none.
+    """
     given = read_struct(dict, line)
     env = given.get("env", settings.env)
-    config_keys = (*registry.get(env).Config.model_fields, *STREAM_KEYS)
+    fields = registry.get(env).Config.model_fields
+    config_keys = (*fields, *STREAM_KEYS)
     _check_keys(
         given, ROW_KEYS, "a row", other_keys=config_keys, other_place="belongs into env_config"
     )
@@ -152,25 +239,19 @@ def parse_row(line: bytes, settings: Settings) -> DatasetRow:
         other_keys=ROW_KEYS,
         other_place="belongs beside env_config",
     )
-    given_stream = {}
-    for key in STREAM_KEYS:
-        if key in row.env_config:
-            given_stream[key] = row.env_config[key]
-    stream = read_struct(_Stream, given_stream)
-    if is_held_out(stream.suite):
-        raise ValueError(
-            f"suite={stream.suite!r}: these tasks are held out for evaluation; train on another "
-            "suite."
-        )
-    return DatasetRow(
+    given_stream: dict[str, Any] = {"suite": suite}
+    game = {}
+    for key, value in row.env_config.items():
+        if key in STREAM_KEYS:
+            given_stream[key] = value
+        if key in fields:
+            game[key] = value
+    return _ParsedRow(
         messages=given["messages"],
         env=env,
-        env_config=_full_config(env, row.env_config, settings),
-        suite=stream.suite,
-        seeds=stream.seeds,
-        first_seed=settings.task_seed * SEEDS_APART,
-        # The decimal that was typed: 0.1 is then a tenth.
-        share=Fraction(str(row.share)),
+        game=game,
+        stream=read_struct(_Stream, given_stream),
+        share=row.share,
     )
 
 
@@ -224,40 +305,22 @@ def dataset_row(
     return row
 
 
-def _full_config(env: str, given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the complete config of a row.
+def _setup(row: _ParsedRow, settings: Settings) -> Setup[Any]:
+    """Return the game of a row.
 
     Fields that the row leaves open come from the settings, or from the environment's own defaults
     where the settings are for another environment.
-
-    Args:
-        env: The row's environment.
-        given: The row's env_config.
-        settings: The settings of the run.
     """
-    environment = registry.get(env)
-    fields = environment.Config.model_fields
-    game = {}
-    for key, value in given.items():
-        if key in fields:
-            game[key] = value
-    if env == settings.env:
-        _check_against_settings(game, settings)
-        game = settings.config_row(game)
+    if row.env == settings.env:
+        game = settings.config_row(row.game)
     else:
-        defaults = game_defaults({"env": env, "device": settings.device, **game})
-        game = {**defaults, **game}
+        defaults = game_defaults({"env": row.env, "device": settings.device, **row.game})
+        game = {**defaults, **row.game}
     if game.get("preset", "") is None:
-        if fields["preset"].is_required():
+        if registry.get(row.env).Config.model_fields["preset"].is_required():
             raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")
         del game["preset"]
-    setup = registry.setup(env, game)
-    if setup.spec.num_players != settings.players:
-        raise ValueError(
-            f"env={env!r} has {setup.spec.num_players} players, but "
-            f"HANABI_PLAYERS={settings.players}; set HANABI_ENV={env} in both terminals."
-        )
-    return setup.config.model_dump(mode="json")
+    return registry.setup(row.env, game)
 
 
 def _check_against_settings(game: Mapping[str, Any], settings: Settings) -> None:

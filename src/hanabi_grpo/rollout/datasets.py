@@ -9,7 +9,7 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,13 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup, draw
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DATASET_BYTES, read_bytes
-from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow, messages, parse_row
+from hanabi_grpo.rollout.dataset_rows import (
+    DatasetRow,
+    TaskRow,
+    messages,
+    parse_row,
+    parse_validation_row,
+)
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.game import HANABI
@@ -29,6 +35,11 @@ EXAMPLE_ROW = (
     '{"preset": "laptop", "suite": "train"}}'
 )
 """Example in error messages."""
+VALIDATION_ROW = (
+    '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": '
+    '{"preset": "laptop"}}'
+)
+"""Example of a row to validate on."""
 MAX_BLOCK = 10_000
 """Longest list of tasks in which shares come out exactly; 0.9999 and 0.0001 just fit."""
 FURTHER_APART = SEEDS_APART // 16
@@ -55,9 +66,50 @@ def _training_rows(settings: Settings, given: frozenset[str]) -> list[DatasetRow
     return [parse_row(json.dumps(row).encode(), settings)]
 
 
+def validation_rows(settings: Settings) -> list[DatasetRow]:
+    """Return the rows of HANABI_EVAL_DATASET, with their seeds; an empty list where it is unset.
+
+    A process reads them once, as those of training.
+
+    Raises:
+        SettingsError: As `load_rows`.
+    """
+    if settings.eval_dataset is None:
+        return []
+    return list(_validation_rows(settings, frozenset(settings.model_fields_set)))
+
+
+@functools.lru_cache(maxsize=2)
+def _validation_rows(settings: Settings, given: frozenset[str]) -> list[DatasetRow]:
+    path = Path(str(settings.eval_dataset))
+    try:
+        content = read_bytes(path, MAX_DATASET_BYTES)
+    except OSError as error:
+        raise SettingsError(
+            f"HANABI_EVAL_DATASET={str(path)!r}: cannot be read ({error.strerror}). It has a row "
+            f"for each game to validate on, such as {VALIDATION_ROW}; unset it to validate on the "
+            "games of training."
+        ) from error
+    return _parse_lines(content, path, settings, parse_validation_row, VALIDATION_ROW)
+
+
 def played_setups(rows: Sequence[DatasetRow]) -> list[Setup[Any]]:
     """Return the different games of rows, in order."""
     return list(dict.fromkeys(row.setup for row in rows))
+
+
+def setup_names(setups: Sequence[Setup[Any]]) -> list[str]:
+    """Return a name for each game: its preset, with a number behind it where several have one.
+
+    Example:
+        ["kuhn_poker", "marshal-mini", "marshal-mini#2"]
+    """
+    presets = [setup.spec.preset for setup in setups]
+    names = []
+    for position, preset in enumerate(presets):
+        number = presets[:position].count(preset) + 1
+        names.append(preset if number == 1 else f"{preset}#{number}")
+    return names
 
 
 def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
@@ -147,22 +199,42 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[DatasetR
         path: The file's path, for error messages.
         settings: Settings that fill in what rows leave open.
     """
+    rows = _parse_lines(content, path, settings, parse_row, EXAMPLE_ROW)
+    try:
+        block_order(_shares(rows))
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+    return rows
+
+
+def _parse_lines(
+    content: bytes,
+    path: Path,
+    settings: Settings,
+    parse: Callable[[bytes, Settings], DatasetRow],
+    example: str,
+) -> list[DatasetRow]:
+    """Read and check the rows of a file.
+
+    Args:
+        content: The file's bytes.
+        path: The file's path, for error messages.
+        settings: Settings that fill in what rows leave open.
+        parse: Reads a line.
+        example: A right row, for error messages.
+    """
     rows = []
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            rows.append(parse_row(line, settings))
+            rows.append(parse(line, settings))
         except ValueError as error:
             raise SettingsError(
-                f"{path} line {number}: {str(error).rstrip('.')}. Example of a row: {EXAMPLE_ROW}"
+                f"{path} line {number}: {str(error).rstrip('.')}. Example of a row: {example}"
             ) from error
     if not rows:
-        raise SettingsError(f"{path}: no rows. Example of a row: {EXAMPLE_ROW}")
-    try:
-        block_order(_shares(rows))
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from error
+        raise SettingsError(f"{path}: no rows. Example of a row: {example}")
     return rows
 
 

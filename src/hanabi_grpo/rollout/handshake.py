@@ -32,6 +32,7 @@ Beside it, `seconds` has the time since the start.
 _MAX_TEXT = 100
 _MAX_RUN_ID = 4096
 _MAX_RANK = 512
+_MAX_JUDGE = 200
 _MAX_GAMES = 64
 _MAX_CONFIG_FIELDS = 32
 _NUM_PROBES = 3
@@ -91,6 +92,8 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chat_hash: _Text
     """See `ChatFormat.hash`."""
     dtype: _Text
+    judge: Annotated[str, Meta(max_length=_MAX_JUDGE)] = ""
+    """See `settings.judge.judge_description`; "": no judge."""
     games: Annotated[list[GameClaim], Meta(min_length=1, max_length=_MAX_GAMES)]
     """The games of the run, at least one: a session uploads adapters, and an adapter without games
     cannot be checked. Playing the base model, or adapters that are served already, needs no

@@ -65,7 +65,7 @@ def _texts_of_random_game(setup: Setup[Any], seed: int) -> Iterable[str]:
 def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
     """Return the words that the tokenizer cannot tell from other unknown ones."""
     unknown_id = tokenizer.unk_token_id
-    if unknown_id is None:
+    if unknown_id is None or not words:
         return ()
     ids = tokenizer(list(words), add_special_tokens=False)["input_ids"]
     unknown = []

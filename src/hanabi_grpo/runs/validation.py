@@ -1,4 +1,8 @@
-"""`validation.json` of a run: the scores of its versions on validation tasks, and the best one."""
+"""`validation.json` of a run: the scores of its versions on validation tasks, and the best one.
+
+A run may be validated on several games and with several lineups, each a curve with a name. One of
+them chooses the best version; scores of different curves are never compared.
+"""
 
 import json
 from collections.abc import Sequence
@@ -12,8 +16,11 @@ from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.history import MAX_STEP
 from hanabi_grpo.runs.run_folder import run_home, write_text_atomic
+from hanabi_grpo.texts import visible
 
 FILE = "validation.json"
+TRAINING_CURVE = "training"
+"""Name of the curve of the run's own players in the games that are trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,18 @@ class Validated:
     """Standard error of `score` over tasks."""
     metric: str = "score/mean"
     """Name of the corresponding metric of the training games."""
+    curve: str = TRAINING_CURVE
+    """What was validated: games, lineup or both, see `client.curves`."""
+    chooses: bool = True
+    """Whether the curve is the one that chooses the best version."""
+    has_opponents: bool = False
+    """Whether anybody but the run's own players had a seat."""
+
+    @property
+    def metric_name(self) -> str:
+        """Name of the score in `metrics.jsonl`, e.g. "validation/kuhn/score/mean"."""
+        of_curve = "" if self.curve == TRAINING_CURVE else f"{self.curve}/"
+        return f"validation/{of_curve}{self.metric}"
 
     def __str__(self) -> str:
         return f"{self.score:.3f} ± {self.se:.3f} at step {self.step}"
@@ -61,9 +80,44 @@ def write_validations(run_folder: Path, rows: Sequence[Validated]) -> None:
     write_text_atomic(run_folder / FILE, json.dumps(data, indent=1))
 
 
+def choosing(rows: Sequence[Validated]) -> list[Validated]:
+    """Return the validations of the curve that chooses the best version."""
+    return [row for row in rows if row.chooses]
+
+
 def best_of(rows: Sequence[Validated]) -> Validated | None:
-    """Return the first validation with the greatest score; None before the first validation."""
-    return max(rows, key=lambda row: row.score, default=None)
+    """Return the first validation with the greatest score on the curve that chooses.
+
+    None before the first validation.
+    """
+    return max(choosing(rows), key=lambda row: row.score, default=None)
+
+
+def curves_of(rows: Sequence[Validated]) -> dict[str, list[Validated]]:
+    """Return the validations of each curve by its name, the one that chooses first."""
+    curves: dict[str, list[Validated]] = {}
+    for row in sorted(rows, key=lambda row: not row.chooses):
+        curves.setdefault(row.curve, []).append(row)
+    return curves
+
+
+def validation_lines(rows: Sequence[Validated]) -> list[str]:
+    """Return a line for each curve; an empty list where there are none.
+
+    Example:
+        ["validation: best 2.310 ± 0.050 at step 30, last 2.200 ± 0.050 at step 50"]
+        ["validation training, chooses the best: best 2.310 ± …", "validation kuhn: best …"]
+    """
+    curves = curves_of(rows)
+    is_plain = list(curves) == [TRAINING_CURVE]
+    lines = []
+    for name, of_curve in curves.items():
+        title = "validation" if is_plain else f"validation {visible(name)}"
+        if len(curves) > 1 and of_curve[-1].chooses:
+            title += ", chooses the best"
+        best = max(of_curve, key=lambda row: row.score)
+        lines.append(f"{title}: best {best}, last {of_curve[-1]}")
+    return lines
 
 
 def best_checkpoint(run: Path) -> Path:

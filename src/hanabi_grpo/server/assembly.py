@@ -14,13 +14,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from hanabi_grpo.agents.judge import Judge
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.rollout.datasets import played_setups, training_rows, validation_rows
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -34,6 +35,7 @@ from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.person_games import PersonSettings
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.sleep import SleepingSampler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
@@ -132,6 +134,7 @@ def rollout_server(
     ring: LineRing,
     extra_args: Sequence[str] = (),
     partner_calls: Path | None = None,
+    judge_calls: Path | None = None,
 ) -> Iterator[RolloutServer]:
     """Start the engine and build the server around it; both end with the block.
 
@@ -143,12 +146,15 @@ def rollout_server(
         ring: The log lines that `/log/` returns.
         extra_args: vLLM's own command line options.
         partner_calls: Where calls of the models of HANABI_PARTNER_URLS are recorded.
+        judge_calls: Where calls of HANABI_JUDGE are recorded.
 
     Yields:
         The server.
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    # Before the engine, which takes a minute to start.
+    judge = Judge(settings, judge_calls) if settings.judge else None
     setups = read_setups(settings)
     access = GameAccess.of(setups)
     tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players)
@@ -165,7 +171,11 @@ def rollout_server(
     shapes = linear_shapes(folder)
     options = engine_options(settings, str(folder), shapes)
     # The one place where a sampler is chosen.
-    engine: Sampler = VllmSampler(options, extra_args, patience=settings.engine_timeout)
+    vllm = VllmSampler(options, extra_args, patience=settings.engine_timeout)
+    engine: Sampler = vllm
+    if settings.sleep:
+        engine = SleepingSampler(vllm, lambda: store.ownership.is_alive)
+        logger.info("engine: sleeps while the trainer learns (HANABI_SLEEP=1)")
     store = AdapterStore(
         engine,
         max_rank=settings.largest_rank,
@@ -178,6 +188,8 @@ def rollout_server(
         logger.info(
             "partners: %s; their calls are recorded in %s", partners.described, partner_calls
         )
+    if judge is not None:
+        logger.info("judge: %s; its calls are recorded in %s", judge.described, judge_calls)
     scheduler: Scheduler | None = None
     try:
         identity = ServerIdentity(
@@ -192,6 +204,8 @@ def rollout_server(
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,
             partners=partners.described,
+            judge=judge.agreement if judge else "",
+            judge_model=judge.model if judge else "",
         )
         model = Model(
             sampler=engine,
@@ -209,6 +223,7 @@ def rollout_server(
             workers=WorkerPool(
                 call_timeout=settings.call_timeout, session_workers=settings.game_workers
             ),
+            judge=judge,
         )
         api_key = settings.api_key.get_secret_value() if settings.api_key else None
         app = create_app(
@@ -241,7 +256,7 @@ def rollout_server(
 
 
 def read_setups(settings: Settings) -> list[Setup[Any]]:
-    """Return the games of these settings and of their DATASET, the former first.
+    """Return the games of these settings, of their DATASET and of their HANABI_EVAL_DATASET.
 
     What they name, requests may name too.
 
@@ -249,15 +264,22 @@ def read_setups(settings: Settings) -> list[Setup[Any]]:
         SettingsError: One of them cannot be played.
     """
     setups = [settings.setup()]
-    if settings.dataset is not None:
-        if Path(settings.dataset).is_file():
-            setups += played_setups(training_rows(settings))
+    files = {
+        "DATASET": (settings.dataset, training_rows),
+        "HANABI_EVAL_DATASET": (settings.eval_dataset, validation_rows),
+    }
+    for variable, (file, read_rows) in files.items():
+        if file is None:
+            continue
+        if Path(file).is_file():
+            setups += played_setups(read_rows(settings))
         else:
             # The trainer reads it, perhaps on another machine; most rows name nothing outside.
             logger.info(
-                "DATASET=%s is not on this machine: requests may not name the files of problems of "
-                "its rows",
-                settings.dataset,
+                "%s=%s is not on this machine: requests may not name the files of problems of its "
+                "rows",
+                variable,
+                file,
             )
     return setups
 

@@ -72,7 +72,11 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
         Names and values of `AsyncEngineArgs`.
     """
     module_names = {module.rpartition(".")[2] for module in shapes}
+    # Weights and cache in memory that can be handed back; not by default, because vLLM's allocator
+    # for it excludes others.
+    sleep_options = {"enable_sleep_mode": True} if settings.sleep else {}
     return {
+        **sleep_options,
         "model": model,
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
@@ -405,6 +409,19 @@ class VllmSampler:
     async def unload_adapter(self, number: int) -> None:
         """Forget an adapter that no game uses any more."""
         await self._while_alive(self._engine.remove_lora(number))
+
+    async def sleep(self) -> None:
+        """Move the weights to the host's memory and drop the cache (vLLM's sleep level 1).
+
+        Adapters stay: their slots on the device are part of the weights.
+        """
+        await self._while_alive(self._engine.sleep(level=1))
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        is_awake = await self._while_alive(self._engine.wake_up())
+        if not is_awake:
+            raise ServerError("vLLM is awake in part only; its log above says why.")
 
     async def reset_prefix_cache(self) -> bool:
         """Drop cached prefixes; False when blocks are in use.

@@ -43,6 +43,10 @@ class ServerIdentity(BaseModel):
     """Seconds of a trainer's silence after which another may take over."""
     partners: dict[str, str] = {}
     """Models behind URLs that may take a seat: seat reference to URL#model."""
+    judge: str = ""
+    """What is paid by HANABI_JUDGE, see `settings.judge.judge_description`; "": no judge."""
+    judge_model: str = ""
+    """URL#model of the judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +176,13 @@ def _comparisons(identity: ServerIdentity, wanted: SessionRequest) -> Iterator[_
         there=wanted.chat_hash,
         remedy="use the same MODEL and HANABI_THINKING on both sides",
         shown_here=f"{identity.chat_hash} ({identity.model})",
+    )
+    yield _Comparison(
+        subject="judge",
+        here=identity.judge or "none",
+        there=wanted.judge or "none",
+        remedy="use the same HANABI_JUDGE, HANABI_JUDGE_TEMPLATE, HANABI_JUDGE_WEIGHT and "
+        "HANABI_JUDGE_FAILURE on both sides",
     )
 
 

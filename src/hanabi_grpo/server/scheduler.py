@@ -20,6 +20,7 @@ from functools import partial
 from jinja2 import TemplateError
 
 from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.judge import Judge
 from hanabi_grpo.agents.served_model import Model, PromptTokens
 from hanabi_grpo.envs.registry import may_block
 from hanabi_grpo.errors import (
@@ -41,8 +42,10 @@ from hanabi_grpo.rollout.messages import (
 )
 from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.judging import Judging
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
+from hanabi_grpo.server.sleep import engine_for_trainer
 from hanabi_grpo.server.threads import Threads
 from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool, game_limit
 from hanabi_grpo.settings.refs import ScriptRef, UrlRef, seat_adapter
@@ -103,6 +106,7 @@ class Scheduler:
         instance_id: str,
         game_timeout: float,
         workers: WorkerPool,
+        judge: Judge | None = None,
     ) -> None:
         """Begin idle.
 
@@ -113,12 +117,14 @@ class Scheduler:
             instance_id: Stamped on every episode; names this server process.
             game_timeout: Seconds after which a game is dropped.
             workers: They play what may block; `close` ends them.
+            judge: Scores the games that the session's trainer learns from; None: nobody does.
         """
         self.model = model
         self.instance_id = instance_id
         self._store = store
         self._game_timeout = game_timeout
         self._workers = workers
+        self._judge = judge
         self._places = Places(games_at_once, session_is_alive=lambda: store.ownership.is_alive)
         self.threads = Threads()
         """Where requests are read."""
@@ -155,13 +161,17 @@ class Scheduler:
         Raises:
             SettingsError: Tasks that cannot be played.
             VersionError: A version that a seat names is not served; nothing was sampled.
-            PartnerDownError: A partner behind a URL failed too often, or its budget is used up.
+            PartnerDownError: A partner behind a URL, or the judge, failed too often, or its budget
+                is used up.
             ServerError: Every game failed, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
         refs = [ref for task in tasks for ref in task.refs]
         self.model.partners.check(refs, own=own, max_tokens=sampling.max_tokens)
-        played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
+        judging = Judging(self._judge, own=own)
+        async with engine_for_trainer(self.model.sampler, own=own):
+            played = await self._play_all(tasks, sampling, own, prompts or PromptTokens(), judging)
+        played = judging.finish(played)
         _check_partners(tasks, played)
         self._check_some_played(tasks, played)
         return played
@@ -243,7 +253,10 @@ class Scheduler:
         unscored = _waiting_scores(wanted)
         place = partial(self._places.place, object(), own=own)
         with self._engine_faults(f"scores of {wanted.seat}"):
-            async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
+            async with (
+                engine_for_trainer(self.model.sampler, own=own),
+                self._store.lease(dict([adapter]) if adapter else {}) as leased,
+            ):
                 handle = leased[adapter[0]].lora if adapter else None
 
                 async def score_some() -> None:
@@ -295,6 +308,7 @@ class Scheduler:
         sampling: SamplingConfig,
         own: bool,
         prompts: PromptTokens,
+        judging: Judging,
     ) -> list[list[Result]]:
         started: list[list[asyncio.Task[Result]]] = []
         request = object()
@@ -313,7 +327,7 @@ class Scheduler:
                         players = tables.seat(task)
                         games = []
                         for game in task.games:
-                            coroutine = self._play(place, task, players, game, own=own)
+                            coroutine = self._play(place, task, players, game, judging, own=own)
                             games.append(group.create_task(coroutine))
                         started.append(games)
                         group.create_task(_log_group(task, games))
@@ -325,6 +339,25 @@ class Scheduler:
         return played
 
     async def _play(
+        self,
+        place: _Place,
+        task: RequestedTask,
+        players: Sequence[Player],
+        game: int,
+        judging: Judging,
+        *,
+        own: bool,
+    ) -> Result:
+        """Play one game, and have it judged, which needs no place of the engine."""
+        result = await self._play_in_place(place, task, players, game, own=own)
+        if not isinstance(result, Episode):
+            return result
+        judged = await judging.judge(task.task, result)
+        if not isinstance(judged, Episode):
+            self.games_failed += 1
+        return judged
+
+    async def _play_in_place(
         self,
         place: _Place,
         task: RequestedTask,

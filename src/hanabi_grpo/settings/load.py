@@ -1,4 +1,4 @@
-"""Find each setting's value: the shell over `.env` over the profile over the default.
+"""Find each setting's value: --set over the shell over `.env` over the profile over the default.
 
 Unknown and misspelt names, and bad values, are refused, all in one message.
 """
@@ -16,11 +16,13 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.settings.defaults import installed_device, is_local_model
 from hanabi_grpo.settings.game import HANABI, game_values
+from hanabi_grpo.settings.judge import check_judge
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.names import ENV, unknown_names
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.saved import ORIGINS, VALUES, read_settings_document
-from hanabi_grpo.settings.sources import DOTENV, PROFILE, Source, find, read_sources
+from hanabi_grpo.settings.sleep import check_sleep
+from hanabi_grpo.settings.sources import DOTENV, PROFILE, Source, Sources, find, read_sources
 from hanabi_grpo.settings.values import why_key_is_needed
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 
@@ -36,7 +38,8 @@ class LoadedSettings:
 
     settings: Settings
     origins: Mapping[str, str]
-    """Field name to "shell", ".env", "profile", "default", "default (cpu)" or "default (gpu)"."""
+    """Field name to "--set", "shell", ".env", "profile", "default", "default (cpu)" or "default
+    (gpu)"."""
     passed_through: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Set variables of PASSED_THROUGH: name to (value, origin)."""
     dotenv_environ: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -62,7 +65,7 @@ def load_settings(
     *,
     device: tuple[str, str] | None = None,
 ) -> LoadedSettings:
-    """Resolve every setting from the shell, `.env` and the profile that they name.
+    """Resolve every setting from --set, the shell, `.env` and the profile that they name.
 
     Args:
         environ: The shell's variables; None: this process's.
@@ -73,7 +76,8 @@ def load_settings(
         SettingsError: The profile is missing; or there are unknown `HANABI_*` names and bad values,
             all of them in one message.
     """
-    sources = read_sources(environ, dotenv)
+    all_sources = read_sources(environ, dotenv)
+    sources = all_sources.ordered
     given_env = find(sources, ENV)
     env = given_env.value if given_env else HANABI
     try:
@@ -105,7 +109,7 @@ def load_settings(
         settings=validated.settings,
         origins=origins,
         passed_through=_passed_through(sources),
-        dotenv_environ=_for_other_software(sources, known),
+        dotenv_environ=_for_other_software(all_sources, known),
     )
 
 
@@ -172,15 +176,13 @@ def _passed_through(sources: Sequence[Source]) -> dict[str, tuple[str, str]]:
     return passed
 
 
-def _for_other_software(
-    sources: tuple[Source, Source, Source], known: Sequence[Variable]
-) -> dict[str, str]:
+def _for_other_software(sources: Sources, known: Sequence[Variable]) -> dict[str, str]:
     """Return the variables of `.env` and the profile that are no settings and not in the shell."""
-    shell, dotenv, profile = sources
     ours = {variable.env for variable in known}
+    here = {**sources.shell.values, **sources.command_line.values}
     others = {}
-    for name, value in {**profile.values, **dotenv.values}.items():
-        if name not in ours and name not in shell.values:
+    for name, value in {**sources.profile.values, **sources.dotenv.values}.items():
+        if name not in ours and name not in here:
             others[name] = value
     return others
 
@@ -190,9 +192,10 @@ def _with_source(problem: str, sources: Sequence[Source]) -> str:
 
     The line of a profile was not typed by whoever reads this.
     """
-    value = find(sources, problem.partition("=")[0])
+    name = problem.partition("=")[0]
+    value = find(sources, name)
     if value is not None and value.source.origin == PROFILE:
-        return f"{problem} It is in {value.source.label}."
+        return f"{problem} It is in {value.source.label_of(name)}."
     return problem
 
 
@@ -273,6 +276,11 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
             f"HANABI_HOST={settings.host!r}: {reason}. Set the same in both terminals, e.g. "
             'export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
+    for check in (check_judge, check_sleep):
+        try:
+            check(settings)
+        except HanabiGrpoError as error:
+            problems.append(str(error))
     if settings.partners:
         try:
             read_pool(settings)

@@ -29,6 +29,7 @@ from hanabi_grpo.settings.game import (
     game_model,
     game_values,
 )
+from hanabi_grpo.settings.judge import TEMPLATE_ALLOWED, is_judge, is_template, read_template
 from hanabi_grpo.settings.per_player import (
     FORM,
     PerPlayer,
@@ -168,7 +169,7 @@ class Settings(BaseModel):
     )
     profile: Path | None = run(
         "HANABI_PROFILE",
-        "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.",
+        "File of settings, such as tools/profiles/gpu-1.env, or one of YAML (below).",
         both=True,
         affects=Affects.MACHINE,
     )
@@ -233,6 +234,14 @@ class Settings(BaseModel):
         0.9,
         gt=0,
         le=1,
+        affects=Affects.MACHINE,
+    )
+    sleep: bool = server(
+        "HANABI_SLEEP",
+        "On a GPU that both terminals share: the engine hands its memory back while the trainer "
+        "learns (docs/hardware.md).",
+        False,
+        both=True,
         affects=Affects.MACHINE,
     )
     max_num_seqs: int = server(
@@ -346,6 +355,66 @@ class Settings(BaseModel):
     partner_requests: int = server(
         "HANABI_PARTNER_REQUESTS",
         "Calls of these URLs at the same time.",
+        8,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
+    judge: Annotated[str | None, where(is_judge)] = server(
+        "HANABI_JUDGE",
+        "Frozen model of HANABI_PARTNER_URLS that scores every game that is learned from, as the "
+        "reward part judge (docs/judge.md); unset: none.",
+        allowed="url:NAME, with the name of one of the server's HANABI_PARTNER_URLS",
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_template: Annotated[str, BeforeValidator(read_template), where(is_template)] = server(
+        "HANABI_JUDGE_TEMPLATE",
+        "What the judge is asked.",
+        "answer",
+        allowed=TEMPLATE_ALLOWED,
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_weight: float = server(
+        "HANABI_JUDGE_WEIGHT",
+        "Reward of every player for the judge's best score, 10.",
+        1.0,
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_failure: Literal["drop", "mean"] = server(
+        "HANABI_JUDGE_FAILURE",
+        "What becomes of a game that the judge gives no score: it is dropped, or paid the mean of "
+        "the others of its task.",
+        "drop",
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_timeout: float = server(
+        "HANABI_JUDGE_TIMEOUT",
+        "Seconds for one call of the judge.",
+        60.0,
+        gt=0,
+        affects=Affects.PLACE,
+    )
+    judge_tokens: int = server(
+        "HANABI_JUDGE_TOKENS",
+        "Tokens that the judge may count, questions and answers, until this server restarts; apart "
+        "from HANABI_PARTNER_TOKENS; 0: no limit.",
+        0,
+        ge=0,
+        affects=Affects.MACHINE,
+    )
+    judge_reply_tokens: int = server(
+        "HANABI_JUDGE_REPLY_TOKENS",
+        "Longest answer of the judge, in tokens.",
+        1024,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
+    judge_requests: int = server(
+        "HANABI_JUDGE_REQUESTS",
+        "Calls of the judge at the same time.",
         8,
         ge=1,
         affects=Affects.MACHINE,
@@ -898,12 +967,37 @@ class Settings(BaseModel):
     )
     eval_tasks: int = trainer(
         "HANABI_EVAL_TASKS",
-        "Tasks of a validation.",
+        "Tasks of a validation, of each curve.",
         200,
         ge=2,
         affects=Affects.SCHEDULE,
         affects_when=_PHASES,
         renamed_from="HANABI_EVAL_DEALS",
+    )
+    eval_dataset: str | None = trainer(
+        "HANABI_EVAL_DATASET",
+        "File of rows to validate on, each different game a curve of its own; unset: the games of "
+        "training, one curve.",
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
+    )
+    eval_lineups: str = trainer(
+        "HANABI_EVAL_LINEUPS",
+        "Who plays in validations, lineups with semicolons between them, e.g. served;served,iggi; "
+        "each a curve of its own.",
+        "served",
+        allowed="lineups with a served seat; other seats: base, scripts, url:NAME, folders",
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
+    )
+    eval_best: str | None = trainer(
+        "HANABI_EVAL_BEST",
+        "The curve that chooses the best version, and counts for HANABI_EVAL_PATIENCE; unset: the "
+        "first.",
+        allowed="the name of a curve: training, the preset of a row, or a lineup, as preset:lineup "
+        "with a row",
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
     )
     eval_patience: int = trainer(
         "HANABI_EVAL_PATIENCE",
@@ -928,7 +1022,7 @@ class Settings(BaseModel):
     report_to: values.Monitors = tracking(
         "REPORT_TO",
         "Where metrics go besides the run folder: tensorboard, wandb, both as a comma list, or "
-        "none.",
+        "none; also those of collect and evaluate.",
         (values.NO_MONITOR,),
         allowed=values.MONITORS_ALLOWED,
         affects=Affects.RECORD,

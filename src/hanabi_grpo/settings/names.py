@@ -7,7 +7,7 @@ from pathlib import Path
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import renamed_variables, variables
-from hanabi_grpo.settings.sources import DOTENV, SHELL, Source, read_sources
+from hanabi_grpo.settings.sources import COMMAND_LINE, DOTENV, SHELL, Source, read_sources
 from hanabi_grpo.settings.variables import PASSED_THROUGH
 
 ENV = "HANABI_ENV"
@@ -33,18 +33,41 @@ def unknown_names(sources: Sequence[Source], env: str) -> list[str]:
     known = {variable.env.removeprefix(PREFIX): variable.env for variable in variables(env)}
     renamed = renamed_variables()
     problems = []
+    sections = {variable.env: variable.section for variable in variables(env)}
+    secrets = {variable.env for variable in variables(env) if variable.secret}
     for name, source in _sources_by_name(sources).items():
-        if name in known.values() or not name.upper().startswith(PREFIX):
+        label = source.label_of(name)
+        if name in known.values():
+            section = source.sections.get(name)
+            if section is not None and section != sections[name]:
+                problems.append(
+                    f"{name} (from {label}, section {section}): it belongs to section "
+                    f"{sections[name]}; move it there, or out of the sections."
+                )
+            if source.origin == COMMAND_LINE and name in secrets:
+                problems.append(
+                    f"{name} (from {label}): a key on a command line is shown to everybody on "
+                    f"this machine; export {name} instead."
+                )
+            continue
+        if not name.upper().startswith(PREFIX):
+            if source.is_strict and name not in PASSED_THROUGH:
+                by_field = {variable.field: variable.env for variable in variables(env)}
+                meant = by_field.get(name.lower()) or _meant_name(
+                    _letters(name), {_letters(each): each for each in known.values()}
+                )
+                hint = f"did you mean {meant}?" if meant else "hanabi-grpo settings lists them."
+                problems.append(f"{name} (from {label}): no such setting; {hint}")
             continue
         if name.upper() in renamed:
             problems.append(
-                f"{name}={source.values[name]} (from {source.label}): this setting is called "
+                f"{name}={source.values[name]} (from {label}): this setting is called "
                 f"{renamed[name.upper()]} since {RENAMED_IN}; rename it."
             )
             continue
         bare = name.upper().removeprefix(PREFIX)
         hint = _hint(bare, known, env)
-        problems.append(f"{name} (from {source.label}): no such setting; {hint}")
+        problems.append(f"{name} (from {label}): no such setting; {hint}")
     return problems
 
 
@@ -80,12 +103,15 @@ def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DO
     Raises:
         SettingsError: Names all of them, each with what was probably meant.
     """
-    by_name = _sources_by_name(read_sources(environ, dotenv))
+    by_name = _sources_by_name(read_sources(environ, dotenv).ordered)
     lines = []
     for name, meant in misspelt_names(by_name).items():
         if name.upper().startswith(PREFIX):
             continue
         source = by_name[name]
+        if source.is_strict:
+            # `load_settings` refuses every unknown name of these.
+            continue
         away = f"remove its line from {source.label}"
         if source.origin == SHELL:
             away = f"unset {name}"

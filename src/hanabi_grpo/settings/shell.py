@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hanabi_grpo.settings.load import LoadedSettings
 from hanabi_grpo.settings.model import Settings, variables
+from hanabi_grpo.settings.sources import TYPED
 from hanabi_grpo.settings.variables import typed
 
 ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
@@ -41,7 +42,7 @@ def start_words(script: str, command: str) -> list[str]:
 def shell_assignments(
     loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()
 ) -> list[str]:
-    """Return NAME=value for every setting that only this shell knows.
+    """Return NAME=value for every setting that only this shell or its command line knows.
 
     Every terminal reads `.env`, so what it holds is left out. Keys are named, not shown.
 
@@ -55,7 +56,7 @@ def shell_assignments(
     """
     assignments = []
     for variable in variables(loaded.settings.env):
-        if loaded.origins[variable.field] != "shell" or variable.env in without:
+        if loaded.origins[variable.field] not in TYPED or variable.env in without:
             continue
         if both and not variable.both:
             continue

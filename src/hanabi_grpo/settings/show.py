@@ -1,14 +1,22 @@
 """Show settings: a table for the terminal, JSON for run folders, Markdown for docs/settings.md."""
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from hanabi_grpo.settings.load import LoadedSettings
 from hanabi_grpo.settings.model import Settings, variables
+from hanabi_grpo.settings.profile_files import EVAL_LINEUPS
 from hanabi_grpo.settings.saved import ORIGINS, VALUES
+from hanabi_grpo.settings.sources import PROFILE_VARIABLE
 from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, typed
 from hanabi_grpo.terminal import ColumnKind, FittedTable
 
+_PLAIN = re.compile(r"[A-Za-z0-9_./+-]+(?<![-.+])", re.ASCII)
+"""Texts that need no quotes in YAML, but for `_YAML_WORDS`."""
+_YAML_WORDS = ("null", "yes", "no", "on", "off", "y", "n")
+"""Words that YAML reads as something else; true and false are read as they stand."""
 _TITLES = {
     "run": "Both terminals",
     "server": "Rollout server",
@@ -56,6 +64,58 @@ def settings_table(
         if named in name:
             table.add_row(name, value, origin)
     return table
+
+
+def settings_yaml(loaded: LoadedSettings) -> str:
+    """Return a profile that sets what is given here; HANABI_PROFILE reads it back equal.
+
+    Defaults stand beside in comments: they follow from what is given. Keys are left to the
+    environment.
+    """
+    settings = loaded.settings
+    lines = [
+        f"# Settings of hanabi-grpo, {settings.device}: {settings.device_reason}",
+        "# HANABI_PROFILE=this-file.yaml reads it; the shell and --set win over it.",
+    ]
+    for section in SECTIONS:
+        lines += ["", f"{section}:"]
+        for variable in variables(settings.env):
+            is_profile = variable.env == PROFILE_VARIABLE
+            if variable.section != section or is_profile:
+                continue
+            value = getattr(settings, variable.field)
+            is_given = not loaded.origins[variable.field].startswith("default")
+            if variable.secret:
+                if is_given:
+                    lines.append(f"  # {variable.env}: a key, left to the environment")
+            elif is_given:
+                lines.append(f"  {variable.env}: {_yaml_value(value, variable.env)}")
+            else:
+                lines.append(f"  # {variable.env}: {_yaml_value(value, variable.env)}")
+    if loaded.passed_through:
+        lines.append("")
+        for name, (text, _) in loaded.passed_through.items():
+            lines.append(f"{name}: {_yaml_scalar(text)}")
+    return "\n".join(lines) + "\n"
+
+
+def _yaml_value(value: Any, name: str) -> str:
+    """Return a setting's value in one line of YAML; a list as a list."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_yaml_scalar(str(part)) for part in value)}]"
+    text = typed(value)
+    if name == EVAL_LINEUPS and ";" in text:
+        return f"[{', '.join(_yaml_scalar(part.strip()) for part in text.split(';'))}]"
+    return _yaml_scalar(text)
+
+
+def _yaml_scalar(text: str) -> str:
+    """Return a text that YAML reads as it is: plain where that is the same, else in quotes."""
+    if not text:
+        return "null"
+    if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS:
+        return text
+    return json.dumps(text, ensure_ascii=False)
 
 
 def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
@@ -108,7 +168,8 @@ def _markdown_row(variable: Variable) -> str:
         f"`{variable.env}`",
         f"`{variable.cpu}`" if variable.cpu else "unset",
         f"`{variable.gpu}`" if variable.gpu else "unset",
-        variable.description,
+        # A docstring of two lines would end the row.
+        " ".join(variable.description.split()),
         variable.allowed,
     ]
     return f"| {' | '.join(cells)} |"

@@ -1,20 +1,28 @@
-"""Where values come from: the shell over `.env` over the profile. Files hold NAME=value lines."""
+"""Where values come from: --set over the shell over `.env` over the profile."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 
-from dotenv.parser import parse_stream
-
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_text
+from hanabi_grpo.settings.profile_files import (
+    YAML_SUFFIXES,
+    non_empty,
+    read_lines,
+    read_settings_file,
+)
 
+COMMAND_LINE = "--set"
 SHELL = "shell"
 DOTENV = ".env"
 PROFILE = "profile"
-"""Origins as tables show them; the shell wins over `.env`, `.env` over the profile."""
+"""Origins as tables show them, the winning one first."""
+TYPED = (COMMAND_LINE, SHELL)
+"""Origins of what only this process was given, which other terminals cannot read."""
+COMMAND_LINE_NAMES = "SETTINGS_OF_COMMAND_LINE"
+"""Variable that names those of a process's variables that --set gave it; processes that it starts
+inherit both."""
 PROFILE_VARIABLE = "HANABI_PROFILE"
 """Names the profile; it may stand in the shell and in `.env`."""
 PROFILES = Path("tools/profiles")
@@ -26,11 +34,21 @@ class Source:
     """The variables of one origin. An empty value counts as unset and is not among them."""
 
     origin: str
-    """SHELL, DOTENV or PROFILE."""
+    """COMMAND_LINE, SHELL, DOTENV or PROFILE."""
     label: str
     """For messages: "shell", or the file's path."""
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Name to value, without spaces around it."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Name to the file of its value where that is another one: the base of a profile."""
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Name to the section of the profile in which it stands."""
+    is_strict: bool = False
+    """Whether every name must be a setting or a variable that is passed through."""
+
+    def label_of(self, name: str) -> str:
+        """Return where a variable's value stands, for messages."""
+        return self.labels.get(name, self.label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +59,92 @@ class GivenValue:
     source: Source
 
 
-def read_sources(
-    environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)
-) -> tuple[Source, Source, Source]:
-    """Read the shell's variables, `.env`, and the profile that either of them names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """All sources of one process."""
+
+    command_line: Source
+    shell: Source
+    dotenv: Source
+    profile: Source
+
+    @property
+    def ordered(self) -> tuple[Source, ...]:
+        """The sources, the winning one first."""
+        return self.command_line, self.shell, self.dotenv, self.profile
+
+
+def read_sources(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> Sources:
+    """Read the variables of --set, of the shell, `.env`, and the profile that one of them names.
 
     Args:
-        environ: The shell's variables; None: this process's.
+        environ: The shell's variables, with those of --set; None: this process's.
         dotenv: Path of `.env`; the file may be missing.
 
-    Returns:
-        The shell, `.env` and the profile, in this order: an earlier one wins.
+    Raises:
+        SettingsError: A file cannot be read or is malformed, or the profile is missing or names a
+            profile itself.
+    """
+    variables = dict(os.environ if environ is None else environ)
+    names = variables.pop(COMMAND_LINE_NAMES, "").split(",")
+    set_values = {name: variables.pop(name) for name in names if name in variables}
+    command_line = Source(
+        origin=COMMAND_LINE, label=COMMAND_LINE, values=non_empty(set_values), is_strict=True
+    )
+    shell = Source(origin=SHELL, label=SHELL, values=non_empty(variables))
+    file_values = read_lines(dotenv) if dotenv.is_file() else {}
+    file = Source(origin=DOTENV, label=str(dotenv), values=file_values)
+    profile = Source(origin=PROFILE, label="no profile")
+    for source in (command_line, shell, file):
+        path = source.values.get(PROFILE_VARIABLE)
+        if path:
+            profile = _read_profile(path, source.label)
+            break
+    return Sources(command_line=command_line, shell=shell, dotenv=file, profile=profile)
+
+
+def split_assignments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the values of every --set among a command's arguments, and the other arguments.
+
+    Example:
+        split_assignments(["train", "--set", "SEED=1"]) == (["SEED=1"], ["train"])
+    """
+    assignments = []
+    rest = []
+    words = iter(arguments)
+    for word in words:
+        if word == COMMAND_LINE:
+            assignments.append(next(words, ""))
+        elif word.startswith(f"{COMMAND_LINE}="):
+            assignments.append(word.removeprefix(f"{COMMAND_LINE}="))
+        else:
+            rest.append(word)
+    return assignments, rest
+
+
+def set_on_command_line(assignments: Sequence[str], environ: dict[str, str]) -> None:
+    """Put the values of --set into an environment, over what it holds.
+
+    Args:
+        assignments: NAME=VALUE, as typed; of a name that is given twice the last one holds.
+        environ: The environment, which is changed.
 
     Raises:
-        SettingsError: A file cannot be read, a line is no assignment, or the profile is missing or
-            names a profile itself.
+        SettingsError: One is no assignment, or holds what no variable can.
     """
-    variables = os.environ if environ is None else environ
-    shell = Source(origin=SHELL, label=SHELL, values=_non_empty(variables))
-    file_values = _read_file(dotenv) if dotenv.is_file() else {}
-    file = Source(origin=DOTENV, label=str(dotenv), values=file_values)
-    for source in (shell, file):
-        profile = source.values.get(PROFILE_VARIABLE)
-        if profile:
-            return shell, file, _read_profile(profile, source.label)
-    return shell, file, Source(origin=PROFILE, label="no profile")
+    names = [name for name in environ.get(COMMAND_LINE_NAMES, "").split(",") if name]
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name.isidentifier() or "\0" in value:
+            raise SettingsError(
+                f"--set {assignment!r}: give NAME=VALUE, e.g. --set MAX_STEPS=20; hanabi-grpo "
+                "settings lists the names."
+            )
+        environ[name] = value
+        if name not in names:
+            names.append(name)
+    if names:
+        environ[COMMAND_LINE_NAMES] = ",".join(names)
 
 
 def find(sources: Sequence[Source], name: str) -> GivenValue | None:
@@ -86,37 +165,23 @@ def _read_profile(profile: str, named_in: str) -> Source:
     path = Path(profile)
     given = f"{PROFILE_VARIABLE}={profile!r} (from {named_in})"
     if not os.path.isfile(path):
-        shipped = sorted(str(file) for file in PROFILES.glob("*.env"))
+        shipped = sorted(str(file) for file in PROFILES.glob("*.*"))
         there = ", ".join(shipped) or f"none in {PROFILES} below this folder"
         raise SettingsError(
-            f"{given}: no such file; there are {there}; any file of NAME=value lines will do."
+            f"{given}: no such file; there are {there}; any file of NAME=value lines will do, or "
+            f"one of YAML that ends in {' or '.join(YAML_SUFFIXES)}."
         )
-    values = _read_file(path)
-    if values.pop(PROFILE_VARIABLE, None):
+    content = read_settings_file(path)
+    if PROFILE_VARIABLE in content.values:
+        label = content.labels.get(PROFILE_VARIABLE, path)
         raise SettingsError(
-            f"{given}: names a profile itself; one profile holds, so take that line out of {path}."
+            f"{given}: names a profile itself; one profile holds, so take that line out of {label}."
         )
-    return Source(origin=PROFILE, label=profile, values=values)
-
-
-def _read_file(path: Path) -> dict[str, str]:
-    try:
-        text = read_text(path, MAX_DOCUMENT_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"{path}: cannot be read ({error}); it holds NAME=value lines in UTF-8."
-        ) from error
-    values = {}
-    for line in parse_stream(StringIO(text)):
-        if line.error:
-            raise SettingsError(
-                f"{path} line {line.original.line}: not a NAME=value line. "
-                "Example: HANABI_PLAYERS=2"
-            )
-        if line.key:
-            values[line.key] = line.value or ""
-    return _non_empty(values)
-
-
-def _non_empty(values: Mapping[str, str]) -> dict[str, str]:
-    return {name: value.strip() for name, value in values.items() if value.strip()}
+    return Source(
+        origin=PROFILE,
+        label=profile,
+        values=content.values,
+        labels=content.labels,
+        sections=content.sections,
+        is_strict=content.is_strict,
+    )

@@ -160,10 +160,13 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int, reason: str = "")
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
     because = f" ({reason})" if reason else ""
     counted = "1 step" if steps == 1 else f"{steps} steps"
+    processes = "1 process"
+    if settings.nproc_per_node > 1:
+        processes = f"{settings.nproc_per_node} processes"
     return (
         f"{counted}{because} of {plan.tasks} tasks × {settings.num_generations} games, "
         f"{plan.sequences} trajectories; "
-        f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
+        f"{processes} × {settings.players} players × {cut}"
     )
 
 
@@ -180,6 +183,14 @@ def check_updates(settings: Settings) -> None:
             "version that is validated is kept as a checkpoint when it is the best; set a "
             "multiple of SAVE_STEPS."
         )
+    if not settings.eval_steps:
+        for field in ("eval_dataset", "eval_lineups", "eval_best"):
+            if field in settings.model_fields_set:
+                raise SettingsError(
+                    f"HANABI_{field.upper()}={getattr(settings, field)} with HANABI_EVAL_STEPS=0: "
+                    "nothing is validated; set HANABI_EVAL_STEPS, e.g. to "
+                    f"{settings.save_steps}, or unset HANABI_{field.upper()}."
+                )
     check_objective(settings)
     _check_resampling(settings)
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):

@@ -18,7 +18,7 @@ PASSED_THROUGH: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": (
         "GPUs of this process. More than it uses are taken for a list that both terminals were "
         "given: the rollout server takes its beginning, training its end. Unset on a GPU machine, "
-        "the scripts take 0,1,2,3 for the server and 4,5,6,7 for training."
+        "the scripts give the first half of its GPUs to the server and the others to training."
     ),
     "CUDA_VISIBLE_DEVICES_SERVER": (
         "GPUs of the rollout server's terminal, also in files that both terminals read (.env, a "

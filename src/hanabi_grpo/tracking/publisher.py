@@ -14,7 +14,7 @@ from hanabi_grpo.files import MAX_METRICS_BYTES, read_bytes
 from hanabi_grpo.runs.history import read_history, read_row
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.run_folder import write_text_atomic
-from hanabi_grpo.runs.validation import best_of, read_validations
+from hanabi_grpo.runs.validation import best_of, choosing, read_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact
 from hanabi_grpo.tracking.file_monitor import METRICS
@@ -163,12 +163,14 @@ class Publisher:
 
     def _send_last_validation(self) -> None:
         """Send the validation of the version after the last step, which no row has."""
-        validations = read_validations(self.run_folder)
         steps = [row["step"] for row in read_history(self._metrics_file)]
-        if not validations or validations[-1].step != max(steps, default=0):
-            return
-        last = validations[-1]
-        self.run.log_row({"step": last.step, f"validation/{last.metric}": last.score})
+        last_step = max(steps, default=0)
+        scores = {}
+        for validation in read_validations(self.run_folder):
+            if validation.step == last_step:
+                scores[validation.metric_name] = validation.score
+        if scores:
+            self.run.log_row({"step": last_step, **scores})
 
     def artifact(self, checkpoint: Path, step: int, aliases: Sequence[str]) -> None:
         """Make a checkpoint an artifact.
@@ -229,17 +231,19 @@ class Publisher:
 
     def _chosen_step(self) -> int:
         """Return the step of the version that did best in validation; 0: none, or the start."""
-        if not self.settings.eval_steps or not self._has_common_score:
+        if not self.settings.eval_steps:
             return _START
         best = best_of(read_validations(self.run_folder))
-        return _START if best is None else best.step
+        if best is None or not (self._has_common_score or best.has_opponents):
+            return _START
+        return best.step
 
     def _awaited_step(self, newest: int) -> int | None:
         """Return the newest checkpoint's step while its validation is going on, else None."""
         if not self.settings.eval_steps or newest % self.settings.eval_steps:
             return None
         validations = read_validations(self.run_folder)
-        is_validated = any(validation.step == newest for validation in validations)
+        is_validated = any(row.step == newest for row in choosing(validations))
         return None if is_validated else newest
 
     def _new_rows(self) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from peft import PeftModel
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.curves import Curve
 from hanabi_grpo.client.fleet import (
     check_alike,
     each_server,
@@ -168,17 +169,22 @@ class FleetLink:
             accepted.append(self.links[server].accept(part, result))
         return _merged(shares, accepted)
 
+    @property
+    def curves(self) -> tuple[Curve, ...]:
+        """What the run is validated on."""
+        return self._first_link.curves
+
     def validated(
-        self, tasks: list[TaskRow], names: tuple[str, ...], version: int
-    ) -> RolloutResult:
-        """Return one game of each task by the pushed version; one server is asked.
+        self, curves: Sequence[Curve], names: tuple[str, ...], version: int
+    ) -> dict[str, RolloutResult]:
+        """Return the games of each curve by the pushed version; one server is asked.
 
         Args:
-            tasks: Of a validation.
+            curves: What is validated.
             names: The run's adapters.
             version: That was pushed.
         """
-        return self._first_link.validated(tasks, names, version)
+        return self._first_link.validated(curves, names, version)
 
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
         """Return what a best responder wins against the pushed version; one server is asked."""

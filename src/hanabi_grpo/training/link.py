@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,12 @@ import torch
 from peft import PeftModel
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.curves import (
+    Curve,
+    CurveSeats,
+    validation_curves,
+    validation_setups,
+)
 from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.profiles import exploited
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -32,7 +39,7 @@ from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
-from hanabi_grpo.training.partner_seats import PartnerSeats
+from hanabi_grpo.training.partner_seats import PartnerSeats, retry_dropped
 from hanabi_grpo.training.tasks import check_stamps
 
 logger = logging.getLogger(__name__)
@@ -105,6 +112,8 @@ class ServerLink:
         self.client = RolloutClient.from_settings(settings)
         self.partners = PartnerSeats(settings, run_folder, self.client.upload_guest)
         self.partner_names = self.partners.names
+        self.curves = validation_curves(settings)
+        self._curve_seats = CurveSeats(settings, self.client, self.curves)
         self._heartbeat: Heartbeat | None = None
 
     def connect(self, version: int) -> None:
@@ -115,7 +124,7 @@ class ServerLink:
 
         Raises:
             ServerError: No server, one that works for another trainer, or one that does not fit.
-            SettingsError: A partner that cannot be seated.
+            SettingsError: A partner, or an opponent in validations, that cannot be seated.
         """
         self._version = version
         self._introduce()
@@ -123,6 +132,7 @@ class ServerLink:
         self._heartbeat.start()
         try:
             self.partners.load(self.server_facts, self.instance_id, self.identity.get("partners"))
+            self._curve_seats.load()
         except HanabiGrpoError:
             self.disconnect()
             raise
@@ -222,30 +232,36 @@ class ServerLink:
         return result
 
     def validated(
-        self, tasks: list[TaskRow], names: tuple[str, ...], version: int
-    ) -> RolloutResult:
-        """Return one game of each task by the pushed version in its own seats.
+        self, curves: Sequence[Curve], names: tuple[str, ...], version: int
+    ) -> dict[str, RolloutResult]:
+        """Return one game of each task of each curve by the pushed version, by the curve's name.
+
+        Where a lineup has several seat orders there is a game for each.
 
         Args:
-            tasks: Of a validation.
+            curves: What is validated.
             names: The run's adapters.
             version: That was pushed.
         """
         own = own_seats(self.settings.players, names, version)
-        requests = [task.request() for task in tasks]
-        sampling_seed = request_seed(self.settings.seed, "validation", version)
+        results = {}
+        for curve in curves:
+            ask = partial(self._ask_validation, curve, own, version)
+            purpose = f"the validation of version {version} ({curve.name})"
+            results[curve.name] = self._reliably(partial(retry_dropped, ask), purpose)
+        return results
 
-        def ask() -> RolloutResult:
-            request = GamesRequest(
-                tasks=requests,
-                own=own,
-                version=version,
-                instance_id=self.instance_id,
-                sampling_seed=sampling_seed,
-            )
-            return self.fetch(request, num_games=1)
-
-        return self._reliably(ask, f"the validation of version {version}")
+    def _ask_validation(self, curve: Curve, own: tuple[str, ...], version: int) -> RolloutResult:
+        # The first curve of a run has the replies that it would have alone.
+        number = (curve.number,) if curve.number else ()
+        request = GamesRequest(
+            tasks=self._curve_seats.requests(curve, own),
+            own=own,
+            version=version,
+            instance_id=self.instance_id,
+            sampling_seed=request_seed(self.settings.seed, "validation", version, *number),
+        )
+        return self.fetch(request, num_games=1)
 
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
         """Return what a best responder wins against the pushed version, as metrics."""
@@ -284,7 +300,10 @@ class ServerLink:
             adapters=names,
             lora_rank=largest,
             **({"lora_ranks": smaller} if smaller else {}),
-            setups=played_setups(training_rows(self.settings)),
+            setups=[
+                *played_setups(training_rows(self.settings)),
+                *validation_setups(self.settings),
+            ],
             secret=run_secret(self.run_folder),
             version=self._version,
             replaces=replaced or None,
@@ -343,6 +362,9 @@ class ServerLink:
                 raise VersionError(
                     f"{self._heartbeat.lost} This trainer stops; its checkpoints are complete."
                 )
+            if self.settings.sleep:
+                # torch keeps what it has freed, and the engine, which wakes now, would not get it.
+                torch.cuda.empty_cache()
             try:
                 with remind_while_waiting(f"{purpose} from {self.client.url}"):
                     return call()

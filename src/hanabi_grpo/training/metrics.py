@@ -87,13 +87,16 @@ def episode_metrics(
 
 
 def score_figures(
-    episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]
+    episodes: Sequence[Episode],
+    setups: Mapping[str, Setup[Any]],
+    own_seats: Sequence[str] = (),
 ) -> dict[str, float]:
     """Return the mean score of some games and its standard error, also per preset and as shares.
 
     Args:
         episodes: The games.
         setups: What is played, by the hash of its rules.
+        own_seats: See `score_of`.
 
     Returns:
         "score/mean", "score/se", "score/normalized" (of the greatest score), per preset
@@ -103,7 +106,7 @@ def score_figures(
     shares: list[float] = []
     by_preset: dict[str, list[float]] = {}
     for episode in episodes:
-        score = _score(episode, setups)
+        score = score_of(episode, setups, own_seats)
         scores.append(score)
         by_preset.setdefault(episode.preset, []).append(score)
         spec = setups[episode.spec_hash].spec
@@ -174,9 +177,25 @@ def utilisation(device: torch.device, operations: float, seconds: float) -> dict
     return {"utilisation/learning": operations / seconds / card.operations}
 
 
-def _score(episode: Episode, setups: Mapping[str, Setup[Any]]) -> float:
-    name = setups[episode.spec_hash].spec.score
-    return episode.reward(0) if name == "return" else episode.result[name]
+def score_of(
+    episode: Episode, setups: Mapping[str, Setup[Any]], own_seats: Sequence[str] = ()
+) -> float:
+    """Return the score of a game: the figure that `EnvSpec.score` names, or a return.
+
+    Args:
+        episode: The game.
+        setups: What is played, by the hash of its rules.
+        own_seats: Per seat the run's own adapter, e.g. "player_0@7", where others play, too. In a
+            game without a common score it is then the mean return of the run's own players; empty:
+            the return of player 0.
+    """
+    spec = setups[episode.spec_hash].spec
+    if own_seats and not spec.has_common_score:
+        seats = range(episode.num_players)
+        own = [episode.reward(seat) for seat in seats if is_trained(episode, seat, own_seats)]
+        if own:
+            return fmean(own)
+    return episode.reward(0) if spec.score == "return" else episode.result[spec.score]
 
 
 def _environment_figures(
@@ -291,7 +310,7 @@ def _scores_by_partner(
             if not _trains(episode, seat, own_seats):
                 names.add(f"partners/{partners.get(reference, reference)}")
         for name in sorted(names) or ["self_play"]:
-            scores.setdefault(name, []).append(_score(episode, setups))
+            scores.setdefault(name, []).append(score_of(episode, setups))
     figures: dict[str, float] = {}
     for name, values in scores.items():
         figures[f"{name}/games"] = float(len(values))

@@ -116,18 +116,9 @@ class PartnerSeats:
 
         It is made anew where the server has dropped a guest for another client's.
         """
-        num_tries = 0
-        while True:
-            num_tries += 1
-            try:
-                return ask()
-            except ServerError as error:
-                was_dropped = bool(self.pool) and NOT_HELD in str(error)
-                if not was_dropped or num_tries >= UPLOAD_TRIES:
-                    raise
-                logger.info("a partner is uploaded again: %s", error)
-            self._guests.clear()
-            time.sleep(num_tries)
+        if not self.pool:
+            return ask()
+        return retry_dropped(ask, self._guests.clear)
 
     def _request(self, task: TaskRow, own: Sequence[str], version: int) -> dict[str, Any]:
         """Return what is asked for one task."""
@@ -218,6 +209,26 @@ class PartnerSeats:
             raise
         except ServerError as error:
             raise ServerError(f"HANABI_PARTNERS={partner.spec}: {error}") from error
+
+
+def retry_dropped(ask: Callable[[], _Answer], forget: Callable[[], None] = lambda: None) -> _Answer:
+    """Make a request, and again where the server has dropped an adapter for another client's.
+
+    Args:
+        ask: Uploads what the server does not hold, and asks.
+        forget: Lets the next call upload everything.
+    """
+    num_tries = 0
+    while True:
+        num_tries += 1
+        try:
+            return ask()
+        except ServerError as error:
+            if NOT_HELD not in str(error) or num_tries >= UPLOAD_TRIES:
+                raise
+            logger.info("a partner is uploaded again: %s", error)
+        forget()
+        time.sleep(num_tries)
 
 
 def _read(

@@ -16,12 +16,14 @@ from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
+from hanabi_grpo.client.curves import validation_setups
 from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import check_vocabulary
 from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.resume import read_resume
+from hanabi_grpo.runs.validation import TRAINING_CURVE
 from hanabi_grpo.settings import Settings, batch_plan, read_settings
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.training.fleet_link import make_link
@@ -229,7 +231,7 @@ class HanabiPipeline(SwiftRLHF):
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Connect to the server and train; an interrupted run keeps its last finished step."""
         settings = trainer.settings
-        setups = played_setups(training_rows(settings))
+        setups = [*played_setups(training_rows(settings)), *validation_setups(settings)]
         tokenizer = trainer.processing_class
         check_vocabulary(setups, tokenizer, settings.model)
         tracking = TrackingCallback(settings, trainer.link.run_folder)
@@ -251,7 +253,10 @@ class HanabiPipeline(SwiftRLHF):
             best = trainer.validation.best
             if is_main_process and best is not None:
                 name = f"checkpoint-{best.step}" if best.step else "the start"
-                logger.info("best in validation: %s, %.3f ± %.3f", name, best.score, best.se)
+                of_curve = "" if best.curve == TRAINING_CURVE else f" ({best.curve})"
+                logger.info(
+                    "best in validation%s: %s, %.3f ± %.3f", of_curve, name, best.score, best.se
+                )
             # Behind the last validation, which says what W&B calls the best.
             tracking.close()
             return result

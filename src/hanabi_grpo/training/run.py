@@ -26,6 +26,7 @@ from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
+from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.advantages import next_estimator_state
 from hanabi_grpo.training.batching import (
     AdvantageOptions,
@@ -381,8 +382,10 @@ class TrainingRun:
         if exploit_every and version % exploit_every == 0:
             figures |= link.exploited(names, version)
         if self._validation.is_due(version):
-            result = link.validated(self._validation.tasks(), names, version)
-            figures |= self._validation.add(version, result.groups)
+            results = link.validated(self._validation.curves, names, version)
+            groups = {name: result.groups for name, result in results.items()}
+            own = own_seats(self._settings.players, names, version)
+            figures |= self._validation.add(version, groups, own)
         return figures
 
     def play(self, step: int, version: int) -> PlayedStep:

@@ -57,7 +57,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.first_step = self.resume.step if self.resume is not None else 0
         """Steps that were made before this process started."""
         self.validation = Validation(
-            settings, self.link.run_folder, list(self.setups.values()), self.first_step
+            settings, self.link.run_folder, self.link.curves, self.first_step
         )
         self.run: TrainingRun | None = None
         """Of the loop; None until it begins."""

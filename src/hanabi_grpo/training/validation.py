@@ -1,30 +1,36 @@
 """Validation while training: the current players on tasks that nothing else plays.
 
-The tasks are those of a suite of their own, so that the suite `test` stays untouched by every
-choice. All that follows from a validation is a function of the validations up to a version, so that
-a resumed run does what the whole run would have done.
+What they play, and with whom, are the curves of `client.curves`. One of them chooses the best
+version, ends a run early and ends phases; the others are only measured. All that follows from a
+validation is a function of the validations up to a version, so that a resumed run does what the
+whole run would have done.
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.rollout.dataset_rows import TaskRow
-from hanabi_grpo.runs.validation import Validated, best_of, read_validations, write_validations
+import numpy as np
+
+from hanabi_grpo.client.curves import Curve
+from hanabi_grpo.runs.validation import (
+    TRAINING_CURVE,
+    Validated,
+    best_of,
+    choosing,
+    read_validations,
+    write_validations,
+)
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import trained_players
 from hanabi_grpo.training.groups import flatten_groups
-from hanabi_grpo.training.metrics import score_figures
+from hanabi_grpo.training.metrics import score_figures, score_of
 from hanabi_grpo.training.phases import Phase, phase_after
 from hanabi_grpo.types import Episode
 
 logger = logging.getLogger(__name__)
-
-SUITE = "eval-validation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,72 +51,73 @@ class Validation:
     """The validations of one run, in its folder; the main process makes them."""
 
     def __init__(
-        self, settings: Settings, run_folder: Path, setups: Sequence[Setup[Any]], first_step: int
+        self, settings: Settings, run_folder: Path, curves: Sequence[Curve], first_step: int
     ) -> None:
         """Read what a resumed run did; what came after its first step is made again.
 
         Args:
             settings: The run's, for HANABI_EVAL_* and HANABI_UPDATE.
             run_folder: Where `validation.json` is.
-            setups: The games that are trained on.
+            curves: What is validated, see `client.curves`; empty without HANABI_EVAL_STEPS.
             first_step: Steps that were made before this process.
         """
         self._settings = settings
         self._run_folder = run_folder
-        self._setups = {setup.spec.hash: setup for setup in setups}
-        self.rows = [row for row in read_validations(run_folder) if row.step <= first_step]
+        self.curves = tuple(curves)
+        chosen = {curve.name: curve.chooses for curve in curves}
+        self.rows = []
+        """Of all curves, by step; the rows of a step begin with that of the curve that chooses."""
+        for row in read_validations(run_folder):
+            if row.step <= first_step:
+                # HANABI_EVAL_BEST may have changed.
+                chooses = chosen.get(row.curve, False) if chosen else row.chooses
+                self.rows.append(replace(row, chooses=chooses))
 
     def is_due(self, step: int) -> bool:
         """Tell whether the version behind so many steps is to be validated."""
         every = self._settings.eval_steps
         if not every or step % every:
             return False
-        return all(row.step != step for row in self.rows)
+        return all(row.step != step for row in choosing(self.rows))
 
-    def tasks(self) -> list[TaskRow]:
-        """Return the tasks, the same at every validation: as many of each game as of the others."""
-        setups = list(self._setups.values())
-        per_setup = math.ceil(self._settings.eval_tasks / len(setups))
-        tasks: list[TaskRow] = []
-        for setup in setups:
-            row = setup.row()
-            for seed in range(per_setup):
-                tasks.append(
-                    TaskRow(
-                        messages=(),
-                        env=row["env"],
-                        env_config=row["env_config"],
-                        suite=SUITE,
-                        seed=seed,
-                        number=len(tasks),
-                    )
-                )
-        return tasks
-
-    def add(self, step: int, groups: Sequence[Sequence[Episode]]) -> Mapping[str, float]:
+    def add(
+        self,
+        step: int,
+        groups_by_curve: Mapping[str, Sequence[Sequence[Episode]]],
+        own: Sequence[str],
+    ) -> Mapping[str, float]:
         """Take the games of a validation; returns its metrics.
+
+        The rows of a step are written together, so that a run that dies in between validates the
+        version again on every curve.
 
         Args:
             step: The version that played: finished steps.
-            groups: Per task its game.
+            groups_by_curve: Of each curve, by its name, per task its game.
+            own: Per seat the run's own adapter at this version, e.g. "player_0@7".
         """
-        figures = score_figures(flatten_groups(groups), self._setups)
-        metric = "score/mean"
-        error = "score/se"
-        if len(self._setups) > 1:
-            # Scores of different games have no common mean; shares of the greatest score do.
-            metric = "score/normalized"
-            error = "score/normalized_se"
-        if metric not in figures or error not in figures:
-            return {}
         before = self.phase
-        row = Validated(step=step, score=figures[metric], se=figures[error], metric=metric)
-        self.rows.append(row)
+        metrics: dict[str, float] = {}
+        rows = []
+        for curve in self.curves:
+            episodes = flatten_groups(groups_by_curve[curve.name])
+            figures = _figures(curve, episodes, own)
+            row = _row(curve, step, figures)
+            if row is None:
+                continue
+            rows.append(row)
+            prefix = "validation/"
+            if curve.name != TRAINING_CURVE:
+                prefix += f"{curve.name}/"
+            for name, value in figures.items():
+                if name.startswith("score/"):
+                    metrics[f"{prefix}{name}"] = value
+        if not any(row.chooses for row in rows):
+            return metrics
+        # A curve that was measured before the one that chooses could not be, is measured anew.
+        self.rows = [row for row in self.rows if row.step != step]
+        self.rows += rows
         write_validations(self._run_folder, self.rows)
-        metrics = {}
-        for name, value in figures.items():
-            if name.startswith("score/"):
-                metrics[f"validation/{name}"] = value
         metrics["validation/stale"] = float(self.stale)
         phase = self.phase
         if before is not None and phase is not None:
@@ -138,20 +145,23 @@ class Validation:
         best = self.best
         if best is None:
             return 0
-        newest = len(self.rows) - 1
-        return newest - self.rows.index(best)
+        rows = choosing(self.rows)
+        newest = len(rows) - 1
+        return newest - rows.index(best)
 
     @property
     def phase(self) -> Phase | None:
         """Who is trained now with HANABI_UPDATE=best_response; None with any other."""
         if self._settings.update != "best_response":
             return None
-        return phase_after(self.rows, trained_players(self._settings), self._settings.eval_patience)
+        rows = choosing(self.rows)
+        return phase_after(rows, trained_players(self._settings), self._settings.eval_patience)
 
     def verdict(self, step: int) -> Verdict:
         """Return what the validations say of the step that the version of `step` plays."""
         phase = self.phase
-        is_validated = bool(self.rows) and self.rows[-1].step == step
+        rows = choosing(self.rows)
+        is_validated = bool(rows) and rows[-1].step == step
         if phase is None:
             return Verdict(
                 active_players=trained_players(self._settings),
@@ -178,3 +188,44 @@ class Validation:
             return False
         logger.info("no version is better than %s: the run ends after step %d", self.best, step + 1)
         return True
+
+
+def _figures(curve: Curve, episodes: Sequence[Episode], own: Sequence[str]) -> dict[str, float]:
+    """Return the scores of a curve's games, see `metrics.score_figures`.
+
+    A lineup that plays in several seat orders has one score for each task, the mean over them.
+    """
+    setups = {setup.spec.hash: setup for setup in curve.setups}
+    if not curve.has_opponents:
+        return score_figures(episodes, setups)
+    figures = score_figures(episodes, setups, own)
+    figures.pop("score/se", None)
+    by_task: dict[tuple[str, str, int], list[float]] = {}
+    for episode in episodes:
+        task = (episode.spec_hash, episode.suite, episode.seed)
+        by_task.setdefault(task, []).append(score_of(episode, setups, own))
+    scores = [fmean(values) for values in by_task.values()]
+    if len(scores) > 1:
+        figures["score/se"] = float(np.std(scores, ddof=1)) / len(scores) ** 0.5
+    return figures
+
+
+def _row(curve: Curve, step: int, figures: Mapping[str, float]) -> Validated | None:
+    """Return a curve's row of `validation.json`; None where too few games were played for one."""
+    metric = "score/mean"
+    error = "score/se"
+    if len(curve.setups) > 1:
+        # Scores of different games have no common mean; shares of the greatest score do.
+        metric = "score/normalized"
+        error = "score/normalized_se"
+    if metric not in figures or error not in figures:
+        return None
+    return Validated(
+        step=step,
+        score=figures[metric],
+        se=figures[error],
+        metric=metric,
+        curve=curve.name,
+        chooses=curve.chooses,
+        has_opponents=curve.has_opponents,
+    )

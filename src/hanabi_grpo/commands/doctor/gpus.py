@@ -4,7 +4,6 @@ A driver that is too old for torch is reported by `tools/setup.sh`, before anyth
 """
 
 import math
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,8 @@ _MAX_SHARE_ON_ONE_GPU = 0.6
 """Largest share for the engine where the trainer uses the same GPU."""
 _UNCOUNTED_MIB = 1536
 """Of a shared GPU, beside both shares: the trainer's CUDA context and what the driver keeps."""
+_ASLEEP_MIB = 3072
+"""What a sleeping engine keeps at most, an estimate: its CUDA context, CUDA graphs and buffers."""
 _OF_GPUS = ("gpu_memory_utilization", "trainer_memory")
 """Settings that a profile has for GPUs alone."""
 _VISIBLE = (
@@ -33,7 +34,7 @@ _VISIBLE = (
     "CUDA_VISIBLE_DEVICES_SERVER",
     "CUDA_VISIBLE_DEVICES_TRAINER",
 )
-_PROFILE_SIZES = (1, 4, 8)
+_PROFILE_SIZES = (1, 2, 4, 8)
 """Numbers of GPUs for which there are profiles."""
 
 
@@ -177,7 +178,7 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
     gpus_of: dict[Terminal, list[str]] = {}
     try:
         for terminal in terminals:
-            gpus_of[terminal] = _gpus_of(context, terminal)
+            gpus_of[terminal] = _gpus_of(context, terminal, gpus)
     except SettingsError as error:
         yield fail("gpu split", str(error), use_profile)
         return
@@ -187,7 +188,7 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
         return
     missing = _find_missing(gpus, gpus_of)
     if missing:
-        source = "profile, .env or the scripts' defaults"
+        source = "profile or .env"
         given = context.environ.get("CUDA_VISIBLE_DEVICES")
         if given:
             source = f"CUDA_VISIBLE_DEVICES={given}"
@@ -197,15 +198,15 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
     if len(gpus_of) > 1:
         yield _check_shared(context, gpus_of, gpus[0].total, use_profile)
     if "server" in gpus_of:
-        tensor = settings.vllm_tensor_parallel_size
-        data = settings.vllm_data_parallel_size
-        sizes = f"VLLM_TENSOR_PARALLEL_SIZE={tensor} × VLLM_DATA_PARALLEL_SIZE={data}"
         server_gpus = gpus_of["server"]
+        tensor = settings.vllm_tensor_parallel_size
+        data = _size(context, "vllm_data_parallel_size", server_gpus, "vllm_tensor_parallel_size")
+        sizes = f"VLLM_TENSOR_PARALLEL_SIZE={tensor} × VLLM_DATA_PARALLEL_SIZE={data}"
         yield _check_sizes("server gpus", sizes, tensor * data, server_gpus, use_profile)
         measured = [gpu for gpu in gpus if gpu.number in server_gpus and gpu.total]
         yield _check_free_memory(context, measured)
     if "trainer" in gpus_of:
-        processes = settings.nproc_per_node
+        processes = _size(context, "nproc_per_node", gpus_of["trainer"])
         sizes = f"NPROC_PER_NODE={processes}"
         yield _check_sizes("trainer gpus", sizes, processes, gpus_of["trainer"], use_profile)
 
@@ -261,7 +262,16 @@ def _check_shared(
         f"{settings.trainer_memory:g} of it"
     )
     uncounted = _UNCOUNTED_MIB / total if total else 0.0
+    if settings.sleep:
+        engine_share = _ASLEEP_MIB / total if total else 0.0
+        finding += " while the engine sleeps (HANABI_SLEEP=1)"
     rest = math.floor(100 * (1 - engine_share - uncounted)) / 100
+    if settings.sleep and settings.trainer_memory > rest:
+        finding += (
+            f": what a sleeping engine keeps ({_ASLEEP_MIB / 1024:g} GiB), the trainer's CUDA "
+            f"context and the driver ({_UNCOUNTED_MIB / 1024:g} GiB) leave {rest:g}"
+        )
+        return warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={rest:g}")
     if settings.trainer_memory > rest:
         finding += (
             f": an engine that starts again may not find its {engine_share:g}, for neither share "
@@ -311,8 +321,8 @@ def _check_free_memory(context: Context, gpus: Sequence[Gpu]) -> Check:
     return fail("gpu memory", finding, remedy)
 
 
-def _gpus_of(context: Context, terminal: Terminal) -> list[str]:
-    """Return the GPUs of a terminal, by default those that its script names.
+def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[str]:
+    """Return the GPUs of a terminal, by default those that its script takes: half of the machine.
 
     Returns:
         Numbers or UUIDs; empty where the script is not in this folder.
@@ -326,5 +336,22 @@ def _gpus_of(context: Context, terminal: Terminal) -> list[str]:
     script = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
     if not script.is_file():
         return []
-    default = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", script.read_text())
-    return default[1].split(",") if default else []
+    numbers = [gpu.number for gpu in gpus]
+    half = len(numbers) // 2
+    if not half:
+        return numbers
+    return numbers[:half] if terminal == "server" else numbers[half:]
+
+
+def _size(context: Context, field: str, gpus: Sequence[str], *unless_given: str) -> int:
+    """Return a size of a terminal, by default what its script sets: one for each of its GPUs.
+
+    Args:
+        context: What the doctor looks at.
+        field: The size's field in the settings.
+        gpus: The terminal's GPUs.
+        unless_given: Fields with which the script leaves the size alone.
+    """
+    origins = context.loaded.origins
+    is_default = all(origins[name].startswith("default") for name in (field, *unless_given))
+    return len(gpus) if is_default else int(getattr(context.settings, field))

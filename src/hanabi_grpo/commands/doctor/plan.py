@@ -150,7 +150,7 @@ def plan_environ(
     """
     planned = {name: value for name, value in environ.items() if not name.startswith(_VISIBLE)}
     planned |= given
-    sources = read_sources(planned, dotenv)
+    sources = read_sources(planned, dotenv).ordered
     if find(sources, PROFILE_VARIABLE) is not None:
         return planned
     profile = PROFILES / f"gpu-{len(gpus)}.env"

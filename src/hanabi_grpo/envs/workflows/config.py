@@ -71,3 +71,18 @@ class PioneerObserverConfig(WorkflowConfig):
     reward_correct: float = 0.0
     reward_sum: float = 1.0
     """Reward of both for each right answer, as in CORY."""
+
+
+class ReviseConfig(WorkflowConfig):
+    """One seat answers several times, with its last answer before it."""
+
+    rounds: int = Field(default=2, ge=1, le=8)
+    """Answers to a problem, at most."""
+    feedback: Literal["none", "verdict", "comment"] = "none"
+    """What is said of the last answer: nothing; that it was wrong (a right one ends the episode);
+    or the comment of a second seat, the critic.
+    """
+    reward_correct: float = 0.0
+    reward_team: float = 1.0
+    reward_gain: float = 0.0
+    """Reward of every seat for a wrong answer that became right; as much is lost by the reverse."""

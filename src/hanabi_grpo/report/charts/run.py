@@ -25,7 +25,8 @@ from hanabi_grpo.report.charts.canvas import (
 from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import EXPLOITABILITY, SCORE, phases, series
 from hanabi_grpo.runs.alarms import alarms_of
-from hanabi_grpo.runs.validation import Validated, best_of
+from hanabi_grpo.runs.validation import TRAINING_CURVE, Validated, curves_of
+from hanabi_grpo.texts import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 SCORE_CHART = "score"
 PHASES_CHART = "phases"
 ALARMS_CHART = "alarms"
+VALIDATION_CHART = "validation"
 PICTURES = (SCORE_CHART, PHASES_CHART, ALARMS_CHART)
-"""Names of the charts of a run."""
+"""Names of the charts that every run has."""
 _SCORE_COLOR = COLORS[0]
 _VALIDATION_COLOR = COLORS[2]
 _LINEUP_COLORS = (ALERT, COLORS[3], COLORS[1], COLORS[4])
@@ -83,8 +85,14 @@ class RunPictures:
     validations: Sequence[Validated] = ()
     """By step."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of this run's charts; several curves of validations have one of their own."""
+        has_several = len(curves_of(self.validations)) > 1
+        return (*PICTURES, VALIDATION_CHART) if has_several else PICTURES
+
     def draw(self, name: str) -> "Figure":
-        """Return one of `PICTURES`.
+        """Return one of `names`.
 
         Raises:
             SettingsError: The rows have no figures for it.
@@ -93,6 +101,8 @@ class RunPictures:
             return alarm_figure(self.rows, alarms_of(self.settings), title=self.title)
         if name == SCORE_CHART:
             return self._draw_score_chart()
+        if name == VALIDATION_CHART:
+            return self._draw_validation_chart()
         return self._draw_phases_chart()
 
     def save_all(self, files: Mapping[str, Path]) -> dict[str, str]:
@@ -156,8 +166,13 @@ class RunPictures:
         axes.set_xlabel("training step")
 
     def _draw_scores(self, axes: "Axes") -> None:
-        """Draw training scores, level lines, validations and evaluations."""
-        best = best_of(self.validations)
+        """Draw training scores, level lines, validations and evaluations.
+
+        Of the validations only the curve of the games of training belongs here; others have other
+        scales, or other players.
+        """
+        own_curve = curves_of(self.validations).get(TRAINING_CURVE, [])
+        best = max(own_curve, key=lambda row: row.score, default=None)
         # Several games are validated by shares of the greatest score; levels and evaluations are
         # of one game.
         metric = SCORE if best is None else best.metric
@@ -170,7 +185,7 @@ class RunPictures:
         for name, height in levels.items():
             draw_level(axes, name, height)
         validations = []
-        for row in self.validations:
+        for row in own_curve:
             validations.append(Point(row.step, row.score, row.se))
         if best is not None:
             _draw_points(
@@ -181,7 +196,8 @@ class RunPictures:
                 marker="o-",
                 size=3,
             )
-            _draw_star(axes, best)
+            if best.chooses:
+                _draw_star(axes, best)
         if points:
             _draw_points(axes, points, ALERT, name="held-out tasks", marker="o", size=6)
         for number, (name, point) in enumerate(lineups.items()):
@@ -226,6 +242,33 @@ class RunPictures:
         if not setup.spec.has_common_score:
             return f"mean return of player_0, {least:g} to {greatest:g}"
         return f"mean score, {least:g} to {greatest:g}"
+
+    def _draw_validation_chart(self) -> "Figure":
+        """Draw a panel for each curve of the validations, each with its own scale."""
+        curves = curves_of(self.validations)
+        if len(curves) < 2:
+            raise SettingsError(
+                "the run was not validated on several curves; HANABI_EVAL_LINEUPS and "
+                "HANABI_EVAL_DATASET add some."
+            )
+        figure = make_figure(4.9, 0.9 + 1.7 * len(curves))
+        panels = figure.subplots(len(curves), 1, sharex=True)
+        for axes, (name, rows) in zip(panels, curves.items(), strict=True):
+            points = [Point(row.step, row.score, row.se) for row in rows]
+            _draw_points(axes, points, _VALIDATION_COLOR, name=visible(name), marker="o-", size=3)
+            if rows[-1].chooses:
+                _draw_star(axes, max(rows, key=lambda row: row.score))
+            axes.set_ylabel("score" if rows[-1].metric == SCORE else "share of greatest")
+            name_lines(axes)
+            tidy(axes)
+        panels[0].set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
+        panels[-1].set_xlabel("training step")
+        add_caption(
+            figure,
+            f"Validations, ±{_SHOWN_ERRORS} standard errors; each panel has its own scale. The "
+            "star is the best version of the curve that chooses.",
+        )
+        return figure
 
     def _draw_phases_chart(self) -> "Figure":
         """Draw the seconds that each step spent in each phase, stacked."""

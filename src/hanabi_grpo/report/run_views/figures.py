@@ -71,6 +71,7 @@ _HIDDEN_METRICS = frozenset(
         "grad_norm",
         "games",
         "reply_tokens",
+        "samples",
         "updates_dropped",
         "unparsable_share",
         "hint_pairs",

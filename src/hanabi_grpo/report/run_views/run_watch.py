@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.files import MAX_INCIDENTS_BYTES, read_bytes
 from hanabi_grpo.report.run_views.figures import recent
 from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.history import MAX_STEP, number, read_whole_history
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.run_folder import TRAIN, holder_of, recorded_settings, run_home
+from hanabi_grpo.runs.validation import FILE as VALIDATIONS
+from hanabi_grpo.runs.validation import Validated, read_validations
 from hanabi_grpo.texts import visible, visible_line
 
 _METRICS = "metrics.jsonl"
@@ -63,6 +65,8 @@ class RunState:
     """Incidents, oldest first."""
     checkpoints: tuple[int, ...] = ()
     """Steps of the checkpoints, ascending."""
+    validations: tuple[Validated, ...] = ()
+    """Validations of all curves, by step."""
     notes: tuple[str, ...] = ()
     """Notes about what could not be read."""
 
@@ -136,6 +140,9 @@ class RunWatch:
         self._history_note = ""
         """What was left out of `metrics.jsonl`."""
         self._incidents: tuple[Incident, ...] = ()
+        self._validations: tuple[Validated, ...] = ()
+        self._validation_note = ""
+        """Why `validation.json` could not be read."""
         self._forget_alarms()
 
     def _forget_alarms(self) -> None:
@@ -149,7 +156,7 @@ class RunWatch:
         if home != self._home:
             self._start(home)
         notes: list[str] = []
-        for read in (self._read_metrics, self._read_incidents):
+        for read in (self._read_metrics, self._read_incidents, self._read_validations):
             try:
                 read()
             except OSError as error:
@@ -157,6 +164,8 @@ class RunWatch:
                 self._versions.clear()
         if self._history_note:
             notes.append(self._history_note)
+        if self._validation_note:
+            notes.append(self._validation_note)
         settings = recorded_settings(home)
         raised = self._alarms.raised
         readings = sorted(
@@ -175,6 +184,7 @@ class RunWatch:
             changes=tuple(self._changes),
             incidents=self._incidents,
             checkpoints=tuple(checkpoints_of(home)),
+            validations=self._validations,
             notes=tuple(map(visible, notes)),
         )
 
@@ -223,6 +233,16 @@ class RunWatch:
             if incident is not None:
                 incidents.append(incident)
         self._incidents = tuple(incidents)
+
+    def _read_validations(self) -> None:
+        if not self._has_changed(VALIDATIONS):
+            return
+        self._validation_note = ""
+        try:
+            self._validations = tuple(read_validations(self._home))
+        except RunFolderError as error:
+            self._validations = ()
+            self._validation_note = str(error)
 
     def _has_changed(self, name: str) -> bool:
         """Tell whether a file changed since the last call."""

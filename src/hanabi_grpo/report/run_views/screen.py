@@ -30,6 +30,7 @@ from hanabi_grpo.report.run_views.figures import (
     team_figures,
 )
 from hanabi_grpo.report.run_views.run_watch import RunState
+from hanabi_grpo.runs.validation import validation_lines
 from hanabi_grpo.texts import visible
 
 _WIDE = 108
@@ -171,6 +172,9 @@ class RunScreen:
         if levels:
             texts = [f"{name} {shown(level)}" for name, level in levels.items()]
             content = Group(content, Text("  ".join(texts), style="dim"))
+        validations = validation_lines(self.state.validations)
+        if validations:
+            content = Group(content, *(Text(line) for line in validations))
         return _panel(title, content)
 
 
