@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from bad_server import bad_server, silent
-from doctor_machines import free_port
+from doctor_machines import find, free_port
 from fake_engine import LAPTOP, task
 from hanabi_grpo.agents import url_calls
 from hanabi_grpo.agents.judge import Judge, fill_template, read_score
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.commands.doctor.server import partner_url_checks
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -346,6 +347,13 @@ def test_a_template_is_a_text_or_a_file_and_settings_hold_the_text(
     assert by_file.judge_template == "Is {reply} polite?"
     text = load_settings({"HANABI_JUDGE_TEMPLATE": "Is {reply} polite?"}, Path("no")).settings
     assert text.judge_template == by_file.judge_template
+
+
+def test_the_doctor_tells_of_a_judge_without_a_url() -> None:
+    [check] = find(partner_url_checks, HANABI_JUDGE="url:big")
+    assert (check.status, check.name) == ("fail", "partner urls")
+    assert "HANABI_JUDGE=url:big is not among HANABI_PARTNER_URLS" in check.finding
+    assert check.remedy == "export HANABI_PARTNER_URLS=big=URL#MODEL"
 
 
 def test_names_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
