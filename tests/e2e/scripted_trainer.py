@@ -8,6 +8,7 @@ the same steps have the same data. What goes wrong is in the plan: see `plans.Pl
 import asyncio
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from transformers.integrations import deepspeed as hf_deepspeed
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.answers import RolloutResult, bad_return
+from hanabi_grpo.client.curves import Curve
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.rollout.chat import ChatFormat
@@ -201,6 +203,13 @@ def play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) 
     return RolloutResult(groups=kept, dropped=tuple(dropped))
 
 
+def play_curves(
+    link: Any, curves: Sequence[Curve], names: tuple[str, ...], version: int
+) -> dict[str, RolloutResult]:
+    """Play the tasks of a validation, by the name of each curve."""
+    return {curve.name: play(link, list(curve.tasks), names, version) for curve in curves}
+
+
 def _play_group(
     link: Any, row: TaskRow, names: tuple[str, ...], version: int, chat: ChatFormat
 ) -> list[Episode]:
@@ -300,7 +309,7 @@ if __name__ == "__main__":
     checkpoint.RETRY_SECONDS = 0.0
     ServerLink.push = push
     ServerLink.play = play
-    ServerLink.validated = play
+    ServerLink.validated = play_curves
     ServerLink.connect = do_nothing
     ServerLink.copy_log = do_nothing
     ServerLink.disconnect = do_nothing
