@@ -26,7 +26,7 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import MAX_VERSION
-from hanabi_grpo.rollout.sampler import Sampler
+from hanabi_grpo.rollout.sampler import EngineHealth
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -61,7 +61,7 @@ _Version = Annotated[int, Query(ge=0, le=MAX_VERSION)]
 
 
 def create_app(
-    engine: Sampler,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -75,7 +75,7 @@ def create_app(
     """Build the app around a running engine.
 
     Args:
-        engine: Answers whether it is alive.
+        engine: Answers whether it is alive, or all engines are.
         store: The adapters.
         scheduler: Plays the games.
         identity: What the server is.
@@ -109,7 +109,7 @@ def create_app(
 
 def _add_state_routes(
     app: FastAPI,
-    engine: Sampler,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -152,7 +152,7 @@ def _add_state_routes(
         return {"next": number, "lines": lines}
 
 
-def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
+def _add_error_handlers(app: FastAPI, engine: EngineHealth) -> None:
     """Answer every error as JSON: 4xx is the request's fault, 5xx the server's."""
 
     @app.exception_handler(HanabiGrpoError)
@@ -280,7 +280,11 @@ def _add_adapter_routes(app: FastAPI, store: AdapterStore, identity: ServerIdent
     async def put_guest(version: _Version, request: Request) -> dict[str, Any]:
         upload = await _read_upload(request, "frozen adapter", version)
         is_session = ownership.is_owner(request.headers) or not ownership.is_alive
-        guest = await store.frozen.add(upload, is_session=is_session)
+        guest = await store.frozen.add(
+            upload,
+            is_session=is_session,
+            fingerprint=request.headers.get("x-model-fingerprint"),
+        )
         return {
             "seat": guest.name,
             "name": guest.adapter,

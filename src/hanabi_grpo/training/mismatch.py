@@ -348,9 +348,9 @@ class MismatchCheck:
         return [SCALED]
 
     def _others(self, player: str) -> list[str]:
-        names = self._policy.adapter_names
-        own = adapter_of(player, names)
-        return [BASE, *(name for name in names if name != own)]
+        # Another base model's adapter cannot be on this one.
+        own = adapter_of(player, self._policy.adapter_names)
+        return [BASE, *(name for name in self._policy.on_same_base(player) if name != own)]
 
     def _measure(
         self, games: CheckedGames, suspects: Mapping[str, Sequence[str]]

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -67,7 +67,7 @@ from hanabi_grpo.training.rewards import paid_groups
 from hanabi_grpo.training.seats import NOBODY, SeatAssignment
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
-from hanabi_grpo.training.thoughts import WithoutThoughts
+from hanabi_grpo.training.thoughts import WithoutThoughts, text_of
 from hanabi_grpo.training.updates import (
     EVERYBODY,
     Update,
@@ -181,6 +181,8 @@ class RunParts:
     """Of the frozen weights, see `adapters.base_checksum`."""
     started_from: Mapping[str, Any]
     """Of HANABI_START_FROM, for the manifest of checkpoints."""
+    tokenizers: Mapping[str, Any] = field(default_factory=dict)
+    """Of each player whose base model is not player_0's, that of its base model."""
 
 
 class TrainingRun:
@@ -234,10 +236,11 @@ class TrainingRun:
             parts.setups,
             parts.link,
             end_id=parts.end_id,
+            end_ids={name: one.eos_token_id for name, one in parts.tokenizers.items()},
             is_main_process=accelerator.is_main_process,
             report=parts.report,
         )
-        self._load = LoadMeter(self._device, self._policy.model.num_parameters())
+        self._load = LoadMeter(self._device, self._policy.num_parameters())
         self._saver = CheckpointSaver(
             self._policy,
             parts.optimizer,
@@ -271,16 +274,17 @@ class TrainingRun:
         """Updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
         self._reference = Reference(parts.policy, settings.reference)
-        self._trained: TrainedTokens = all_tokens
+        self._thoughts: WithoutThoughts | None = None
         if not settings.train_thoughts:
-            self._trained = WithoutThoughts(parts.token_text)
+            texts = {name: text_of(one) for name, one in parts.tokenizers.items()}
+            self._thoughts = WithoutThoughts(parts.token_text, texts)
         self._value_learner = self._make_value_learner()
         if parts.resume_folder is not None:
             self._restore(parts.resume_folder)
 
     def _make_value_learner(self) -> ValueLearner | None:
         """Return what learns values beside the model, where the run's estimator needs them."""
-        width = self._policy.model.config.get_text_config().hidden_size
+        width = self._policy.width
         specs = {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()}
         learners = make_learners(self._settings, self._policy.adapter_names, specs, width)
         if learners is None:
@@ -443,7 +447,7 @@ class TrainingRun:
             self._settings,
             seats.trained,
             self._kl_costs(played),
-            self._trained,
+            self._trained(played),
         )
         values = LearnedValues()
         if self._value_learner is not None:
@@ -466,7 +470,7 @@ class TrainingRun:
             options=AdvantageOptions(
                 whiten=self._settings.whiten_advantages, clip=self._settings.advantage_clip
             ),
-            trained=self._trained,
+            trained=self._trained(played),
             parts=parts_of_games(
                 groups,
                 self._settings.minibatches,
@@ -484,6 +488,12 @@ class TrainingRun:
             self._add_kl_term(batches)
         return batches
 
+    def _trained(self, played: PlayedStep) -> TrainedTokens:
+        """Return what says which tokens of a step's replies carry loss."""
+        if self._thoughts is None:
+            return all_tokens
+        return self._thoughts.in_seats(played.seats.players)
+
     def _kl_costs(self, played: PlayedStep) -> Costs:
         """Return what each reply costs in points; nothing unless HANABI_KL_IN=reward."""
         settings = self._settings
@@ -499,7 +509,7 @@ class TrainingRun:
                 trained_seats=seats.trained,
                 players=seats.players,
                 reference=self._reference,
-                trained=self._trained,
+                trained=self._trained(played),
                 cut=self._cut,
                 pad_id=self._parts.pad_id,
                 device=self._device,
@@ -548,7 +558,7 @@ class TrainingRun:
             target *= self._learning_rate / self._settings.rate_of(first)
         seats = played.seats
         means = mean_logprobs(
-            played.used.drawn, seats.trained, seats.players, trained=self._trained
+            played.used.drawn, seats.trained, seats.players, trained=self._trained(played)
         )
         add_entropy_bonus(batches, bonus, means, target)
 
