@@ -145,6 +145,12 @@ class Policy:
     def _base_of(self, player: str) -> _Base:
         return self._bases[adapter_of(player, self.adapter_names)]
 
+    def base_name(self, player: str) -> str:
+        """Return the name of a player's base model where there are several; else ""."""
+        if not self.has_several_bases:
+            return ""
+        return str(self.model_of(player).get_base_model().name_or_path)
+
     def on_same_base(self, player: str) -> tuple[str, ...]:
         """Return the adapters that are on a player's base model, its own included."""
         model = self.model_of(player)

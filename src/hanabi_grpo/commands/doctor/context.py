@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,11 @@ class Context:
     def settings(self) -> Settings:
         """The settings."""
         return self.loaded.settings
+
+    def with_model(self, name: str) -> "Context":
+        """Return the context of one of a team's base models."""
+        settings = self.settings.model_copy(update={"model": name})
+        return replace(self, loaded=replace(self.loaded, settings=settings))
 
     @property
     def serves(self) -> bool:
