@@ -13,6 +13,7 @@ import httpx
 import pytest
 from plans import Plan, PlayerSteps
 from scripted_runs import (
+    OPTIONS,
     PLAYERS,
     STAGES,
     differing_names,
@@ -65,13 +66,18 @@ def test_resumed_steps_of_two_base_models_are_bit_equal_to_uninterrupted_ones(
 ) -> None:
     variables = {**STAGES[stage], "MODEL": team_of(tiny_model, wider_model)}
     processes = num_processes(stage)
+    options = OPTIONS.get(stage, ())
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
-    run_trainer(write_settings(whole, tiny_model, MAX_STEPS="3", **variables), processes=processes)
-    run_trainer(write_settings(cut, tiny_model, MAX_STEPS="2", **variables), processes=processes)
+
+    def run_steps(folder: Path, last: int) -> str:
+        settings = write_settings(folder, tiny_model, MAX_STEPS=str(last), **variables)
+        return run_trainer(settings, processes=processes, options=options)
+
+    run_steps(whole, 3)
+    run_steps(cut, 2)
     resume_at(cut, 2)
-    settings = write_settings(cut, tiny_model, MAX_STEPS="3", **variables)
-    assert "the next step is number 3" in run_trainer(settings, processes=processes)
+    assert "the next step is number 3" in run_steps(cut, 3)
     check_checkpoint(cut / "checkpoint-3")
     for player, width in zip(PLAYERS, (NARROW, WIDE), strict=True):
         expected = player_state(whole / "checkpoint-3", player)

@@ -16,7 +16,13 @@ from hanabi_grpo.runs.saved_adapters import (
     check_same_base_of_each,
 )
 from hanabi_grpo.settings import Settings, batch_plan, load_settings
-from hanabi_grpo.settings.base_models import base_models, base_of, bases_by_player, names_several
+from hanabi_grpo.settings.base_models import (
+    base_models,
+    base_of,
+    bases_by_player,
+    names_several,
+    short_names,
+)
 
 TEAM = "player_0=A,player_1=B"
 NOWHERE = Path("/nonexistent/.env")
@@ -69,6 +75,12 @@ def test_a_model_is_of_all_players_of_each_or_of_the_others(
 def test_the_name_of_a_model_may_hold_commas_and_equal_signs(model: str) -> None:
     assert not names_several(model)
     assert base_models(Settings(model=model)) == (model,)
+
+
+def test_titles_name_each_base_model_once() -> None:
+    assert short_names("outputs/tiny-kuhn/") == "tiny-kuhn"
+    assert short_names("player_0=org/A,player_1=/models/B,org/A") == "A, B"
+    assert short_names("player_0=,player_0=x") == "player_0=,player_0=x"
 
 
 def test_players_with_equal_entries_share_one_base_model_and_one_adapter_if_they_like() -> None:

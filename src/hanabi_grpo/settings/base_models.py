@@ -48,6 +48,20 @@ def model_entries(model: str) -> dict[str, str]:
     return models
 
 
+def short_names(model: str) -> str:
+    """Return the last part of each model's name, for titles: "tiny-model" or "A, B".
+
+    Args:
+        model: MODEL as a run recorded it; what is none is shown as it is.
+    """
+    try:
+        models = list(model_entries(model).values())
+    except ValueError:
+        models = [model]
+    names = [name.rstrip("/").rpartition("/")[2] for name in models]
+    return ", ".join(dict.fromkeys(names))
+
+
 def base_of(settings: Settings, adapter: str) -> str:
     """Return the base model of an adapter, as MODEL names it.
 

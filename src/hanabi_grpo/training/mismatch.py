@@ -179,8 +179,8 @@ class _Gap:
     def message(self, player: str, version: int, tolerance: float, base: str) -> str:
         return (
             f"{_whose(player, version, base)}: trainer and sampler logprobs differ by "
-            f"{self.mean:.3g} on average (max {self.largest:.3g}) over {self.num_tokens:.0f} tokens; allowed is "
-            f"HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean {self.trainer:.4f}, sampler mean "
+            f"{self.mean:.3g} on average (max {self.largest:.3g}) over {self.num_tokens:.0f} "
+            f"tokens; allowed is HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean {self.trainer:.4f}, sampler mean "
             f"{self.sampler:.4f}. The server samples from another policy than the one trained here "
             "(a stale or swapped adapter, another base model or number format). Nothing was "
             "updated in this step; restart the server, then the trainer."
