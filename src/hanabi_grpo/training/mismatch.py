@@ -180,8 +180,9 @@ class _Gap:
         return (
             f"{_whose(player, version, base)}: trainer and sampler logprobs differ by "
             f"{self.mean:.3g} on average (max {self.largest:.3g}) over {self.num_tokens:.0f} "
-            f"tokens; allowed is HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean {self.trainer:.4f}, sampler mean "
-            f"{self.sampler:.4f}. The server samples from another policy than the one trained here "
+            f"tokens; allowed is HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean "
+            f"{self.trainer:.4f}, sampler mean {self.sampler:.4f}. The server samples from another "
+            "policy than the one trained here "
             "(a stale or swapped adapter, another base model or number format). Nothing was "
             "updated in this step; restart the server, then the trainer."
         )
