@@ -134,7 +134,7 @@ def test_the_doctor_looks_at_each_base_model_and_leaves_the_arithmetic_of_one_ou
     checks = make_checks(loaded, role="trainer", shell={}, probes=probes)
     found = [(check.status, check.name, check.finding) for check in checks]
     assert found[0][:2] == ("ok", "model")
-    assert found[0][2].startswith("data/tiny-model: ")
+    assert found[0][2].startswith("data/tiny-model: qwen3, 598 k parameters; 1 adapters of rank 16")
     assert found[1] == (
         "fail",
         "model",

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from hanabi_grpo.errors import ParityError
+from hanabi_grpo.errors import ParityError, RunFolderError
 from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.learned.value_learner import widened
 from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
 from hanabi_grpo.training.mismatch import BASE, MismatchCheck
 from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.start_from import start_adapters
 from hanabi_grpo.training.model.team_model import TeamModel
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.thoughts import WithoutThoughts
@@ -228,6 +230,26 @@ def test_a_checkpoint_is_refused_once_any_base_model_has_changed(tmp_path: Path)
         adapters.part_of(model, "player_1").get_input_embeddings().weight[0, 0] += 1
     with pytest.raises(ParityError, match="the base model's weights changed during training"):
         train(of_a_test.run)
+
+
+def test_a_player_starts_from_an_adapter_of_its_own_base_model(tmp_path: Path) -> None:
+    earlier = adapters.add_adapters(base("B"), NAMES, rank=8, alpha=16, seed=5)
+    folder = tmp_path / "checkpoint-7"
+    for name in NAMES:
+        adapters.save_adapter(_let_adapters_act(earlier), name, folder / name)
+    ranks = dict.fromkeys(NAMES, 8)
+    models = {name: base(name) for name in SIZES}
+    alphas = dict.fromkeys(NAMES, 16)
+    team = adapters.add_team_adapters(models, BASE_OF, rank=ranks, alpha=alphas, seed=1)
+
+    def settings(player: str) -> Settings:
+        return Settings(lora_rank=8, lora_alpha=16, start_from=(f"{player}={folder}:player_0",))
+
+    start_adapters(team, settings("player_1"), None)
+    expected = adapters.adapter_tensors(earlier, "player_0", torch.float32)
+    assert same_weights(expected, adapters.adapter_tensors(team, "player_1", torch.float32))
+    with pytest.raises(RunFolderError, match="not those of adapter player_0 of this model"):
+        start_adapters(team, settings("player_0"), None)
 
 
 def test_features_of_a_narrower_model_are_filled_up_part_by_part() -> None:

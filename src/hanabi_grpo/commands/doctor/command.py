@@ -269,7 +269,9 @@ def _run_probe(probe: Probe, context: Context) -> Iterator[Check]:
         elif len(names) > 1:
             for name in names:
                 for check in _made(probe, context.with_model(name)):
-                    yield replace(check, finding=f"{name}: {check.finding}")
+                    is_named = check.finding.startswith(f"{name}: ")
+                    finding = check.finding if is_named else f"{name}: {check.finding}"
+                    yield replace(check, finding=finding)
         else:
             yield from _made(probe, context)
     except Exception as error:
