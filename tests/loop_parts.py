@@ -175,6 +175,7 @@ class RunOfATest:
         resume_folder: Path | None = None,
         first_step: int = 0,
         has_whole_weights: bool = True,
+        policy_model: Any = None,
         **settings: Any,
     ) -> None:
         run_folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +183,7 @@ class RunOfATest:
         self.link = WrittenLink(self.settings, run_folder, games)
         self.events = RecordedEvents()
         self.incidents: list[tuple[str, str]] = []
-        self.model = tiny_policy_model(self.settings)
+        self.model = policy_model or tiny_policy_model(self.settings)
         self.guard = PlayerGuard(
             max_norm=self.settings.max_grad_norm, sharded=False, report=self._report
         )

@@ -7,6 +7,7 @@ the same steps have the same data. What goes wrong is in the plan: see `plans.Pl
 
 import asyncio
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings import deepspeed_stage
+from hanabi_grpo.settings.base_models import base_of
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import checkpoint, mismatch, pipeline, policy
 from hanabi_grpo.training.evidence import NO_SCORE
@@ -176,8 +178,8 @@ def play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) 
         names: Names of the run's adapters.
         version: The version of the adapters, which is also the number of the step.
     """
-    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(link.settings.model))
-    groups = [_play_group(link, row, names, version, chat) for row in tasks]
+    chats = {name: _chat_of(base_of(link.settings, name)) for name in names}
+    groups = [_play_group(link, row, names, version, chats) for row in tasks]
     if PLAN.absent is not None and version in PLAN.absent.steps:
         absent = player_name(PLAN.absent.player)
         groups = [[_without_turns_of(absent, episode) for episode in group] for group in groups]
@@ -210,14 +212,19 @@ def play_curves(
     return {curve.name: play(link, list(curve.tasks), names, version) for curve in curves}
 
 
+@functools.cache
+def _chat_of(model: str) -> ChatFormat:
+    return ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(model))
+
+
 def _play_group(
-    link: Any, row: TaskRow, names: tuple[str, ...], version: int, chat: ChatFormat
+    link: Any, row: TaskRow, names: tuple[str, ...], version: int, chats: dict[str, ChatFormat]
 ) -> list[Episode]:
     setup = registry.setup(row.env, row.env_config)
     task = setup.task(row.suite, row.seed)
     num_players = task.setup.spec.num_players
-    players = [ScriptedPlayer(chat, version)] * num_players
     seats = own_seats(num_players, names, version, link.settings.swap_every)
+    players = [ScriptedPlayer(chats[seat.partition("@")[0]], version) for seat in seats]
     group = []
     for number in range(link.settings.num_generations):
         episode = asyncio.run(play_episode(task, players, game=number))

@@ -45,6 +45,7 @@ from hanabi_grpo.rollout.messages import (
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.settings.judge import judge_description
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import Reply
@@ -115,6 +116,28 @@ class _Commit(Struct):
 
     instance_id: str
     receipts: dict[str, _Receipt]
+
+
+def _describe_base(settings: Settings, name: str) -> dict[str, str]:
+    """Return the digests of a base model, which the server compares with its own.
+
+    Args:
+        settings: For HANABI_THINKING.
+        name: As MODEL says it.
+    """
+    # Imported here: it takes seconds, which a health check need not wait for.
+    from transformers import AutoTokenizer
+
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+
+    folder = resolve_model(name)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return {
+        "model_fingerprint": model_fingerprint(folder),
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "chat_hash": ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking).hash,
+    }
 
 
 class RolloutClient:
@@ -213,19 +236,12 @@ class RolloutClient:
         Returns:
             The server's identity, the run, and the versions of the run that it serves.
         """
-        # Imported here: it takes seconds, which a health check need not wait for.
-        from transformers import AutoTokenizer
-
-        from hanabi_grpo.rollout.chat import ChatFormat
-        from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
-
-        folder = resolve_model(settings.model)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
+        described = {name: _describe_base(settings, name) for name in base_models(settings)}
+        base_of = bases_by_player(settings)
+        if base_of:
+            claims["bases"] = {player: described[name] for player, name in base_of.items()}
         return self.open_session(
-            model_fingerprint=model_fingerprint(folder),
-            tokenizer_hash=tokenizer_hash(tokenizer),
-            chat_hash=chat.hash,
+            **next(iter(described.values())),
             dtype=settings.dtype,
             games=game_claims(setups),
             **claims,
@@ -348,7 +364,14 @@ class RolloutClient:
                 )
         return dict(msgspec.to_builtins(answer))
 
-    def upload_guest(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+    def upload_guest(
+        self,
+        version: int,
+        weights: bytes,
+        config: Mapping[str, Any],
+        *,
+        base: str | None = None,
+    ) -> str:
         """Upload a guest adapter, which the server keeps in addition to those of its session.
 
         The server holds a few and evicts the least recently used. An adapter that it holds already
@@ -358,6 +381,7 @@ class RolloutClient:
             version: Policy version of the weights.
             weights: safetensors bytes.
             config: PEFT configuration.
+            base: Fingerprint of its base model, for a server of several; None: its shapes decide.
 
         Returns:
             The seat that names it in requests, e.g. "frozen_0123456789abcdef@50".
@@ -369,7 +393,7 @@ class RolloutClient:
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
         what = f"uploading {seat}"
-        receipt = self._upload(what, "/frozen/", version, weights, config, sha256=sha256)
+        receipt = self._upload(what, "/frozen/", version, weights, config, sha256=sha256, base=base)
         sent = {
             "seat": seat,
             "name": name,
@@ -556,6 +580,7 @@ class RolloutClient:
         config: Mapping[str, Any],
         *,
         sha256: str,
+        base: str | None = None,
     ) -> dict[str, Any]:
         """Upload an adapter; the larger it is, the more time it has.
 
@@ -566,6 +591,7 @@ class RolloutClient:
             weights: safetensors bytes.
             config: PEFT configuration.
             sha256: Digest of the weights, in hexadecimal digits.
+            base: Fingerprint of the base model; None: nothing is said of it.
         """
         limit = self._limits.answer
         timeout = httpx.Timeout(
@@ -578,6 +604,8 @@ class RolloutClient:
             "x-peft-config": json.dumps(config),
             "content-type": "application/octet-stream",
         }
+        if base is not None:
+            headers["x-model-fingerprint"] = base
         return self._call(
             dict,
             what,

@@ -38,6 +38,7 @@ from hanabi_grpo.runs.run_folder import (
     write_json_atomic,
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
+from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.defaults import tiny_model_command
 from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.settings.names import check_names
@@ -95,7 +96,8 @@ def train(
     if server_makes_model:
         say(f"MODEL={loaded.settings.model}: not made yet; the rollout script makes it")
     else:
-        resolve_model(loaded.settings.model, make_tiny_model)
+        for name in base_models(loaded.settings):
+            resolve_model(name, make_tiny_model)
     if plan.nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
         settings_path = loaded.settings.output_dir / "settings.json"

@@ -68,6 +68,16 @@ class GameClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See `prompt_hash`."""
 
 
+class BaseClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base model of one player, as the trainer has it."""
+
+    model_fingerprint: _Text
+    tokenizer_hash: _Text
+    """See `tokenizer_hash`."""
+    chat_hash: _Text
+    """See `ChatFormat.hash`."""
+
+
 class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A trainer's description of itself; the server refuses a trainer that does not fit."""
 
@@ -101,6 +111,8 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
     lora_ranks: _Ranks = {}
     """Rank of each adapter that has another than `lora_rank`."""
+    bases: Annotated[dict[_Text, BaseClaim], Meta(max_length=MAX_PLAYERS)] = {}
+    """The base model of each player, where they are several; the fields above are player_0's."""
     version: _Version = 0
     """The first version that the trainer will push."""
     replaces: _Versions | None = None
@@ -117,6 +129,15 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def rank_of(self, adapter: str) -> int:
         """Return the LoRA rank of one of its adapters."""
         return self.lora_ranks.get(adapter, self.lora_rank)
+
+    def base_of(self, player: str) -> BaseClaim:
+        """Return the base model of a player."""
+        only = BaseClaim(
+            model_fingerprint=self.model_fingerprint,
+            tokenizer_hash=self.tokenizer_hash,
+            chat_hash=self.chat_hash,
+        )
+        return self.bases.get(player, only)
 
     def __repr__(self) -> str:
         """Name the trainer without the secret."""

@@ -48,12 +48,8 @@ class Sample:
     """Prompt tokens that came from the prefix cache."""
 
 
-class Sampler(Protocol):
-    """An engine that samples replies and holds LoRA adapters.
-
-    All calls come from one event loop. A call that fails raises; after a fatal failure `is_dead` is
-    true as well.
-    """
+class EngineHealth(Protocol):
+    """What can be asked of an engine, or of several together, at any time."""
 
     @property
     def is_dead(self) -> bool:
@@ -66,6 +62,14 @@ class Sampler(Protocol):
     @property
     def silence(self) -> float:
         """Seconds for which the engine has not answered; a long step is one reason."""
+
+
+class Sampler(EngineHealth, Protocol):
+    """An engine that samples replies and holds LoRA adapters.
+
+    All calls come from one event loop. A call that fails raises; after a fatal failure `is_dead` is
+    true as well.
+    """
 
     async def generate(
         self,

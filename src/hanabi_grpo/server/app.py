@@ -26,7 +26,7 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import MAX_VERSION
-from hanabi_grpo.rollout.sampler import Sampler
+from hanabi_grpo.rollout.sampler import EngineHealth
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -62,7 +62,7 @@ _Version = Annotated[int, Query(ge=0, le=MAX_VERSION)]
 
 
 def create_app(
-    engine: Sampler,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -76,7 +76,7 @@ def create_app(
     """Build the app around a running engine.
 
     Args:
-        engine: Answers whether it is alive.
+        engine: Answers whether it is alive, or all engines are.
         store: The adapters.
         scheduler: Plays the games.
         identity: What the server is.
@@ -110,7 +110,7 @@ def create_app(
 
 def _add_state_routes(
     app: FastAPI,
-    engine: Sampler,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -153,7 +153,7 @@ def _add_state_routes(
         return {"next": number, "lines": lines}
 
 
-def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
+def _add_error_handlers(app: FastAPI, engine: EngineHealth) -> None:
     """Answer every error as JSON: 4xx is the request's fault, 5xx the server's."""
 
     @app.exception_handler(HanabiGrpoError)
@@ -215,7 +215,7 @@ def _describe(request: Request) -> str:
 
 def _add_session_routes(
     app: FastAPI,
-    engine: Sampler,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -261,7 +261,7 @@ def _add_session_routes(
 
 
 def _add_adapter_routes(
-    app: FastAPI, engine: Sampler, store: AdapterStore, identity: ServerIdentity
+    app: FastAPI, engine: EngineHealth, store: AdapterStore, identity: ServerIdentity
 ) -> None:
     """Add the routes by which adapters come: a session's, and guests."""
     ownership = store.ownership
@@ -289,7 +289,11 @@ def _add_adapter_routes(
         if is_owner:
             await wake_for_trainer(engine)
         is_session = is_owner or not ownership.is_alive
-        guest = await store.frozen.add(upload, is_session=is_session)
+        guest = await store.frozen.add(
+            upload,
+            is_session=is_session,
+            fingerprint=request.headers.get("x-model-fingerprint"),
+        )
         return {
             "seat": guest.name,
             "name": guest.adapter,

@@ -60,13 +60,16 @@ _NVCC_SECONDS = 10
 _Answer = TypeVar("_Answer")
 
 
-def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -> dict[str, Any]:
+def engine_options(
+    settings: Settings, model: str, shapes: Iterable[str] = (), *, num_engines: int = 1
+) -> dict[str, Any]:
     """Return the options that vLLM is started with.
 
     Args:
         settings: The server's settings.
         model: Folder that MODEL stands for.
         shapes: Paths of the modules that an adapter covers, see `adapter_files.Shapes`.
+        num_engines: Engines of this server, which share the memory of its GPUs.
 
     Returns:
         Names and values of `AsyncEngineArgs`.
@@ -95,7 +98,7 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
         "lora_target_modules": sorted(module_names) or None,
         "tensor_parallel_size": settings.vllm_tensor_parallel_size,
         "data_parallel_size": settings.vllm_data_parallel_size,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "gpu_memory_utilization": settings.gpu_memory_utilization / num_engines,
         "seed": settings.seed,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",

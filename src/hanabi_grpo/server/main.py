@@ -163,7 +163,7 @@ async def _run(
         return await serve_until_dead(
             server.app,
             listener,
-            lambda: server.engine.is_dead,
+            lambda: server.health.is_dead,
             # If the clean-up hangs, the kernel ends the process, and the parent starts the next
             # one.
             on_death=lambda: signal.alarm(_CLEAN_UP_SECONDS),

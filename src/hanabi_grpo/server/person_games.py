@@ -369,7 +369,7 @@ class _PartnerSeat:
             max_tokens=partner.max_tokens,
             temperature=partner.temperature,
         )
-        reply = await partner.scheduler.reply(request)
+        reply = await partner.scheduler.reply(request, player_name(partner.player))
         if not reply.out_of_tokens:
             self.past.append(EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids))
         return replace(reply, fresh=request.fresh)

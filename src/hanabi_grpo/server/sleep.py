@@ -15,7 +15,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
+from hanabi_grpo.rollout.sampler import (
+    AdapterHandle,
+    EngineHealth,
+    Sample,
+    Sampler,
+    SamplingConfig,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +228,7 @@ async def engine_for_trainer(engine: Sampler, *, own: bool) -> AsyncIterator[Non
         yield
 
 
-async def wake_for_trainer(engine: Sampler) -> None:
+async def wake_for_trainer(engine: EngineHealth) -> None:
     """Wake an engine that may be asleep, before what the session's trainer asks of it.
 
     Raises:

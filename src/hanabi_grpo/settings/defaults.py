@@ -17,8 +17,8 @@ LAPTOP = "laptop"
 QWEN = "Qwen/Qwen3-4B"
 """The default model on a GPU."""
 MODEL = (
-    "Model folder or hub name; the tiny model of another preset than the default is "
-    "outputs/tiny-PRESET."
+    "Model folder or hub name, for all players or for each as in player_0=A,player_1=B; the tiny "
+    "model of another preset than the default is outputs/tiny-PRESET."
 )
 """Description of MODEL."""
 REPLY_LIMIT = (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
+from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.settings.objective import check_objective, run_estimator
 from hanabi_grpo.settings.per_player import check_per_player
@@ -68,6 +69,17 @@ def batch_plan(settings: Settings) -> BatchPlan:
             f"HANABI_CRITIC=adapter with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process "
             "holds whole weights, on which the critic's adapter would be computed; take zero2, or "
             "HANABI_CRITIC=head."
+        )
+    if settings.critic == "adapter" and len(base_models(settings)) > 1:
+        raise SettingsError(
+            f"HANABI_CRITIC=adapter with MODEL={settings.model}: a critic's adapter belongs to one "
+            "base model, and reads what players of several are shown; take HANABI_CRITIC=head, or "
+            "one MODEL."
+        )
+    if len(base_models(settings)) > 1 and deepspeed_stage(settings) == _ZERO_3:
+        raise SettingsError(
+            f"MODEL={settings.model} with DEEPSPEED={settings.deepspeed}: ZeRO-3 divides the "
+            "weights of one model; take zero2, or one MODEL."
         )
     tasks = settings.tasks_per_step
     group = settings.num_generations

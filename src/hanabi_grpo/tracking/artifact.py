@@ -37,6 +37,7 @@ from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec
 from hanabi_grpo.runs.restored_run import RUN_FILES, TRAINER_STATE, run_files
 from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model
 from hanabi_grpo.tracking.record import RunningScore
 
@@ -188,12 +189,15 @@ def _fill_artifact(
 
 def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None) -> dict[str, Any]:
     facts = manifest.facts
-    model_name, _ = base_name(str(settings.model))
+    # Of a team with several base models: player_0's, and below each player's own.
+    names = {name: base_name(base)[0] for name, base in bases_by_player(settings).items()}
+    model_name, _ = base_name(base_models(settings)[0])
     return {
         "step": manifest.step,
         "players": settings.players,
         "adapters": list(facts.get("adapters", [])),
         "base_model": model_name,
+        **({"base_models": names} if names else {}),
         "base_fingerprint": facts.get("model_fingerprint"),
         "rank": settings.lora_rank,
         "alpha": settings.lora_alpha,

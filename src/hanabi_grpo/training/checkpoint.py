@@ -438,12 +438,16 @@ class CheckpointSaver:
                 f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
                 "Nothing was saved; look for a merge or an optimizer over base weights."
             )
+        facts = {**self._facts(), "base_checksum": checksum}
+        of_players = adapters.base_checksums(self._policy.model, self._policy.adapter_names)
+        if of_players:
+            facts["base_checksums"] = of_players
         save_checkpoint(
             self._policy.model,
             self._policy.adapter_names,
             self._run_folder,
             step,
-            {**self._facts(), "base_checksum": checksum},
+            facts,
             state,
         )
         rotate(self._run_folder, self._keep, best=self._best_step())

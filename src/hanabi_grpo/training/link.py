@@ -35,7 +35,7 @@ from hanabi_grpo.rollout.datasets import FURTHER_APART, played_setups, training_
 from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
-from hanabi_grpo.runs.saved_adapters import SAME_FACTS
+from hanabi_grpo.runs.saved_adapters import BASES, SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
@@ -312,6 +312,8 @@ class ServerLink:
         self.server_facts = {
             name: self.identity[name] for name in (*SAME_FACTS, "dtype") if name in self.identity
         }
+        if self.identity.get(BASES):
+            self.server_facts[BASES] = self.identity[BASES]
         self._num_log_lines, _ = self.client.log(0)
 
     def _newer_versions(self, run_id: str) -> dict[str, int]:

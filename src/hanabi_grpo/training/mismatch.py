@@ -176,12 +176,13 @@ class _Gap:
             return False
         return not self.mean <= tolerance
 
-    def message(self, player: str, version: int, tolerance: float) -> str:
+    def message(self, player: str, version: int, tolerance: float, base: str) -> str:
         return (
-            f"{player}@{version}: trainer and sampler logprobs differ by {self.mean:.3g} on "
-            f"average (max {self.largest:.3g}) over {self.num_tokens:.0f} tokens; allowed is "
-            f"HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean {self.trainer:.4f}, sampler mean "
-            f"{self.sampler:.4f}. The server samples from another policy than the one trained here "
+            f"{_whose(player, version, base)}: trainer and sampler logprobs differ by "
+            f"{self.mean:.3g} on average (max {self.largest:.3g}) over {self.num_tokens:.0f} "
+            f"tokens; allowed is HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean "
+            f"{self.trainer:.4f}, sampler mean {self.sampler:.4f}. The server samples from another "
+            "policy than the one trained here "
             "(a stale or swapped adapter, another base model or number format). Nothing was "
             "updated in this step; restart the server, then the trainer."
         )
@@ -196,6 +197,7 @@ def check_mismatch(
     *,
     tolerance: float,
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda local: local,
+    base: str = "",
 ) -> float:
     """Return the mean |trainer − sampler| over a micro-batch's sampled tokens, in nats.
 
@@ -210,6 +212,7 @@ def check_mismatch(
         mask: [rows, tokens] True on sampled tokens.
         tolerance: HANABI_PARITY_TOLERANCE, the largest mean that is allowed.
         gather: Puts all ranks' [1, numbers] below each other.
+        base: The player's base model, in a team of several.
 
     Returns:
         This rank's mean; 0 without tokens, and not a number where the trainer's own forward pass
@@ -224,8 +227,13 @@ def check_mismatch(
     for numbers in gather(local).tolist():
         gap = _Gap.from_numbers(numbers)
         if gap.is_too_large(tolerance):
-            raise ParityError(gap.message(player, version, tolerance))
+            raise ParityError(gap.message(player, version, tolerance, base))
     return own.mean
+
+
+def _whose(player: str, version: int, base: str) -> str:
+    """Return whose games a message is of: "player_0@7", or "player_0@7 on Qwen/Qwen3-4B"."""
+    return f"{player}@{version} on {base}" if base else f"{player}@{version}"
 
 
 class MismatchCheck:
@@ -278,6 +286,7 @@ class MismatchCheck:
             batch.reply_mask,
             tolerance=self._tolerance,
             gather=self._accelerator.gather,
+            base=self._policy.base_name(batch.player),
         )
 
     def check_games(
@@ -310,6 +319,9 @@ class MismatchCheck:
             first = stops[0]
             raise ParityError(f"{first.message}{self._likeliest(first.player, games)} {_NEXT_STEP}")
         return evidence, metrics
+
+    def _whose(self, player: str, games: CheckedGames) -> str:
+        return _whose(player, games.sampled_by, self._policy.base_name(player))
 
     # Measuring
 
@@ -348,9 +360,9 @@ class MismatchCheck:
         return [SCALED]
 
     def _others(self, player: str) -> list[str]:
-        names = self._policy.adapter_names
-        own = adapter_of(player, names)
-        return [BASE, *(name for name in names if name != own)]
+        # Another base model's adapter cannot be on this one.
+        own = adapter_of(player, self._policy.adapter_names)
+        return [BASE, *(name for name in self._policy.on_same_base(player) if name != own)]
 
     def _measure(
         self, games: CheckedGames, suspects: Mapping[str, Sequence[str]]
@@ -510,7 +522,7 @@ class MismatchCheck:
         if gap <= limits.incident:
             return []
         message = (
-            f"{player}@{games.sampled_by}: trainer and sampler logprobs differ by {gap:.3g} on "
+            f"{self._whose(player, games)}: trainer and sampler logprobs differ by {gap:.3g} on "
             f"average over {num_tokens:.0f} tokens; {_gap_rule(limits, len(earlier))}."
         )
         is_stop = gap > limits.stop
@@ -580,7 +592,7 @@ class MismatchCheck:
         if score.sign > 0:
             seen, cause = "more", "a higher temperature, or a logits processor"
         message = (
-            f"{player}@{games.sampled_by}: the sampled tokens are {seen} surprising than the "
+            f"{self._whose(player, games)}: the sampled tokens are {seen} surprising than the "
             f"logprobs that came with them say, by {abs(by):.3g} nats a token in this step; that "
             f"is {score.z:.1f} standard errors over {score.num_steps} step(s), allowed are "
             f"{LIMIT:g}. The server reports this policy and samples from another: {cause}."
@@ -679,7 +691,7 @@ class MismatchCheck:
             )
             fault = "another policy"
         return (
-            f"{player}@{games.sampled_by}: {verdict}, by {score.z:.1f} standard errors over "
+            f"{self._whose(player, games)}: {verdict}, by {score.z:.1f} standard errors over "
             f"{score.num_steps} step(s); allowed are {LIMIT:g}. Slope {comparison.slope:.2f} over "
             f"{measured.num_tokens:.0f} tokens of this step, where 0 is right and 1 is "
             f"{self._unit(suspect)}. The server samples {fault}."

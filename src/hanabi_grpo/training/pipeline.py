@@ -3,20 +3,23 @@
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+from peft import PeftModel
 from swift.arguments import RLHFArguments
-from swift.model import MODEL_MAPPING, model_meta
+from swift.model import MODEL_MAPPING, get_model_processor, model_meta
 from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
 from hanabi_grpo.client.curves import validation_setups
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
@@ -25,15 +28,17 @@ from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.runs.validation import TRAINING_CURVE
 from hanabi_grpo.settings import Settings, batch_plan, read_settings
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.training.fleet_link import make_link
-from hanabi_grpo.training.model.adapters import adapter_names, add_adapters
-from hanabi_grpo.training.model.start_from import check_base, start_adapters
+from hanabi_grpo.training.model.adapters import adapter_names, add_adapters, add_team_adapters
+from hanabi_grpo.training.model.start_from import check_base, check_resumed_base, start_adapters
 from hanabi_grpo.training.tasks import TaskDataset
 from hanabi_grpo.training.trainer import (
     OPTIMIZER_PLUGIN,
     ZERO_STAGE_OF_SHARDED_WEIGHTS,
     HanabiGRPOTrainer,
+    other_tokenizers,
     register_optimizers,
 )
 
@@ -146,7 +151,8 @@ def swift_options(
         num_steps: Optimizer steps of the whole run.
     """
     plan = batch_plan(settings)
-    model = resolve_model(settings.model)
+    # Of a team player_0's; `prepare_model` loads the others.
+    model = resolve_model(base_models(settings)[0])
     options: dict[str, object] = dict(FIXED_OPTIONS)
     for name in SAME_NAME_OPTIONS:
         options[name] = getattr(settings, name)
@@ -158,10 +164,9 @@ def swift_options(
     options["hanabi_settings"] = settings_path
     options["output_dir"] = run_folder
     options["model"] = model
-    # A folder's name says nothing to ms-swift, and one architecture may serve several of its types.
-    architecture = json.loads((model / "config.json").read_text()).get("model_type")
-    if architecture in MODEL_MAPPING:
-        options["model_type"] = architecture
+    model_type = swift_model_type(model)
+    if model_type is not None:
+        options["model_type"] = model_type
     # Rows are ours; ms-swift only wants a name.
     options["dataset"] = settings.dataset or settings.board
     options["torch_dtype"] = settings.dtype
@@ -197,6 +202,30 @@ def swift_options(
     return words
 
 
+def swift_model_type(folder: Path) -> str | None:
+    """Return what ms-swift calls a model's architecture; None: it finds out itself.
+
+    A folder's name says nothing to ms-swift, and one architecture may serve several of its types.
+    """
+    architecture = json.loads((folder / "config.json").read_text()).get("model_type")
+    return str(architecture) if architecture in MODEL_MAPPING else None
+
+
+def load_other_base(args: RLHFArguments, name: str) -> torch.nn.Module:
+    """Load a further base model as ms-swift has loaded the first: same format, same attention.
+
+    Args:
+        args: ms-swift's options.
+        name: As MODEL says it.
+    """
+    folder = resolve_model(name)
+    options = args.get_model_kwargs()
+    options["model_id_or_path"] = str(folder)
+    options["model_type"] = swift_model_type(folder)
+    model, _ = get_model_processor(**options)
+    return model
+
+
 class HanabiPipeline(SwiftRLHF):
     """ms-swift's GRPO pipeline with one adapter per player."""
 
@@ -215,16 +244,21 @@ class HanabiPipeline(SwiftRLHF):
     def prepare_model(
         cls, args: HanabiArguments, model: torch.nn.Module, **_: Any
     ) -> torch.nn.Module:
-        """Wrap the base model with the players' adapters."""
+        """Wrap the base model, or each of a team's, with its players' adapters."""
         settings: Settings = args.vllm_client.settings
         names = adapter_names(settings.players, settings.adapters)
-        peft_model = add_adapters(
-            model,
-            names,
-            rank={name: settings.rank_of(name) for name in names},
-            alpha={name: settings.alpha_of(name) for name in names},
-            seed=settings.seed,
-        )
+        ranks = {name: settings.rank_of(name) for name in names}
+        alphas = {name: settings.alpha_of(name) for name in names}
+        peft_model: PeftModel
+        first, *others = base_models(settings)
+        if others:
+            models = {first: model} | {name: load_other_base(args, name) for name in others}
+            base_of = bases_by_player(settings)
+            peft_model = add_team_adapters(
+                models, base_of, rank=ranks, alpha=alphas, seed=settings.seed
+            )
+        else:
+            peft_model = add_adapters(model, names, rank=ranks, alpha=alphas, seed=settings.seed)
         start_adapters(peft_model, settings, read_resume(args.vllm_client.run_folder))
         return peft_model
 
@@ -233,15 +267,17 @@ class HanabiPipeline(SwiftRLHF):
         settings = trainer.settings
         setups = [*played_setups(training_rows(settings)), *validation_setups(settings)]
         tokenizer = trainer.processing_class
-        check_vocabulary(setups, tokenizer, settings.model)
+        base_of = bases_by_player(settings)
+        check_vocabulary(setups, tokenizer, base_models(settings)[0])
+        others = {base_of[name]: one for name, one in other_tokenizers(settings).items()}
+        for name, other in others.items():
+            check_vocabulary(setups, other, name)
         tracking = TrackingCallback(settings, trainer.link.run_folder)
         is_main_process = trainer.accelerator.is_main_process
         if is_main_process:
-            chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
-            budget = measure_budget(setups, chat, settings.max_completion_length)
-            warning = budget.warning(settings.max_model_len)
-            if warning:
-                logger.warning("%s", warning)
+            _warn_of_budget(settings, setups, tokenizer, "")
+            for name, other in others.items():
+                _warn_of_budget(settings, setups, other, f"{name}: ")
             trainer.link.connect(trainer.first_step)
             # Its dictionary per step says what the tracking callback's line says better.
             trainer.remove_callback(PrinterCallback)
@@ -249,6 +285,7 @@ class HanabiPipeline(SwiftRLHF):
         try:
             if is_main_process:
                 check_base(settings, trainer.resume, trainer.link.server_facts)
+                check_resumed_base(trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
             best = trainer.validation.best
             if is_main_process and best is not None:
@@ -268,6 +305,24 @@ class HanabiPipeline(SwiftRLHF):
             raise
         finally:
             trainer.link.disconnect()
+
+
+def _warn_of_budget(
+    settings: Settings, setups: Sequence[Setup[Any]], tokenizer: Any, whose: str
+) -> None:
+    """Warn where the longest conversation does not fit.
+
+    Args:
+        settings: The run's.
+        setups: What is played.
+        tokenizer: Of the base model that is looked at.
+        whose: Its name with a colon, or "" for the first.
+    """
+    chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
+    budget = measure_budget(setups, chat, settings.max_completion_length)
+    warning = budget.warning(settings.max_model_len)
+    if warning:
+        logger.warning("%s%s", whose, warning)
 
 
 def register_trainer() -> None:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -69,7 +69,7 @@ from hanabi_grpo.training.rewards import paid_groups
 from hanabi_grpo.training.seats import NOBODY, SeatAssignment
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
-from hanabi_grpo.training.thoughts import WithoutThoughts
+from hanabi_grpo.training.thoughts import WithoutThoughts, text_of
 from hanabi_grpo.training.updates import (
     EVERYBODY,
     Update,
@@ -183,6 +183,8 @@ class RunParts:
     """Of the frozen weights, see `adapters.base_checksum`."""
     started_from: Mapping[str, Any]
     """Of HANABI_START_FROM, for the manifest of checkpoints."""
+    tokenizers: Mapping[str, Any] = field(default_factory=dict)
+    """Of each player whose base model is not player_0's, that of its base model."""
 
 
 class TrainingRun:
@@ -236,10 +238,11 @@ class TrainingRun:
             parts.setups,
             parts.link,
             end_id=parts.end_id,
+            end_ids={name: one.eos_token_id for name, one in parts.tokenizers.items()},
             is_main_process=accelerator.is_main_process,
             report=parts.report,
         )
-        self._load = LoadMeter(self._device, self._policy.model.num_parameters())
+        self._load = LoadMeter(self._device, self._policy.num_parameters())
         self._saver = CheckpointSaver(
             self._policy,
             parts.optimizer,
@@ -273,9 +276,10 @@ class TrainingRun:
         """Updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
         self._reference = Reference(parts.policy, settings.reference)
-        self._trained: TrainedTokens = all_tokens
+        self._thoughts: WithoutThoughts | None = None
         if not settings.train_thoughts:
-            self._trained = WithoutThoughts(parts.token_text)
+            texts = {name: text_of(one) for name, one in parts.tokenizers.items()}
+            self._thoughts = WithoutThoughts(parts.token_text, texts)
         self._value_learner = self._make_value_learner()
         if parts.resume_folder is not None:
             self._restore(parts.resume_folder)
@@ -291,7 +295,7 @@ class TrainingRun:
                 cut=self._cut,
                 pad_id=self._parts.pad_id,
             )
-        width = self._policy.model.config.get_text_config().hidden_size
+        width = self._policy.width
         specs = {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()}
         learners = make_learners(self._settings, self._policy.adapter_names, specs, width)
         if learners is None:
@@ -458,7 +462,7 @@ class TrainingRun:
             self._settings,
             seats.trained,
             self._kl_costs(played),
-            self._trained,
+            self._trained(played),
         )
         values = LearnedValues()
         if self._value_learner is not None:
@@ -483,7 +487,7 @@ class TrainingRun:
                 clip=self._settings.advantage_clip,
                 of_tokens=self._settings.gae_unit == "token",
             ),
-            trained=self._trained,
+            trained=self._trained(played),
             parts=parts_of_games(
                 groups,
                 self._settings.minibatches,
@@ -502,6 +506,12 @@ class TrainingRun:
             self._add_kl_term(batches)
         return batches
 
+    def _trained(self, played: PlayedStep) -> TrainedTokens:
+        """Return what says which tokens of a step's replies carry loss."""
+        if self._thoughts is None:
+            return all_tokens
+        return self._thoughts.in_seats(played.seats.players)
+
     def _kl_costs(self, played: PlayedStep) -> Costs:
         """Return what each reply costs in points; nothing unless HANABI_KL_IN=reward."""
         settings = self._settings
@@ -517,7 +527,7 @@ class TrainingRun:
                 trained_seats=seats.trained,
                 players=seats.players,
                 reference=self._reference,
-                trained=self._trained,
+                trained=self._trained(played),
                 cut=self._cut,
                 pad_id=self._parts.pad_id,
                 device=self._device,
@@ -566,7 +576,7 @@ class TrainingRun:
             target *= self._learning_rate / self._settings.rate_of(first)
         seats = played.seats
         means = mean_logprobs(
-            played.used.drawn, seats.trained, seats.players, trained=self._trained
+            played.used.drawn, seats.trained, seats.players, trained=self._trained(played)
         )
         add_entropy_bonus(batches, bonus, means, target)
 
