@@ -175,6 +175,7 @@ class RunOfATest:
         resume_folder: Path | None = None,
         first_step: int = 0,
         has_whole_weights: bool = True,
+        policy_model: Any = None,
         **settings: Any,
     ) -> None:
         run_folder.mkdir(parents=True, exist_ok=True)
@@ -182,12 +183,12 @@ class RunOfATest:
         self.link = WrittenLink(self.settings, run_folder, games)
         self.events = RecordedEvents()
         self.incidents: list[tuple[str, str]] = []
-        self.model = tiny_policy_model(self.settings)
+        self.model = policy_model or tiny_policy_model(self.settings)
         self.guard = PlayerGuard(
             max_norm=self.settings.max_grad_norm, sharded=False, report=self._report
         )
-        groups = player_groups(self.model, NAMES)
-        optimizer = torch.optim.AdamW(groups, lr=self.settings.learning_rate, weight_decay=0.0)
+        groups = player_groups(self.model, NAMES, self.settings.rate_of)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         optimizer.register_step_pre_hook(self.guard.before_step)
         self.optimizer = optimizer
         accelerator = Accelerator(cpu=True)
@@ -201,7 +202,11 @@ class RunOfATest:
         curves = validation_curves(self.settings)
         validation = Validation(self.settings, run_folder, curves, first_step)
         self.policy = Policy(
-            self.model, NAMES, temperature=1.0, has_whole_weights=has_whole_weights
+            self.model,
+            NAMES,
+            temperature=1.0,
+            token_filter=self.settings.token_filter,
+            has_whole_weights=has_whole_weights,
         )
         parts = RunParts(
             settings=self.settings,
@@ -242,7 +247,11 @@ def tiny_policy_model(settings: Settings) -> Any:
     """Return the model that every run of a test begins with; its adapters do something already."""
     torch.manual_seed(0)
     model = adapters.add_adapters(
-        small_model(), NAMES, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=1
+        small_model(),
+        NAMES,
+        rank={name: settings.rank_of(name) for name in NAMES},
+        alpha={name: settings.alpha_of(name) for name in NAMES},
+        seed=1,
     )
     for name, value in model.named_parameters():
         if "lora_B" in name:

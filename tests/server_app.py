@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save
 
 from fake_engine import BASE, CHAT, LAPTOP, MAX_MODEL_LEN, TOKENIZER, StubSampler, sample
+from hanabi_grpo.agents.judge import Judge
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -34,7 +35,7 @@ from hanabi_grpo.rollout.handshake import (
     session_headers,
     tokenizer_hash,
 )
-from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.identity import ServerIdentity
@@ -42,7 +43,9 @@ from hanabi_grpo.server.main import listen
 from hanabi_grpo.server.person_games import NOBODY_SET, PersonSettings
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.serving import serve_until_dead
+from hanabi_grpo.server.sleep import SleepingSampler
 from hanabi_grpo.server.workers.pool import WorkerPool
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import player_names
 
 SHAPES = {
@@ -101,6 +104,8 @@ class WordEngine(StubSampler):
         self.num_samples = 0
         self.seeds: list[int | None] = []
         """Of the replies so far."""
+        self.filters: set[TokenFilter] = set()
+        """Of the same."""
 
     async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
         weights = (Path(path) / "adapter_model.safetensors").read_bytes()
@@ -123,7 +128,67 @@ class WordEngine(StubSampler):
             raise RuntimeError("engine dead")
         self.num_samples += 1
         self.seeds.append(sampling.seed)
+        self.filters.add(sampling.token_filter)
         return word_reply(adapter, prompt_ids)
+
+
+class DozyEngine(WordEngine):
+    """A `WordEngine` that can sleep, and whose every call in its sleep is a fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asleep = False
+        self.events: list[str] = []
+        """What it did, in order."""
+        self.faults: dict[str, Exception] = {}
+        """By "sleep" or "wake" what goes wrong then."""
+        self.seconds_to_sleep = 0.0
+
+    async def sleep(self) -> None:
+        self._check_awake("sleep")
+        await asyncio.sleep(self.seconds_to_sleep)
+        if "sleep" in self.faults:
+            raise self.faults["sleep"]
+        self.is_asleep = True
+        self.events.append("sleep")
+
+    async def wake(self) -> None:
+        assert self.is_asleep
+        if "wake" in self.faults:
+            raise self.faults["wake"]
+        self.is_asleep = False
+        self.events.append("wake")
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingConfig,
+        adapter: AdapterHandle | None,
+        game: int | None = None,
+    ) -> Sample:
+        self._check_awake("generate")
+        made = await super().generate(prompt_ids, sampling, adapter, game)
+        self._check_awake("generate")
+        return made
+
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        self._check_awake("score")
+        return (-0.5,) * len(reply_ids)
+
+    async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
+        self._check_awake("load")
+        return await super().load_adapter(name, number, path)
+
+    async def unload_adapter(self, number: int) -> None:
+        self._check_awake("unload")
+        await super().unload_adapter(number)
+
+    def _check_awake(self, call: str) -> None:
+        if self.is_asleep:
+            self.events.append(f"{call} in its sleep")
+            raise RuntimeError(f"{call} in its sleep")
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -181,8 +246,10 @@ def running_app(
     port: int = 0,
     engine: WordEngine | None = None,
     partners: UrlPartners | None = None,
+    judge: Judge | None = None,
     access: GameAccess = NOTHING_OUTSIDE,
     people: PersonSettings = NOBODY_SET,
+    sleeps: bool = False,
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread.
@@ -193,19 +260,29 @@ def running_app(
         port: Where to listen; 0: a free port.
         engine: The engine; None: a new one.
         partners: Models behind URLs.
+        judge: Scores the session's games.
         access: What requests may name beside games that only compute.
         people: What games of people take from the server's settings.
+        sleeps: Whether the engine sleeps while the trainer learns.
         identity: Fields of the server's identity that differ from `make_identity`.
     """
     listener = listen("127.0.0.1", port)
     engine = engine or WordEngine()
     ring = LineRing()
-    described = make_identity(**identity, partners=partners.described if partners else {})
+    described = make_identity(
+        **identity,
+        partners=partners.described if partners else {},
+        judge=judge.agreement if judge else "",
+    )
+    sampler: Sampler = engine
+    if sleeps:
+        assert isinstance(engine, DozyEngine)
+        sampler = SleepingSampler(engine, lambda: store.ownership.is_alive)
     store = AdapterStore(
-        engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout
+        sampler, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout
     )
     model = Model(
-        sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER)
+        sampler=sampler, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER)
     )
     if partners:
         model = replace(model, partners=partners)
@@ -216,9 +293,10 @@ def running_app(
         instance_id=described.instance_id,
         game_timeout=60.0,
         workers=WorkerPool(call_timeout=60.0, session_workers=1),
+        judge=judge,
     )
     app = create_app(
-        engine, store, scheduler, described, ring, api_key=api_key, access=access, people=people
+        sampler, store, scheduler, described, ring, api_key=api_key, access=access, people=people
     )
     running = RunningApp(
         port=listener.getsockname()[1],
@@ -231,7 +309,7 @@ def running_app(
     stopping = threading.Event()
 
     def has_ended() -> bool:
-        return engine.is_dead or stopping.is_set()
+        return sampler.is_dead or stopping.is_set()
 
     async def serve() -> None:
         try:

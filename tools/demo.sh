@@ -7,7 +7,7 @@
 #
 #   DEMO_ENV     hanabi; a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5;
 #                one for a single player: frozen_lake, sokoban; or a team that adds up: vote, debate, summary,
-#                pioneer_observer (docs/teams.md)
+#                pioneer_observer, revise (docs/teams.md)
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_STEPS   steps of 128 games (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
@@ -43,9 +43,9 @@ case $game in
     hanabi)
         steps=60
         export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
-        before=(base) after=(served) who="who have watched a noisy hint bot" rivals="hint-bot iggi" ;;
+        before=(base) after=(served) who="a noisy hint bot" rivals="hint-bot iggi" ;;
     kuhn_poker | leduc_poker | tic_tac_toe | connect_four-4x5)
-        before=(base,random) after=(served,random) who="who have watched a noisy teacher" rivals=random
+        before=(base,random) after=(served,random) who="a noisy teacher" rivals=random
         case $game in
             kuhn_poker)
                 steps=800
@@ -70,16 +70,16 @@ case $game in
         export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100} ;;
     frozen_lake | sokoban)
         steps=300
-        before=(base) after=(served) who="who have watched a noisy bfs" rivals="random bfs"
+        before=(base) after=(served) who="a noisy bfs" rivals="random bfs"
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
-    vote | debate | summary | pioneer_observer)
+    vote | debate | summary | pioneer_observer | revise)
         steps=150
-        before=(base) after=(served) who="who have watched a noisy solver" rivals="noisy solver"
+        before=(base) after=(served) who="a noisy solver" rivals="noisy solver"
         if [ "$game" = pioneer_observer ]; then export HANABI_SWAP_EVERY=${HANABI_SWAP_EVERY:-5}; fi # as CORY's paper has it
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake, sokoban," \
-            "vote, debate, summary or pioneer_observer." >&2
+            "vote, debate, summary, pioneer_observer or revise." >&2
         exit 2 ;;
 esac
 steps=${DEMO_STEPS:-$steps}
@@ -97,7 +97,7 @@ start_session "${DEMO_PORT:-}"
 say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half a minute to a minute; log $folder/server.log"
 start_server
 
-say "2 of 5: before: the untrained players, $who, play $deals deals"
+say "2 of 5: before: players pretrained on games of $who play $deals deals"
 run - hanabi-grpo evaluate "${before[@]}" --label before --tasks "$deals" --out "$folder/before.json"
 
 say "3 of 5: training, $steps steps of 128 games, after the trainer's start of half a minute; log $folder/train.log"
@@ -108,7 +108,7 @@ say "4 of 5: after: the trained players play the same deals"
 run - hanabi-grpo evaluate "${after[@]}" --label after --tasks "$deals" --out "$folder/after.json"
 case $game in
     *_poker) run - hanabi-grpo exploit served base --average "$folder/train" --out "$folder/exploit.json" ;;
-    vote | debate | summary | pioneer_observer) run - hanabi-grpo teams "$game=served" --tasks "$deals" --out "$folder/teams.json" ;;
+    vote | debate | summary | pioneer_observer | revise) run - hanabi-grpo teams "$game=served" --tasks "$deals" --out "$folder/teams.json" ;;
     tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate served,minimax minimax,random random --tasks 200 ;;
 esac
 

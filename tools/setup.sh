@@ -3,6 +3,7 @@
 #
 #   SETUP_EXTRA=serve|cpu   engine to install; unset: serve (CUDA vLLM) where nvidia-smi lists a GPU, else cpu
 #   SETUP_EXTRA=none        install nothing: the python and hanabi-grpo on PATH have all packages (a container, say)
+#   UV_PYTHON=3.12          Python of .venv, 3.11 or 3.12; unset: the one that uv finds
 #   UV_FIND_LINKS / PIP_FIND_LINKS   folders with wheels, tried before the public index
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -32,6 +33,16 @@ check_driver() {
             "driver; or, on GPUs for data centres, install cuda-compat-13-0, put its folder on LD_LIBRARY_PATH in both terminals," \
             "and run again with SETUP_EXTRA=serve. Without the GPU: SETUP_EXTRA=cpu." >&2
         exit 2
+    fi
+}
+
+# Said at once, not after uv has looked for it on the network. A path or another name is uv's business.
+check_python() {
+    if [[ ${UV_PYTHON:-} =~ ^(cpython[-@]?|python)?3\.([0-9]+) ]]; then
+        case ${BASH_REMATCH[2]} in
+            11 | 12) ;;
+            *) echo "set-up: UV_PYTHON='$UV_PYTHON': the packages need Python 3.11 or 3.12; unset it, or UV_PYTHON=3.12." >&2 && exit 2 ;;
+        esac
     fi
 }
 
@@ -146,6 +157,7 @@ if command -v flock >/dev/null; then
 fi
 echo "set-up: engine extra '$extra' ($reason)"
 [ "$extra" = cpu ] || [ -n "${SETUP_EXTRA:-}" ] || check_driver
+check_python
 find_uv || { bootstrap_uv && find_uv; } || { echo "set-up: uv was installed but does not run: $uv_home" >&2 && exit 1; }
 find_wheels
 choose_wheels

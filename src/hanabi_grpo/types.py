@@ -56,6 +56,11 @@ REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
 
 `length` is only found in old records."""
 
+JUDGE_PART = "judge"
+"""The reward part of HANABI_JUDGE."""
+JUDGE_MEAN_PART = "judge_mean"
+"""What takes its place in a game without a score, with HANABI_JUDGE_FAILURE=mean."""
+JUDGE_PARTS = frozenset({JUDGE_PART, JUDGE_MEAN_PART})
 KL_PART = "kl"
 """The reward part of HANABI_KL_IN=reward, only in what is learned from, see `training.kl`."""
 TURN_PARTS = REPLY_PARTS | {"later_rounds", KL_PART}

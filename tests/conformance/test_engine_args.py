@@ -1,9 +1,13 @@
 """What vLLM makes of the settings that the engine is started with."""
 
+import inspect
+from pathlib import Path
+
 import pytest
 from vllm.config import VllmConfig
 from vllm.lora.utils import is_in_target_modules
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.server.adapter_files import linear_shapes
@@ -71,3 +75,18 @@ def test_what_vllm_does_not_take_is_refused_in_a_sentence(words: list[str]) -> N
     with pytest.raises(SettingsError, match=f"{words[0]} {words[1]}: vLLM says") as refusal:
         engine_args({"dtype": "float32"}, words)
     assert len(str(refusal.value)) < 300
+
+
+def test_vllm_can_sleep_by_the_names_that_we_call_and_not_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert inspect.signature(AsyncLLM.sleep).parameters["level"].default == 1
+    assert inspect.signature(AsyncLLM.wake_up).return_annotation is bool
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    small_model().save_pretrained(tmp_path)
+    settings = Settings(model=str(tmp_path), max_model_len=64, sleep=True)
+    args = engine_args(engine_options(settings, str(tmp_path)), ["--skip-tokenizer-init"])
+    assert args.enable_sleep_mode
+    # Why HANABI_SLEEP=1 is refused there.
+    with pytest.raises(ValueError, match="Sleep mode is not supported on current platform"):
+        args.create_engine_config()

@@ -28,6 +28,8 @@ STAGES = {
     "torch": {},
     "zero1": {"DEEPSPEED": "zero1", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
     "zero2": _ZERO_2,
+    # Each process holds a part of each weight.
+    "zero3": {**_ZERO_2, "DEEPSPEED": "zero3"},
     # Each process has a copy of the critics.
     "critics": {**_ZERO_2, "HANABI_ADVANTAGE": "ippo"},
     # The players change seats between the steps that are compared.

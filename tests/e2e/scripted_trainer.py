@@ -7,6 +7,7 @@ the same steps have the same data. What goes wrong is in the plan: see `plans.Pl
 
 import asyncio
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 from plans import read_plan
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations import deepspeed as hf_deepspeed
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.script import make_script
@@ -27,6 +29,8 @@ from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.settings import deepspeed_stage
+from hanabi_grpo.settings.base_models import base_of
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import checkpoint, mismatch, pipeline, policy
 from hanabi_grpo.training.evidence import NO_SCORE
@@ -35,6 +39,7 @@ from hanabi_grpo.training.main import main
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.run import TrainingRun
+from hanabi_grpo.training.trainer import ZERO_STAGE_OF_SHARDED_WEIGHTS
 from hanabi_grpo.training.updates import Update
 from hanabi_grpo.types import DroppedGame, Episode, Reply, player_name
 
@@ -136,8 +141,32 @@ def _logprobs_of(model: Any, ids: list[int]) -> list[float]:
 
 
 def push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
-    """Keep the trainer's model instead of pushing its adapters to a server."""
-    link.model = model
+    """Keep the trainer's model instead of pushing its adapters to a server.
+
+    Under ZeRO-3 a process alone cannot compute with it: then a whole copy of it is kept.
+    """
+    if deepspeed_stage(link.settings) != ZERO_STAGE_OF_SHARDED_WEIGHTS:
+        link.model = model
+        return
+    if not hasattr(link, "model"):
+        link.model = _whole_model(link.settings, names)
+    for name in names:
+        tensors = adapters.adapter_tensors(model, name, torch.float32)
+        adapters.put_tensors(link.model, name, tensors, "the trainer's model")
+
+
+def _whole_model(settings: Any, names: tuple[str, ...]) -> Any:
+    """Return the base model with fresh adapters, none of it divided between processes."""
+    # transformers divides every model that is loaded while this is set.
+    config = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        base = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32)
+        return adapters.add_adapters(
+            base, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=0
+        )
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = config
 
 
 def play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
@@ -149,8 +178,8 @@ def play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) 
         names: Names of the run's adapters.
         version: The version of the adapters, which is also the number of the step.
     """
-    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(link.settings.model))
-    groups = [_play_group(link, row, names, version, chat) for row in tasks]
+    chats = {name: _chat_of(base_of(link.settings, name)) for name in names}
+    groups = [_play_group(link, row, names, version, chats) for row in tasks]
     if PLAN.absent is not None and version in PLAN.absent.steps:
         absent = player_name(PLAN.absent.player)
         groups = [[_without_turns_of(absent, episode) for episode in group] for group in groups]
@@ -183,14 +212,19 @@ def play_curves(
     return {curve.name: play(link, list(curve.tasks), names, version) for curve in curves}
 
 
+@functools.cache
+def _chat_of(model: str) -> ChatFormat:
+    return ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(model))
+
+
 def _play_group(
-    link: Any, row: TaskRow, names: tuple[str, ...], version: int, chat: ChatFormat
+    link: Any, row: TaskRow, names: tuple[str, ...], version: int, chats: dict[str, ChatFormat]
 ) -> list[Episode]:
     setup = registry.setup(row.env, row.env_config)
     task = setup.task(row.suite, row.seed)
     num_players = task.setup.spec.num_players
-    players = [ScriptedPlayer(chat, version)] * num_players
     seats = own_seats(num_players, names, version, link.settings.swap_every)
+    players = [ScriptedPlayer(chats[seat.partition("@")[0]], version) for seat in seats]
     group = []
     for number in range(link.settings.num_generations):
         episode = asyncio.run(play_episode(task, players, game=number))

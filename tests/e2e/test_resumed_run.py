@@ -6,6 +6,7 @@ same data.
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,10 @@ from scripted_runs import (
 
 from conftest_e2e import read_json_lines, read_metrics
 from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
+from hanabi_grpo.runs.history import cut_records
+from hanabi_grpo.runs.restored_run import restore_run
+from hanabi_grpo.settings import read_settings
+from hanabi_grpo.tracking.artifact import build_artifact
 from waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_repository_root")]
@@ -37,7 +42,9 @@ def recorded_steps(folder: Path) -> list[int]:
     return [row["step"] for row in read_metrics(folder)]
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero1", "critics", "mappo", "qmix", "bfloat16"])
+@pytest.mark.parametrize(
+    "stage", ["torch", "zero1", "zero3", "critics", "mappo", "qmix", "bfloat16"]
+)
 def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     stage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +81,55 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
             assert has_critic == ("HANABI_ADVANTAGE" in variables)
 
 
-@pytest.mark.parametrize("stage", ["torch", "critics"])
+def test_steps_after_a_resume_from_an_artifact_are_bit_equal_to_uninterrupted_ones(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    variables = {**STAGES["qmix"], "MAX_STEPS": "4", "UPLOAD_CKPT_TO_WANDB": "full"}
+    whole = tmp_path / "whole"
+    run_trainer(write_settings(whole, tiny_model, **variables))
+    settings = read_settings(whole / "settings.json")
+    made, _ = build_artifact(whole, whole / "checkpoint-2", settings, None)
+    artifact = tmp_path / "downloaded"
+    shutil.copytree(made, artifact)
+    # What an uninterrupted run would have come to is all that is kept of it.
+    expected = {player: player_state(whole / "checkpoint-4", player) for player in PLAYERS}
+    shutil.rmtree(whole)
+
+    elsewhere = tmp_path / "elsewhere"
+    restore_run(artifact, elsewhere, resume=str(artifact))
+    resume_at(elsewhere, 2)
+    cut_records(elsewhere, 2)
+    settings_file = write_settings(elsewhere, tiny_model, **variables)
+    assert "the next step is number 3" in run_trainer(settings_file)
+    for player in PLAYERS:
+        resumed = player_state(elsewhere / "checkpoint-4", player)
+        assert differing_names(expected[player], resumed) == [], player
+    assert recorded_steps(elsewhere) == [1, 2, 3, 4]
+
+
+def test_zero3_takes_the_gradients_of_zero2_also_with_weights_in_the_hosts_memory(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = {
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    offloaded = tmp_path / "offloaded.json"
+    offloaded.write_text(json.dumps(config))
+    norms = []
+    for stage in ("zero2", "zero3", str(offloaded)):
+        folder = tmp_path / Path(stage).stem
+        variables = {**STAGES["zero2"], "DEEPSPEED": stage, "MAX_STEPS": "3"}
+        run_trainer(write_settings(folder, tiny_model, **variables), processes=2)
+        rows = read_metrics(folder)
+        norms.append([row[f"{player}/grad_norm"] for row in rows for player in PLAYERS])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert norms[2] == norms[1]
+
+
+@pytest.mark.parametrize("stage", ["torch", "zero3", "critics"])
 def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     stage: str, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -88,6 +88,27 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
                 "HANABI_REFERENCE": "every:2",
             },
         ),
+        (
+            "zero2",
+            {
+                "HANABI_ADVANTAGE": "ippo",
+                "HANABI_CRITIC": "adapter",
+                "HANABI_GAE_UNIT": "token",
+                "HANABI_GAE_LAMBDA": "0.99",
+                "HANABI_WHITEN_ADVANTAGES": "1",
+                "LORA_RANK": "player_0=8,player_1=16",
+                "LEARNING_RATE": "player_0=1e-3,player_1=2e-3",
+            },
+        ),
+        (
+            "zero2",
+            {
+                "HANABI_UPDATE": "sequential",
+                "HANABI_MINIBATCHES": "2",
+                "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_LOSS_UNIT": "turn",
+            },
+        ),
     ],
     ids=[
         "passes-torch",
@@ -95,6 +116,8 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
         "resampled-zero2",
         "groups-of-one-torch",
         "kl-in-reward-zero2",
+        "adapter-critic-zero2",
+        "minibatches-zero2",
     ],
 )
 def test_a_run_with_several_updates_resumes_bit_by_bit(

@@ -18,6 +18,7 @@ from hanabi_grpo.agents.served_model import ServedPlayer
 from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import RequestedTask
+from hanabi_grpo.server import plugin
 from hanabi_grpo.server.engine import VllmSampler
 from hanabi_grpo.server.seats import Tables
 from hanabi_grpo.settings.refs import is_frozen
@@ -70,6 +71,7 @@ HUGE = 1e30
 FIRST_FIXED_NUMBER = 900
 """Ids of adapters that keep their name; ids of the server's own are smaller."""
 
+_real_register = plugin.register
 _real_load = VllmSampler.load_adapter
 _real_unload = VllmSampler.unload_adapter
 _real_seat = Tables.seat
@@ -207,6 +209,23 @@ def start_engine(engine: VllmSampler, options: Any, *others: Any, **more: Any) -
     """Start the engine so that it reports the logprobs of `PLANT_LOGPROBS`."""
     mode = os.environ.get("PLANT_LOGPROBS", options["logprobs_mode"])
     _real_init(engine, {**options, "logprobs_mode": mode}, *others, **more)
+
+
+def register() -> None:
+    """Load our plugin, and with `PLANT_LOGPROBS` let vLLM report logprobs as it does: behind top-p.
+
+    The engine core imports this module anew before it loads plugins.
+    """
+    _real_register()
+    if "PLANT_LOGPROBS" not in os.environ:
+        return
+    from hanabi_grpo.server import vllm_cpu, vllm_filter
+
+    vllm_filter.TopKTopPSampler.forward_native = vllm_filter.stock_forward
+    vllm_cpu.whole_logprobs = lambda *_: None
+
+
+plugin.register = register
 
 
 async def unload_adapter(engine: VllmSampler, number: int) -> None:

@@ -20,6 +20,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.workflows import problem_files
 from hanabi_grpo.envs.workflows import problems as problem_sources
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import game_claims
@@ -205,7 +206,7 @@ def test_the_users_own_pipe_device_folder_or_huge_file_is_refused_at_once(
             registry.setup(**vote(path))
     with pytest.raises(SettingsError, match="a file's name has no NUL"):
         registry.setup(**vote("a\0.jsonl"))
-    monkeypatch.setattr(problem_sources, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(problem_files, "MAX_FILE_BYTES", 100)
     with pytest.raises(SettingsError, match=r"bytes, at most 100 are read; leave some"):
         registry.setup(**vote(write_problems(tmp_path / "long.jsonl")))
 

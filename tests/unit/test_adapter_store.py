@@ -23,6 +23,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from store_parts import (
     CONFIG,
     PLAYERS,
+    SHAPES,
     A,
     B,
     Loads,
@@ -444,3 +445,21 @@ async def test_the_version_that_is_served_meanwhile_bounds_an_upload_that_began_
     with pytest.raises(VersionError, match="player_0@1 is older than the served version 2"):
         await old
     assert folders_on_disk(store) == [f"{name}@2" for name in PLAYERS]
+
+
+@anyio
+async def test_each_adapter_of_a_session_has_the_rank_that_was_agreed_on(engine: Loads) -> None:
+    store = AdapterStore(engine, max_rank=4, shapes=SHAPES, session_timeout=60.0)
+    request = wanted(lora_rank=4, lora_ranks={"player_1": 2})
+    await store.open_session(request)
+    large = {**CONFIG, "r": 4}
+    await stage(store, "player_0", 1, upload(rank=4), large)
+    await stage(store, "player_1", 1, upload(rank=2))
+    with pytest.raises(AdapterError, match=r"player_1@2: PEFT config: r=4; .* of rank 2\."):
+        await stage(store, "player_1", 2, upload(rank=4), large)
+    with pytest.raises(AdapterError, match=r"player_2@1: PEFT config: r=2; .* of rank 4\."):
+        await stage(store, "player_2", 1, upload(rank=2))
+    # What such a session pushed is not served on for one with other ranks.
+    assert store.ownership.current().serves_the_same(request)
+    assert not store.ownership.current().serves_the_same(wanted(lora_rank=4))
+    store.close()

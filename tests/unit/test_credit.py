@@ -93,7 +93,7 @@ def test_an_additive_return_is_told_apart_into_each_players_share(name: str) -> 
     for _ in range(40):
         observation = learned.observe(groups, made_turns())
     assert observation.metrics["credit_explained"] > 0.95
-    estimator = make_estimator(name)
+    estimator = make_estimator(name, scale="none")
     context = EstimatorContext(values=observation.values)
     for player, shares in enumerate(SHARES):
         centre = sum(shares) / len(shares)

@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -330,7 +331,7 @@ def test_every_quoted_message_is_one_that_the_software_prints() -> None:
 
 def test_every_section_on_training_quotes_a_message_or_links_to_one() -> None:
     without = set()
-    for name, text in sections("What is said in training").items():
+    for name, text in sections("Messages during training").items():
         if not quotes(text) and not re.search(r"\]\(#", text):
             without.add(name)
     assert without == set()
@@ -377,3 +378,45 @@ def test_the_readme_shows_a_turn_as_a_player_reads_it() -> None:
         r"<!-- prompt:begin -->\n(.*?)<!-- prompt:end -->", README, flags=re.DOTALL
     )
     assert shown == f"```text\n{message}\n```\n\n```text\n{reply}\n```\n"
+
+
+def test_the_variables_of_the_scripts_are_in_a_table() -> None:
+    read = re.compile(
+        r"\$\{?((?:BENCH|CHECK|CLUSTER|DEMO|FAULTS|PACK|RECIPE|SETUP|TEAM)_[A-Z_]+"
+        r"|BOARD|FAULTS|GPUS|NOISE_STEPS|NUM_SERVERS|SERVERS|TRAINERS)\b"
+    )
+    named = set(read.findall(SCRIPTS))
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("## Variables of the scripts")
+    assert "DEMO_STEPS" in named
+    assert {name for name in named if f"`{name}`" not in table} == set()
+    # And none that no script reads any more.
+    rows = re.findall(r"^\| (`[A-Z_`, ]+) \|", table, flags=re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}
+    assert {name for name in listed if not re.search(rf"\b{name}\b", SCRIPTS)} == set()
+
+
+@pytest.mark.parametrize("name", ["license", "platform", "python", "status"])
+def test_a_badge_says_what_the_package_says(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    of_classifier = dict(line.split(" :: ", 1) for line in project["classifiers"][:1])
+    versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    systems = re.findall(r"Operating System :: .* :: (\w+)", "\n".join(project["classifiers"]))
+    expected = {
+        "license": project["license"],
+        "platform": " | ".join(systems),
+        "python": " | ".join(versions),
+        "status": of_classifier["Development Status"].rpartition(" - ")[2].lower(),
+    }
+    drawing = (ROOT / "docs" / "badges" / f"{name}.svg").read_text()
+    assert f"<title>{name}: {expected[name]}</title>" in drawing
+    assert f"[![{name.capitalize()}: {expected[name]}](docs/badges/{name}.svg)]" in README
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_the_site_shows_lists_and_tables_as_they_are_meant(document: str) -> None:
+    """Python-Markdown nests by four spaces, and fences no code inside of a list."""
+    text = re.sub(r"^```.*?^```$", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^ {1,3}(?:- |\d+\. ).*", text, flags=re.MULTILINE) == []
+    assert re.findall(r"^ +```.*", text, flags=re.MULTILINE) == []
+    assert [row for row in text.splitlines() if row.startswith("|") and row[-1] != "|"] == []

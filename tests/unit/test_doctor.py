@@ -412,6 +412,14 @@ def test_the_disk_is_compared_with_the_checkpoints_that_are_kept(
     assert not (tmp_path / "a").exists()
 
 
+def test_a_run_folder_below_a_file_fails(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    run_folder = tmp_path / "notes.txt" / "run"
+    check = only(find(machine.disk_checks, MODEL=folder, OUTPUT_DIR=run_folder))
+    assert check.status == "fail"
+    assert check.finding == f"{tmp_path / 'notes.txt'} is a file, so nothing can be made below it"
+
+
 def test_a_disk_that_is_too_small_for_the_checkpoints_fails(folder: Path, tmp_path: Path) -> None:
     check = only(
         find(
@@ -565,7 +573,7 @@ def test_weights_that_are_not_complete_fail(tmp_path: Path) -> None:
 
 def test_a_dataset_is_described_or_refused_as_train_would_refuse_it(tmp_path: Path) -> None:
     good = write_dataset(tmp_path / "good.jsonl", seeds=[1, 2, 3])
-    assert only(find(games.dataset_checks, DATASET=good)).finding == f"{good}: 1 row(s), laptop"
+    assert only(find(games.dataset_checks, DATASET=good)).finding == f"{good}: 1 row, laptop"
     bad = write_dataset(tmp_path / "bad.jsonl", seeds=[-1])
     check = only(find(games.dataset_checks, DATASET=bad))
     assert check.status == "fail"

@@ -132,6 +132,21 @@ def test_hours_are_also_told_for_the_steps_that_are_set() -> None:
 
 
 @pytest.mark.parametrize(
+    ("share", "status", "finding"),
+    [("0.9", "ok", "while the engine sleeps"), ("0.99", "warn", "what a sleeping engine keeps")],
+)
+def test_a_trainer_may_have_nearly_all_of_a_gpu_whose_engine_sleeps(
+    share: str, status: str, finding: str
+) -> None:
+    profile = f"HANABI_PROFILE={ROOT / 'tools/profiles/gpu-1.env'}"
+    _, checks = planned("1xH100-80GB", profile, "HANABI_SLEEP=1", f"HANABI_TRAINER_MEMORY={share}")
+    split = checks["gpu split"]
+    assert (split["status"], finding in split["finding"]) == (status, True)
+    if status == "warn":
+        assert split["remedy"] == "export HANABI_TRAINER_MEMORY=0.94"
+
+
+@pytest.mark.parametrize(
     ("machine", "split", "model"),
     [
         ("4xA100-80GB", "server on 0,1, trainer on 2,3", "Qwen/Qwen3-4B"),

@@ -50,6 +50,12 @@ class FakeCore:
         await asyncio.sleep(0.7)
         return True
 
+    async def sleep(self, level: int) -> None:
+        self.sleep_level = level
+
+    async def wake_up(self) -> bool:
+        return not self.errored and self.answers
+
     async def list_loras(self) -> set[int]:
         while not self.answers:
             await asyncio.sleep(0.01)
@@ -69,6 +75,20 @@ def make_sampler(core: FakeCore, *, copies: int = 1) -> VllmSampler:
     sampler._request_ids = itertools.count()
     sampler._pulse = Pulse(core.list_loras, patience=1.0, every=0.01, look=0.1)
     return sampler
+
+
+def test_it_sleeps_at_the_level_that_keeps_the_weights_and_wakes_whole_or_not_at_all() -> None:
+    async def scenario() -> None:
+        core = FakeCore()
+        sampler = make_sampler(core)
+        await sampler.sleep()
+        assert core.sleep_level == 1
+        await sampler.wake()
+        core.answers = False
+        with pytest.raises(ServerError, match="awake in part only"):
+            await sampler.wake()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_slow_call_is_waited_for() -> None:

@@ -1,5 +1,7 @@
 """FrozenLake and Sokoban: maps that can be solved, and what walking on them does."""
 
+from pathlib import Path
+
 import pytest
 
 from hanabi_grpo.envs import registry
@@ -9,6 +11,7 @@ from hanabi_grpo.envs.grid.frozen_lake import FROZEN_LAKE, FrozenLakeConfig, Fro
 from hanabi_grpo.envs.grid.sokoban import Position, SokobanConfig, SokobanGame
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import load_settings
 
 NUM_GAMES = 1000
 
@@ -119,6 +122,14 @@ def test_several_moves_in_one_reply_are_made_until_the_game_ends() -> None:
     game.step({0: "Down||Down||Right"})
     assert game.step({0: "Right||Up||Up"}) == [{"goal": 1.0}]
     assert game.num_moves == 4
+
+
+@pytest.mark.parametrize("env", ["hanabi", "kuhn_poker", "openspiel:2048", "debate"])
+def test_no_other_game_takes_several_actions_in_one_reply(env: str, tmp_path: Path) -> None:
+    variables = {"HANABI_ENV": env, "HANABI_ACTIONS_PER_REPLY": "3"}
+    with pytest.raises(SettingsError, match="it belongs to frozen_lake and sokoban"):
+        load_settings(variables, tmp_path)
+    assert load_settings({**variables, "HANABI_ENV": "sokoban"}, tmp_path).settings.setup()
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,10 @@ def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
             "LORA_RANK=64: this server was started with LORA_RANK=8. Restart it with LORA_RANK=64",
         ),
         (
+            {"lora_ranks": {"player_1": 9}},
+            "lora_ranks: {'player_1': 9} with lora_rank 8, which must be the largest",
+        ),
+        (
             {"adapters": ["player_0", "player_1", "player_2"]},
             "3 adapters: this server was started for 2 players; restart it with HANABI_PLAYERS=3.",
         ),

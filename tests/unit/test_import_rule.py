@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 OWNERS = {"vllm": "server", "swift": "training", "wandb": "tracking", "matplotlib": "report"}
 """Library to the room that may import it; a room is a folder or a file of the package."""
 ROOMS = (
-    ("", "errors", "files", "logs", "processes", "terminal", "texts", "types"),
+    ("", "errors", "files", "logs", "processes", "terminal", "texts", "token_filter", "types"),
     # The settings take the choices of HANABI_ADVANTAGE from the registry of estimators, so that a
     # new one is one file. They compare finished episodes, for which `types` is enough.
     ("training.estimators",),

@@ -106,6 +106,39 @@ def test_weights_moments_counters_and_schedule_of_a_player_without_data_do_not_m
     assert _same(run.of("player_1"), steady.of("player_1")), "it goes on as if nothing had happened"
 
 
+def test_an_optimizer_that_is_stepped_group_by_group_moves_everybody_as_in_one_step() -> None:
+    # As ZeRO-3 does, which takes the parameters of the other groups out meanwhile.
+    whole = _Training()
+    parts = _Training()
+    whole.step(player_0=1.0, player_1=0.5)
+    for name, weight in (("player_0", 1.0), ("player_1", 0.5)):
+        (parts.model(torch.ones(2, 4), name).sum() * weight).backward()
+    parts.guard.begin_step()
+    parts.guard.begin_update(("player_0", "player_1"))
+    groups = parts.optimizer.param_groups
+    held = [group["params"] for group in groups]
+    for number in range(len(groups)):
+        for other, group in enumerate(groups):
+            group["params"] = held[number] if other == number else []
+        parts.optimizer.step()
+    for group, parameters in zip(groups, held, strict=True):
+        group["params"] = parameters
+    parts.guard.end_update()
+    parts.guard.end_step()
+    parts.schedule.step()
+    for name in ("player_0", "player_1"):
+        assert _same(parts.of(name), whole.of(name))
+
+
+def test_a_players_gradient_that_is_stepped_in_pieces_is_refused() -> None:
+    run = _Training()
+    run.guard.begin_step()
+    run.guard.begin_update(("player_0",))
+    run.optimizer.step()
+    with pytest.raises(SettingsError, match=r"player_0: a second optimizer step.*sub_group_size"):
+        run.optimizer.step()
+
+
 def test_a_large_gradient_of_one_player_is_clipped_as_by_torch_and_does_not_shrink_the_others() -> (
     None
 ):

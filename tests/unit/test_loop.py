@@ -75,7 +75,7 @@ def trained_by_hand(num_steps: int, passes: int, order: Any = None) -> dict[str,
         for player in players:
             [batch] = [batch for batch in batches if batch.player == player]
             if order is not None and log_ratios:
-                batch.game_weights = game_weights(log_ratios, batch.games)
+                batch.game_weights = game_weights(log_ratios, batch.games, 2.0)
             for _ in range(passes):
                 optimizers[player].zero_grad()
                 logprobs = policy.logprobs(batch)
@@ -174,7 +174,7 @@ def test_a_games_weight_is_the_product_of_earlier_players_ratios_and_is_cut() ->
         {0: math.log(1.25), 1: 5.0, 2: -5.0, 4: math.nan},
         {0: math.log(1.2), 3: math.log(0.75)},
     ]
-    weights = game_weights(earlier, [3, 0, 1, 2, 9, 4])
+    weights = game_weights(earlier, [3, 0, 1, 2, 9, 4], 2.0)
     assert weights.shape == (6, 1)
     assert weights[:, 0].tolist() == pytest.approx([0.75, 1.5, 2.0, 0.5, 1.0, 1.0])
 

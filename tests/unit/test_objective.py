@@ -311,6 +311,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"whiten_rewards": True, "advantage": "ippo"},
         "HANABI_WHITEN_REWARDS=1 with HANABI_ADVANTAGE=ippo: .*HANABI_WHITEN_ADVANTAGES=1",
     ),
+    (
+        {"critic": "adapter", "advantage": "mappo"},
+        "HANABI_CRITIC=adapter with HANABI_ADVANTAGE=mappo: .*HANABI_ADVANTAGE=ippo",
+    ),
+    (
+        {"gae_unit": "token", "advantage": "ippo"},
+        "HANABI_GAE_UNIT=token with HANABI_CRITIC=head: .*set HANABI_CRITIC=adapter",
+    ),
+    (
+        {"critic": "adapter", "advantage": "ippo", "deepspeed": "zero3"},
+        "HANABI_CRITIC=adapter with DEEPSPEED=zero3: .*zero2, or HANABI_CRITIC=head",
+    ),
+    (
+        {"minibatches": 9, "tasks_per_step": 8},
+        "HANABI_MINIBATCHES=9 with HANABI_TASKS_PER_STEP=8: .*set 1 to 8, or more tasks",
+    ),
 ]
 
 

@@ -91,6 +91,14 @@ def test_a_game_without_out_is_written_to_the_folder_of_played_games() -> None:
     assert path.name.endswith(f"-kuhn-{episode_of(path).seed}.jsonl")
 
 
+def test_a_game_without_out_is_written_below_output_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPUT_DIR", "runs/a")
+    assert play("--env", "kuhn", moves=["bet", "call"]).exit_code == 0
+    [path] = Path("runs/a/played").iterdir()
+    assert path.name.endswith(f"-kuhn-{episode_of(path).seed}.jsonl")
+    assert not Path("outputs").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "moves", "shown"),
     [

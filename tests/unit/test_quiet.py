@@ -1,9 +1,14 @@
 """A trainer's start without what nobody can act on."""
 
 import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from doctor_machines import ROOT
 from hanabi_grpo.logs import KnownMessages
 
 START = """
@@ -32,6 +37,31 @@ def test_known_messages_are_dropped_and_others_are_not() -> None:
     assert "torch_dtype" not in output
     assert "OMP_NUM_THREADS" not in output
     assert "Setting accelerator to CPU" not in output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tiny-model", "--env", "kuhn_poker", "--steps", "2", "--games", "4", "--out", "model"),
+        ("warm-start", "random", "--tasks", "2", "--steps", "2", "--out", "adapters"),
+    ],
+)
+def test_models_are_made_without_lines_of_other_libraries(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "hanabi_grpo.cli", *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+        cwd=tmp_path,
+        env={**os.environ, "MODEL": str(ROOT / "data" / "tiny-model")},
+    )
+    output = process.stdout + process.stderr
+    assert "accelerator" not in output
+    assert "shards" not in output
+    assert command[-1] in output
 
 
 def test_a_message_is_known_by_its_beginning() -> None:

@@ -577,6 +577,25 @@ def test_an_engine_that_does_not_exist_is_refused(run: Runner) -> None:
     assert answer.stderr == "set-up: SETUP_EXTRA='tpu': must be serve, cpu or none.\n"
 
 
+@pytest.mark.parametrize("wanted", ["3.13", "3.9.2", "cpython3.14", "cpython-3.13"])
+def test_a_python_that_the_packages_do_not_know_is_refused_before_anything_is_fetched(
+    run: Runner, fake_uv: Path, wanted: str
+) -> None:
+    answer = run("setup.sh", SETUP_EXTRA="cpu", UV_PYTHON=wanted)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"set-up: UV_PYTHON='{wanted}': the packages need Python 3.11 or 3.12; unset it, or "
+        "UV_PYTHON=3.12.\n"
+    )
+    assert not fake_uv.exists()
+
+
+@pytest.mark.parametrize("wanted", ["3.12", "3.11.7", "cpython-3.12", "/opt/python3.13/bin/python"])
+def test_any_other_python_is_left_to_uv(run: Runner, fake_uv: Path, wanted: str) -> None:
+    assert run("setup.sh", SETUP_EXTRA="cpu", UV_PYTHON=wanted).returncode == 0
+    assert fake_uv.exists()
+
+
 @pytest.mark.usefixtures("fake_uv")
 def test_setup_installs_nothing_where_the_packages_are_on_the_path(
     run: Runner, checkout: Path, tmp_path: Path

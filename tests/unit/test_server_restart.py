@@ -233,7 +233,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
     engine = SimpleNamespace(is_dead=False)
 
     @contextlib.contextmanager
-    def rollout_server(*_: Any) -> Iterator[Any]:
+    def rollout_server(*_: Any, **calls: Path) -> Iterator[Any]:
         # Like the real one it blocks the event loop.
         assert go.wait(60)
         app = JSONResponse({"instance_id": "i"})
@@ -246,7 +246,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
     listener = main.listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
-    run = main._run(settings, [], listener, Path("calls.jsonl"))
+    run = main._run(settings, [], listener, "stamp")
     thread = threading.Thread(target=asyncio.run, args=(run,))
     thread.start()
     yield settings, go.set

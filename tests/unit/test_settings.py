@@ -188,8 +188,10 @@ def test_every_bad_value_is_named_at_once() -> None:
         "HANABI_BOMBRULE (from shell): no such setting; did you mean HANABI_BOMB_RULE?",
         "HANABI_PLAYERS='two': a whole number.",
         "SEED='x': a whole number from 0 to 2147483647.",
-        "LEARNING_RATE='nan': a number above 0.",
-        "LORA_RANK='12': a rank that vLLM can load: 1, 8, 16, 32, 64, 128, 256, 320, 512.",
+        "LEARNING_RATE='nan': a number above 0, for all players, or for each as in "
+        "player_0=1e-5,player_1=3e-5.",
+        "LORA_RANK='12': a rank that vLLM can load: 1, 8, 16, 32, 64, 128, 256, 320, 512; for all "
+        "players, or for each as in player_0=8,player_1=16.",
     ]
 
 

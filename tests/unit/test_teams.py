@@ -77,6 +77,30 @@ def test_one_table_and_one_file_for_all_workflows() -> None:
     assert pioneer["gain"]["num_tasks"] == 60
 
 
+def test_rounds_of_a_solver_and_its_critic_count_the_tokens_of_both() -> None:
+    setup = registry.setup(
+        "revise", {"preset": "revise", "style": "compact", "rounds": 3, "feedback": "comment"}
+    )
+    lineup = parse_lineup("noisy,solver", 2, env="revise")
+    result = evaluate_team(lineup, setup, 40, suite="eval")
+    rows = {row.name: row for row in result.rows}
+    names = ["one seat alone", "vote of 5, as many tokens", "round 1", "round 2", "revise of 2"]
+    assert list(rows) == names
+    assert [rows[name].tokens for name in names] == [1.0, 5.0, 1.0, 3.0, 5.0]
+    assert rows["one seat alone"].right == rows["round 1"].right
+    # It takes over what the critic says, who knows.
+    assert rows["revise of 2"].right.mean == 1.0
+    assert result.gain is not None and result.gain.num_tasks == 40
+
+
+def test_the_vote_beside_it_has_the_instructions_of_its_own_seats() -> None:
+    instruction = "Be brief.\nplayer_0=Add.\nplayer_1=Check."
+    fields = {"preset": "debate", "style": "full", "instruction": instruction, "verify": "text"}
+    debate = registry.setup("debate", fields)
+    vote = shared_setup(debate, "vote", players=1)
+    assert vote.config.instruction == "Be brief.\nplayer_0=Add."
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

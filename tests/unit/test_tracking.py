@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from transformers import TrainerState
 from hanabi_grpo.commands.mirror import _LOOK_SECONDS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.history import read_history
+from hanabi_grpo.runs.manifest import check_checkpoint
+from hanabi_grpo.runs.restored_run import restore_run
 from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking import mirror
@@ -197,6 +200,7 @@ def test_no_process_of_wandb_is_given_a_secret_of_somebody_else(
     [
         ("checkpoint", [{"checkpoint_global_step_2"}, {"checkpoint_global_step_3"}]),
         ("end", [{"checkpoint_global_step_3", "end"}]),
+        ("true", [{"checkpoint_global_step_3", "end"}]),
         ("false", []),
     ],
 )
@@ -213,6 +217,32 @@ def test_the_settings_say_which_checkpoints_go_up(
     # W&B's library itself adds `latest` to everything.
     aliases = [set(artifact.aliases) - {"best", "latest"} for artifact in models(run)]
     assert aliases == expected
+
+
+def test_logs_of_both_processes_are_files_of_the_run(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=1, games=False, WANDB_MODE="offline")
+    (run / "train.log").write_text("the trainer's\n")
+    (run / "server.log").write_text("the server's\n")
+    mirror_run(run, 0)
+    [files] = (run / "wandb").glob("offline-run-*/files")
+    logs = {path.name: path.read_text() for path in files.glob("*.log")}
+    assert logs == {"train.log": "the trainer's\n", "server.log": "the server's\n"}
+
+
+def test_a_run_is_resumed_from_what_wandb_would_send_of_a_full_upload(tmp_path: Path) -> None:
+    variables = {"WANDB_MODE": "offline", "UPLOAD_CKPT_TO_WANDB": "full"}
+    run = tracked_run(tmp_path / "run", steps=2, checkpoints=(2,), games=False, **variables)
+    mirror_run(run, 0)
+    downloaded = tmp_path / "downloaded"
+    for name, path in models(run)[-1].files.items():
+        (downloaded / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, downloaded / name)
+    here = tmp_path / "here"
+    restore_run(downloaded, here, resume="wandb:team/hanabi/laptop:v0")
+    check_checkpoint(here / "checkpoint-2")
+    assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    # It goes on as the same run at W&B.
+    assert read_record(here).id == read_record(run).id
 
 
 @pytest.mark.parametrize("log_model", ["checkpoint", "end"])

@@ -1,5 +1,7 @@
 """The sizes of a step, who is trained in it, and which settings of updates are refused."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from pydantic import ValidationError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import BatchPlan, Settings, batch_plan, settings_values
+from hanabi_grpo.settings import BatchPlan, Settings, batch_plan, deepspeed_stage, settings_values
 from hanabi_grpo.training.estimators import ESTIMATORS, GROUP_ESTIMATORS, Pool
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
@@ -76,6 +78,7 @@ def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_t
     ("field", "value"),
     [
         ("updates_per_step", 0),
+        ("minibatches", 0),
         ("clip_low", 0.0),
         ("entropy_bonus", -0.1),
         ("resample_flat", -1),
@@ -90,6 +93,11 @@ def test_values_out_of_range_are_refused(field: str, value: float) -> None:
 
 CHANGES: list[tuple[str, Any]] = [
     ("updates_per_step", 2),
+    ("minibatches", 2),
+    ("critic", "adapter"),
+    ("gae_unit", "token"),
+    ("sequential_factor", "step"),
+    ("sequential_limit", 0.0),
     ("clip_low", 0.1),
     ("clip_high", 0.3),
     ("entropy_bonus", 0.01),
@@ -205,3 +213,17 @@ def test_a_plan_uses_every_trajectory_exactly_once(
     plan = plan_of(**sizes)
     used = plan.gradient_accumulation_steps * plan.per_device_train_batch_size * processes
     assert used == plan.sequences == tasks * games * players
+
+
+def test_a_file_of_deepspeed_may_move_weights_off_the_gpu_but_not_the_optimizer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "zero.json"
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}}
+    path.write_text(json.dumps({"zero_optimization": zero}))
+    settings = Settings(deepspeed=str(path))
+    assert deepspeed_stage(settings) == 3
+    zero["offload_optimizer"] = {"device": "cpu"}
+    path.write_text(json.dumps({"zero_optimization": zero}))
+    with pytest.raises(SettingsError, match=r"offload_optimizer is 'cpu'; allowed is 'none'"):
+        deepspeed_stage(settings)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from bad_server import Behaviour, bad_server, drips, http, resets, silent
 from doctor_machines import find, free_port
 from fake_engine import CHAT, task, task_row
-from hanabi_grpo.agents import url_model, url_transcript
+from hanabi_grpo.agents import url_calls, url_transcript
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
@@ -34,65 +34,20 @@ from hanabi_grpo.training.batching import usable_groups
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.tasks import check_stamps
 from hanabi_grpo.types import Turn
-from local_service import LocalService, QuietHandler, served
+from local_service import served
 from server_app import RunningApp, lora_of, open_session, push_to, running_app, word_reply
+from url_service import Answer, Partner, Response, completion
 
 KEY = "sk-0123456789abcdef"
 BIG = UrlRef(name="big")
 FULL = Setup(HANABI, EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep"))
 TOKENS_PER_CALL = 10
 Message = dict[str, str]
-Response = tuple[int, Any] | tuple[int, Any, dict[str, str]]
-"""Status, content and perhaps headers."""
-Answer = Callable[[dict[str, Any]], Response]
-
-
-def completion(text: Any = "Play 0", prompt_tokens: int = 7) -> Response:
-    """A reply as OpenAI's API has it, of ten tokens together with its prompt."""
-    return 200, {
-        "choices": [{"message": {"role": "assistant", "content": text}}],
-        "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 3},
-    }
-
-
-class Partner(LocalService):
-    """A model service that answers by a function of the request's body, and keeps requests."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(Handler)
-        self.answer = answer
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-
-    def entry(self, name: str = "big") -> str:
-        """This service as an entry of HANABI_PARTNER_URLS."""
-        return f"{name}={self.url}/v1#org/model:1"
-
-
-class Handler(QuietHandler):
-    """Chat completions and the list of models, as OpenAI's API has them."""
-
-    server: Partner
-
-    def do_POST(self) -> None:
-        body = json.loads(self.body())
-        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        self.server.bodies.append(body)
-        status, content, *headers = self.server.answer(body)
-        if not isinstance(content, bytes):
-            content = json.dumps(content).encode()
-        if self.path != "/v1/chat/completions":
-            status = 404
-        self.give(content, status, *headers)
-
-    def do_GET(self) -> None:
-        is_list = self.path == "/v1/models"
-        self.give_json({"data": [{"id": "org/model:1"}]} if is_list else {})
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_model, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(url_calls, "PAUSES", (0.01, 0.01))
 
 
 def partners_of(folder: Path, *urls: str, **settings: Any) -> UrlPartners:

@@ -235,6 +235,25 @@ def test_a_cancelled_request_ends_its_games_in_workers() -> None:
     assert run(play, CountingEngine(), session_workers=1, game_timeout=30) == 0
 
 
+def test_where_a_call_has_blocked_a_worker_a_further_one_plays_along() -> None:
+    def num_workers() -> int:
+        below = psutil.Process().children(recursive=True)
+        commands = [" ".join(process.cmdline()) for process in below]
+        # The fork server has the same command line as what it forks.
+        return sum("workers.fork_server" in command for command in commands) - 1
+
+    async def play(scheduler: Scheduler) -> int:
+        await scheduler.run(tasks_of("slow", range(TRAP, TRAP + 1)), SAMPLING)
+        await scheduler.run(tasks_of("slow", range(2)), SAMPLING)
+        # The games do not wait for it.
+        deadline = time.perf_counter() + 10
+        while num_workers() != 2 and time.perf_counter() < deadline:
+            await asyncio.sleep(0.05)
+        return num_workers()
+
+    assert run(play, CountingEngine(), session_workers=1) == 2
+
+
 def test_games_go_on_in_new_workers_when_the_process_that_forks_them_dies() -> None:
     async def play(scheduler: Scheduler) -> list[type]:
         await scheduler.run(tasks_of("sleeps", range(2)), SAMPLING)

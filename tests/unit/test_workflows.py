@@ -14,7 +14,8 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
-from hanabi_grpo.envs.workflows.answers import majority_worth, normalize, public_text, read_answer
+from hanabi_grpo.envs.texts import public_text
+from hanabi_grpo.envs.workflows.answers import majority_worth, normalize, read_answer
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.envs.workflows.problems import draw_problem, load_source, share_of
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
@@ -71,7 +72,7 @@ def messages_of_three_players(env: str) -> list[dict[int, str]]:
 
     Every player says its number, and thinks a secret.
     """
-    fields = {} if env == "pioneer_observer" else {"players": 3}
+    fields = {} if env in ("pioneer_observer", "revise") else {"players": 3}
     setup = workflow(env, style="full", **fields)
     referee = Referee(setup.task("eval", 0))
     question = referee.game.view(0).question
@@ -109,6 +110,7 @@ def test_everybody_sees_the_others_last_replies_and_a_voter_none() -> None:
         ("debate", 1): {0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]},
         ("summary", 1): {2: [0, 1]},
         ("pioneer_observer", 1): {1: [0]},
+        ("revise", 1): {0: [0]},
     }
 
 
@@ -430,7 +432,8 @@ def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -
         [setup] = recipe.setups()
         words = game_words(setup, num_games=100)
         numbers = {str(number) for number in range(-2 * HIGHEST, 3 * HIGHEST + 1)}
-        assert set(words) == {*numbers, "+", "-", "=", "?", "own", "other", "none"}
+        verdict = {"wrong"} if env == "revise" else set()
+        assert set(words) == {*numbers, "+", "-", "=", "?", "own", "other", "none", *verdict}
         tokenizer = build_tokenizer(words)
         for sample in recipe.samples(setup, ChatFormat.from_tokenizer(tokenizer), 50):
             # A result on the way, =, the answer and the end: as many as MAX_COMPLETION_LENGTH

@@ -222,15 +222,15 @@ class EngineBench:
         self.model = add_adapters(
             base,
             self.players,
-            rank=settings.lora_rank,
-            alpha=settings.lora_alpha,
+            rank=settings.largest_rank,
+            alpha=settings.alpha_of("player_0"),
             seed=settings.seed,
         )
         self.client.introduce(
             settings,
             run_id=f"bench-{uuid.uuid4().hex[:8]}",
             adapters=self.players,
-            lora_rank=settings.lora_rank,
+            lora_rank=settings.largest_rank,
             setups=[Setup(HANABI, self.config)],
             version=1,
         )

@@ -36,7 +36,7 @@ async def generation(bench: Bench) -> list[Row]:
         Row(
             id="R3a",
             name="generation with LoRA ÷ without",
-            arms=(f"one adapter per player, rank {bench.settings.lora_rank}", "base model"),
+            arms=(f"one adapter per player, rank {bench.settings.largest_rank}", "base model"),
             ratios=ratios,
             cpu_ratios=cpu,
             target=at_least(0.9),
@@ -65,7 +65,7 @@ async def operator(bench: Bench) -> list[Row]:
         num_adapters=bench.config.players,
         inner=_INNER,
         widths=_WIDTHS,
-        rank=bench.settings.lora_rank,
+        rank=bench.settings.largest_rank,
         dtype=getattr(torch, bench.settings.dtype),
     )
 
@@ -87,7 +87,7 @@ async def operator(bench: Bench) -> list[Row]:
             how=(
                 f"the layer method alone: {_TOKENS} tokens of {bench.config.players} adapters, "
                 f"{_INNER} → {sum(_WIDTHS)} in {len(_WIDTHS)} slices, rank "
-                f"{bench.settings.lora_rank}, {bench.settings.dtype}"
+                f"{bench.settings.largest_rank}, {bench.settings.dtype}"
             ),
         )
     ]

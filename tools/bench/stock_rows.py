@@ -30,7 +30,7 @@ async def against_stock(bench: Bench) -> list[Row]:
         resolve_model(settings.model),
         async_llm(engine.engine),
         max_model_len=settings.max_model_len,
-        max_lora_rank=settings.lora_rank,
+        max_lora_rank=settings.largest_rank,
     )
     scheduler = scheduler_of(stock_engine)
     scripts = [seat_scripts(game, config.players, engine.chat) for game in games]

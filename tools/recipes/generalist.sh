@@ -7,8 +7,8 @@
 #   RECIPE_STEPS  steps of 128 games that each specialist makes (200); the generalist makes as many of every game
 #   RECIPE_DEALS  deals of each evaluation (500)
 #
-# All start from one tiny model that has watched noisy teachers of all five games. What is trained and evaluated already is
-# not made again. The runs are outputs/generalist-SEED/NAME, the evaluations lie beside them.
+# All start from one tiny model that was pretrained on games of noisy teachers of all five games. What is trained and
+# evaluated already is not made again. The runs are outputs/generalist-SEED/NAME, the evaluations lie beside them.
 # Half an hour on two cores. What it came to is in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

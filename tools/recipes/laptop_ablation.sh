@@ -36,11 +36,17 @@ declare -A arms=(
     [updates_1]="HANABI_UPDATES_PER_STEP=1"
     [updates_4]="HANABI_UPDATES_PER_STEP=4"
     [no_bonus]="HANABI_ENTROPY_BONUS=0"
+    # The objective of MARSHAL's own configuration, with ROLL's clips: a game of each task, returns of its turns less the mean
+    # of the board, whitening, dual clip (1 + 2 * .2), KL to the start in the reward, no entropy bonus.
+    [marshal]="HANABI_ADVANTAGE=return_to_go HANABI_NORMALIZE_OVER=environment HANABI_NORMALIZE=mean HANABI_WHITEN_REWARDS=1
+        HANABI_WHITEN_ADVANTAGES=1 HANABI_REWARD_CLIP=10 HANABI_ADVANTAGE_CLIP=4 HANABI_DUAL_CLIP=1.4 HANABI_KL_IN=reward
+        BETA=0.01 HANABI_KL_TARGET=0.1 HANABI_REFERENCE=start HANABI_TRAIN_THOUGHTS=0 TOP_P=0.99 TOP_K=100
+        NUM_GENERATIONS=1 HANABI_TASKS_PER_STEP=192 HANABI_ENTROPY_BONUS=0"
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
 order=(turn turn_unscaled grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1
-    updates_4 no_bonus shared)
+    updates_4 no_bonus marshal shared)
 single_turns
 default_env LR_SCHEDULER_TYPE constant
 RECIPE_START=${RECIPE_START:-iggi}

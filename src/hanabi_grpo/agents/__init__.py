@@ -15,6 +15,6 @@ a case where seats are assigned: `server.seats.Tables` for games on the server, 
 games here.
 
 Shared by several kinds: `conversation.py` (a private conversation as token ids), `memory.py` (the
-past turns that a player still sees), `url_client.py` and `url_transcript.py` (calls to a URL, and
-their record).
+past turns that a player still sees), `url_calls.py`, `url_client.py` and `url_transcript.py` (calls
+to a URL, and their record). `judge.py` makes such calls too: it fills no seat, it scores games.
 """

@@ -40,9 +40,10 @@ class PersonPlayer:
         """Show the rules and return a seat, see `rollout.loop.Player.seat`."""
         environment = task.environment
         if self.raw:
-            rules = environment.system(task.config, player)
+            rules = environment.system_message(task.config, player)
         else:
-            rules = wrapped(environment.person_rules(task.config, player))
+            rules = environment.person_rules(task.config, player)
+            rules = wrapped(task.config.with_instruction(rules, player))
         self.say(f"You are {player_name(player)}.")
         if rules:
             self.say(rules)

@@ -23,7 +23,7 @@ class RemotePlayer:
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "RemoteSeat":
         """Return a seat with an empty conversation, see `rollout.loop.Player.seat`."""
-        return RemoteSeat(self, task.environment.system(task.config, player))
+        return RemoteSeat(self, task.environment.system_message(task.config, player))
 
 
 @dataclass(frozen=True, slots=True)

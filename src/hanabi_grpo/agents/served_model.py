@@ -2,19 +2,23 @@
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.envs.base import Observation, Task
-from hanabi_grpo.errors import NonFiniteError, ServerError
+from hanabi_grpo.errors import NonFiniteError, ServerError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.rollout.seeds import reply_seed, seat_seed
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import BASE
 from hanabi_grpo.types import Reply
 
+ONLY_BASE = ""
+"""Name of the base model of a server that has no other."""
 _UNKNOWN_VOCABULARY = 2**31
 """Rows of an embedding of unknown size: every token id is below."""
 
@@ -38,6 +42,63 @@ class Model:
         """Wait for this game's turn: one game per pass of the event loop, in order of arrival."""
         async with self.turnstile:
             await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamModels:
+    """The base models of a server, and whose they are.
+
+    A team of one model is the usual case: then every adapter is on it.
+    """
+
+    models: Mapping[str, Model]
+    """By name as MODEL says it; the first is player_0's."""
+    base_of: Mapping[str, str] = field(default_factory=dict)
+    """The name of each player's model; empty where all have the first."""
+
+    @classmethod
+    def of_one(cls, model: Model) -> "TeamModels":
+        """Return the models of a server with a single one."""
+        return cls(models={ONLY_BASE: model})
+
+    @property
+    def first(self) -> Model:
+        """The model of player_0."""
+        return next(iter(self.models.values()))
+
+    @property
+    def dead(self) -> Model | None:
+        """The first model whose sampler is dead; None: all live."""
+        for model in self.models.values():
+            if model.sampler.is_dead:
+                return model
+        return None
+
+    def named(self, base: str) -> Model:
+        """Return the model that a loaded adapter is on."""
+        return self.models[base]
+
+    def of_player(self, player: str) -> Model:
+        """Return the model of a player, e.g. "player_1", or of the shared adapter."""
+        base = self.base_of.get(player)
+        return self.first if base is None else self.models[base]
+
+    def without_adapter(self, player: str | None) -> Model:
+        """Return the model that plays as a base model without an adapter.
+
+        Args:
+            player: In whose seat; None: in nobody's.
+
+        Raises:
+            SettingsError: There are several, and no seat says which.
+        """
+        if player is None and len(self.models) > 1:
+            raise SettingsError(
+                f"{BASE}: this server has several base models ({', '.join(self.models)}), and "
+                "outside a game no seat says which; name an adapter (player_1@7), or ask a server "
+                "that was started with one MODEL."
+            )
+        return self.first if player is None else self.of_player(player)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +127,7 @@ class ServedPlayer:
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a seat with an empty conversation, see `rollout.loop.Player.seat`."""
         memory = task.config.window
-        system = task.environment.system(task.config, player)
+        system = task.environment.system_message(task.config, player)
         request = self.sampling.seed
         return ServedSeat(
             player=self,

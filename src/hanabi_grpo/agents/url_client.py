@@ -1,7 +1,7 @@
 """One call to a model behind a URL, by the `openai` client.
 
 The client sends and receives; the response is decoded here, by the codec of the rollout server's
-messages. The client does not retry: `UrlPartners` does, which counts tokens between two tries.
+messages. The client does not retry: `UrlCalls` does, which counts tokens between two tries.
 """
 
 import asyncio
@@ -115,17 +115,19 @@ class _Models(Struct):
 class UrlClient:
     """Calls to one model of HANABI_PARTNER_URLS. Used from one event loop at a time."""
 
-    def __init__(self, url: PartnerUrl, *, key: str, timeout: float) -> None:
+    def __init__(self, url: PartnerUrl, *, key: str, timeout: float, timeout_variable: str) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             url: The URL, and the name of the model there.
             key: HANABI_PARTNER_KEY, sent only to this URL; "" for none.
             timeout: Seconds that a whole call may take.
+            timeout_variable: The setting that says so.
         """
         self._url = url
         self._key = key
         self._timeout = timeout
+        self._timeout_variable = timeout_variable
 
     async def complete(
         self, messages: Sequence[dict[str, str]], sampling: UrlSampling
@@ -161,7 +163,7 @@ class UrlClient:
                 response = await send(self._client)
         except TimeoutError:
             raise CallFailedError(
-                f"no answer in {self._timeout:g} s (HANABI_PARTNER_TIMEOUT)."
+                f"no answer in {self._timeout:g} s ({self._timeout_variable})."
             ) from None
         except APIStatusError as error:
             raise self._refused(error.response) from error

@@ -7,74 +7,22 @@ no game waits for a partner that is gone. Every call is a line of a transcript.
 
 import asyncio
 import contextlib
-import hashlib
-import json
-import logging
-import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.agents.memory import remembered_turns
-from hanabi_grpo.agents.url_client import CallFailedError, UrlClient, UrlSampling, Usage
+from hanabi_grpo.agents.url_calls import MAX_FAILED_CALLS, Budget, CallLimits, UrlCalls
+from hanabi_grpo.agents.url_client import CallFailedError, UrlSampling
 from hanabi_grpo.agents.url_transcript import Transcript
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.texts import split_reply
-from hanabi_grpo.errors import PartnerDownError, PartnerError, SettingsError
+from hanabi_grpo.errors import PartnerError, SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import SeatRef, UrlRef, unknown_url
 from hanabi_grpo.settings.values import PartnerUrl, split_partner_url
 from hanabi_grpo.types import Reply, player_name
-
-logger = logging.getLogger(__name__)
-
-PAUSES = (2.0, 8.0, 32.0)
-"""Seconds before the second try and the later ones.
-
-A Retry-After header takes precedence, up to the timeout of a call.
-"""
-MAX_FAILED_CALLS = 3
-"""Number of consecutive failed calls that end a request."""
-_REMINDER_SECONDS = 60.0
-"""Least time between two log lines about the same URL."""
-_DIGEST_LENGTH = 16
-"""Hexadecimal digits of the hash of a call's messages in the transcript."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """Outcome of one call after all its tries."""
-
-    reply: str = ""
-    reason: str = ""
-    """Why the call failed; empty when it was answered."""
-    usage: Usage = field(default_factory=Usage)
-    tries: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Budget:
-    """Tokens that some clients may have all URLs count together."""
-
-    variable: str
-    """The setting that limits it."""
-    limit: int | None
-    """None: no limit."""
-    spent: int
-    """Tokens of prompts and replies, as the URLs counted them."""
-
-    def check(self) -> None:
-        """Raise a PartnerDownError when nothing is left."""
-        if self.limit is None or self.spent < self.limit:
-            return
-        raise PartnerDownError(
-            f"{self.variable}={self.limit}: the URLs of HANABI_PARTNER_URLS have counted "
-            f"{self.spent} tokens, so they are asked no more. Restart the server, which "
-            f"counts from 0, with what may be spent from here on in {self.variable}, then give the "
-            "same command, in training with RESUME=latest."
-        )
 
 
 class UrlPartners:
@@ -98,21 +46,28 @@ class UrlPartners:
             url = split_partner_url(entry)
             self.by_spec[str(UrlRef(name=url.name))] = url
         key = settings.partner_key.get_secret_value() if settings.partner_key else ""
-        self._clients: dict[str, UrlClient] = {}
-        for spec, url in self.by_spec.items():
-            self._clients[spec] = UrlClient(url, key=key, timeout=settings.partner_timeout)
         self._settings = settings
-        self._transcript = Transcript(transcript)
-        self._free_calls = asyncio.Semaphore(settings.partner_requests)
+        calls = Transcript(transcript)
+        self._calls = UrlCalls(
+            self.by_spec,
+            key=key,
+            limits=CallLimits(
+                seconds=settings.partner_timeout,
+                variable="HANABI_PARTNER_TIMEOUT",
+                at_once=settings.partner_requests,
+                length_variable="MAX_COMPLETION_LENGTH",
+            ),
+            transcript=calls,
+            totals=self._totals,
+        )
         self._free_guest_calls = asyncio.Semaphore(max(1, settings.partner_requests // 2))
-        self._last_reminder: dict[str, float] = {}
-        spent = self._transcript.spent()
-        self._own_budget = _Budget(
+        spent = calls.spent()
+        self._own_budget = Budget(
             variable="HANABI_PARTNER_TOKENS",
             limit=settings.partner_tokens or None,
             spent=spent.total - spent.by_guests,
         )
-        self._guest_budget = _Budget(
+        self._guest_budget = Budget(
             variable="HANABI_PARTNER_GUEST_TOKENS",
             limit=settings.partner_guest_tokens,
             spent=spent.by_guests,
@@ -190,7 +145,7 @@ class UrlPartners:
             PartnerError: The URL does not answer, or lists no models.
         """
         try:
-            return await self._clients[spec].list_models()
+            return await self._calls.client(spec).list_models()
         except CallFailedError as error:
             raise PartnerError(f"{self.by_spec[spec].base}: {error}") from error
 
@@ -212,116 +167,24 @@ class UrlPartners:
                 failed, including this one.
             PartnerError: There is no usable reply after all tries.
         """
-        async with contextlib.AsyncExitStack() as calls:
+        budget = self._own_budget if player.own else self._guest_budget
+        async with contextlib.AsyncExitStack() as places:
             if not player.own:
-                await calls.enter_async_context(self._free_guest_calls)
-            await calls.enter_async_context(self._free_calls)
-            start = time.monotonic()
-            outcome = await self._call(player, messages)
-            seconds = time.monotonic() - start
-        self._record(player.url, messages, where, outcome, seconds)
+                await places.enter_async_context(self._free_guest_calls)
+            outcome = await self._calls.ask(
+                player.name, messages, player.sampling, budget=budget, where=where
+            )
         if not outcome.reason:
             player.failed_calls = 0
             return outcome.reply
         player.failed_calls += 1
-        url = player.url
-        failure = f"{player.name} ({url.base}, {url.model}): {outcome.reason}"
+        failure = self._calls.describe(player.name, outcome)
         if player.failed_calls < MAX_FAILED_CALLS:
             raise PartnerError(failure)
-        raise PartnerDownError(
-            f"{failure} {player.failed_calls} calls in a row failed like this, so it is asked no "
-            f"more. Every call is in {self._transcript.path}. When it answers again, give the same "
-            "command, in training with RESUME=latest."
-        )
+        raise self._calls.down(failure, player.failed_calls)
 
-    async def _call(self, player: "UrlPlayer", messages: list[dict[str, str]]) -> _Outcome:
-        """Make one call, and retry it after each transient failure."""
-        max_tries = len(PAUSES) + 1
-        for tries in range(1, max_tries + 1):
-            self._budget(player).check()
-            try:
-                reply, usage = await self._try_once(player, messages)
-                return _Outcome(reply=reply, usage=usage, tries=tries)
-            except CallFailedError as error:
-                if not error.can_retry or tries == max_tries:
-                    return _Outcome(reason=str(error), tries=tries)
-                pause = error.retry_after
-                if pause is None:
-                    pause = PAUSES[tries - 1]
-                pause = min(pause, self._settings.partner_timeout)
-                self._remind(
-                    player.url, f"{error} Try {tries} of {max_tries}; the next in {pause:g} s."
-                )
-                await asyncio.sleep(pause)
-        raise AssertionError("the last try returns")
-
-    async def _try_once(
-        self, player: "UrlPlayer", messages: list[dict[str, str]]
-    ) -> tuple[str, Usage]:
-        """Return a reply and its usage, which counts as spent even if the reply is unusable."""
-        limit = self._settings.partner_timeout
-        still_waiting = (
-            f"no answer since {_REMINDER_SECONDS:g} s; a call has {limit:g} s "
-            "(HANABI_PARTNER_TIMEOUT)."
-        )
-        loop = asyncio.get_running_loop()
-        reminder = loop.call_later(_REMINDER_SECONDS, self._remind, player.url, still_waiting)
-        try:
-            completion = await self._clients[player.name].complete(messages, player.sampling)
-        finally:
-            reminder.cancel()
-        usage = completion.usage or Usage()
-        budget = self._budget(player)
-        budget.spent += usage.prompt_tokens + usage.completion_tokens
-        if budget.limit is not None and not usage.prompt_tokens:
-            raise CallFailedError(
-                f"its answers have no usage, so {budget.variable} cannot be kept.",
-                can_retry=False,
-            )
-        if not completion.text.strip():
-            raise CallFailedError(
-                "the reply is empty (does it think for longer than MAX_COMPLETION_LENGTH?)."
-            )
-        return completion.text, usage
-
-    def _budget(self, player: "UrlPlayer") -> _Budget:
-        return self._own_budget if player.own else self._guest_budget
-
-    def _record(
-        self,
-        url: PartnerUrl,
-        messages: list[dict[str, str]],
-        where: Mapping[str, Any],
-        outcome: _Outcome,
-        seconds: float,
-    ) -> None:
-        messages_digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
-        self._transcript.append(
-            {
-                "time": round(time.time(), 3),
-                "partner": url.name,
-                "model": url.model,
-                **where,
-                "messages": messages_digest[:_DIGEST_LENGTH],
-                "prompt": messages[-1]["content"],
-                "reply": outcome.reply,
-                "error": outcome.reason,
-                "prompt_tokens": outcome.usage.prompt_tokens,
-                "reply_tokens": outcome.usage.completion_tokens,
-                "tries": outcome.tries,
-                "seconds": round(seconds, 3),
-                "spent": self.spent,
-                "guests_spent": self._guest_budget.spent,
-            }
-        )
-
-    def _remind(self, url: PartnerUrl, reason: str) -> None:
-        """Log why a URL keeps games waiting, once a minute."""
-        now = time.monotonic()
-        last = self._last_reminder.get(url.name, -math.inf)
-        if now - last >= _REMINDER_SECONDS:
-            self._last_reminder[url.name] = now
-            logger.warning("waiting for url:%s (%s): %s", url.name, url.base, reason)
+    def _totals(self) -> dict[str, int]:
+        return {"spent": self.spent, "guests_spent": self._guest_budget.spent}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -348,7 +211,7 @@ class UrlPlayer:
             "task": f"{task.environment.name} {task.split}/{task.seed}",
             "game": game,
         }
-        system = task.environment.system(task.config, player)
+        system = task.environment.system_message(task.config, player)
         return UrlSeat(player=self, where=where, system=system)
 
 

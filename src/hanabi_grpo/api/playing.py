@@ -19,6 +19,7 @@ from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks
 from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
 from hanabi_grpo.evaluation.matches import Table, play_tables
 from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import zoo_settings
 from hanabi_grpo.terminal import sayer
@@ -144,7 +145,14 @@ def evaluate(
     path = None if out is None else Path(out)
     with chosen.serving(console(), needed=needs_server, own=own) as served:
         evaluation = evaluate_lineups(
-            teams, chosen.game, tasks, suite=suite, served=served, rotate=rotate, out=path
+            teams,
+            chosen.game,
+            tasks,
+            suite=suite,
+            served=served,
+            rotate=rotate,
+            out=path,
+            folder=results_folder(chosen.loaded.settings),
         )
         if path is not None:
             write_document(path, evaluation.kept_document())

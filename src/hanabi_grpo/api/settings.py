@@ -81,8 +81,9 @@ def _fields_of(env: Setup[Any]) -> dict[str, Any]:
     """Return environment, preset, and the fields that differ from what would hold without them."""
     chosen = {"env": env.env, "preset": env.spec.preset}
     plain = load_settings({**os.environ, **_as_variables(chosen, {})}).settings.setup()
+    plain_row = plain.config.model_dump(mode="json")
     for name, value in env.config.model_dump(mode="json").items():
-        if value != plain.config.model_dump(mode="json")[name]:
+        if value != plain_row.get(name):
             chosen[name] = value
     return chosen
 

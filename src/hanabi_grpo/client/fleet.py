@@ -22,6 +22,7 @@ SAME_ON_ALL = {
     "model_fingerprint": "base model",
     "tokenizer_hash": "tokenizer",
     "chat_hash": "chat format",
+    "bases": "base models of the players",
     "dtype": "number format",
     "max_model_len": "length of a conversation",
 }

@@ -6,6 +6,7 @@ its seat orders where games are counted.
 """
 
 import logging
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,16 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.run_folder import find_run, recorded_settings, run_of
 from hanabi_grpo.runs.saved_adapters import (
+    BASES,
     SAME_FACTS,
     SavedAdapters,
     check_same_base,
+    facts_of_base,
     newest_checkpoint,
     read_adapters,
 )
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.base_models import base_of
 from hanabi_grpo.settings.refs import (
     BASE,
     AdapterRef,
@@ -255,9 +259,11 @@ class SeatResolver:
         return digests | identity.get("partners", {})
 
     def model(self) -> str:
-        """Return the fingerprint of the server's base model, tokenizer and chat format."""
+        """Return the fingerprint of the server's base models, tokenizers and chat formats."""
         identity = self._look()
         facts = [str(identity[name]) for name in SAME_FACTS]
+        for player, base in (identity.get(BASES) or {}).items():
+            facts += [player, *(str(base[name]) for name in SAME_FACTS)]
         return "/".join(facts)
 
     def run_folders(self, refs: Sequence[Ref]) -> tuple[Path, ...]:
@@ -292,6 +298,7 @@ class SeatResolver:
         for name, value in setup.config.model_dump(mode="json").items():
             if not name.startswith("reward_"):
                 here[f"HANABI_{name.upper()}"] = value
+        here.setdefault("HANABI_INSTRUCTION", setup.config.instruction)
         for run in self.run_folders(refs):
             if run in self._compared:
                 continue
@@ -306,7 +313,9 @@ class SeatResolver:
             is_same_game = recorded.get("HANABI_ENV") == setup.env
             if not learned or not is_same_game or "HANABI_PRESET" in learned:
                 continue
-            assignments = [f"{name}={value}" for name, value in learned.items()]
+            assignments = []
+            for name, value in learned.items():
+                assignments.append(f"{name}={'' if value is None else shlex.quote(str(value))}")
             exports = " ".join(assignments)
             logger.warning(
                 "%s: learned with %s; here: %s. To play as it learned: export %s",
@@ -357,12 +366,16 @@ class SeatResolver:
         if (checkpoint, name) not in self._guests:
             identity = self._look()
             if saved.facts.keys().isdisjoint(SAME_FACTS):
-                fingerprint = model_fingerprint(resolve_model(self._settings.model))
+                base = base_of(self._settings, name)
+                fingerprint = model_fingerprint(resolve_model(base))
                 saved = replace(saved, facts={"model_fingerprint": fingerprint})
-            check_same_base(checkpoint, saved, identity)
+            check_same_base(checkpoint, saved, identity, adapter=name)
             assert self._client is not None, "`_look` refuses a missing client"
             weights, config = saved.adapters[name]
-            seat = self._client.upload_guest(saved.step, weights, config)
+            named_base = {}
+            if identity.get(BASES):
+                named_base["base"] = facts_of_base(saved.facts, name).get("model_fingerprint")
+            seat = self._client.upload_guest(saved.step, weights, config, **named_base)
             self._guests[checkpoint, name] = seat
         return self._guests[checkpoint, name]
 

@@ -60,7 +60,7 @@ def served_profile(
     chances: dict[str, list[float]] = {}
     illegal = []
     for player, seat in enumerate(seats):
-        system = setup.environment.system(setup.config, player)
+        system = setup.environment.system_message(setup.config, player)
         own_sets = []
         prompts = []
         for information_set in sets:

@@ -45,6 +45,9 @@ from hanabi_grpo.rollout.messages import (
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
+from hanabi_grpo.settings.judge import judge_description
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import Reply
 
 logger = logging.getLogger(__name__)
@@ -115,6 +118,28 @@ class _Commit(Struct):
     receipts: dict[str, _Receipt]
 
 
+def _describe_base(settings: Settings, name: str) -> dict[str, str]:
+    """Return the digests of a base model, which the server compares with its own.
+
+    Args:
+        settings: For HANABI_THINKING.
+        name: As MODEL says it.
+    """
+    # Imported here: it takes seconds, which a health check need not wait for.
+    from transformers import AutoTokenizer
+
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+
+    folder = resolve_model(name)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return {
+        "model_fingerprint": model_fingerprint(folder),
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "chat_hash": ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking).hash,
+    }
+
+
 class RolloutClient:
     """One connection to one rollout server; used as a context it releases its session at the end.
 
@@ -122,7 +147,12 @@ class RolloutClient:
     """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeouts: ClientTimeouts | None = None,
+        judge: str = "",
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -130,8 +160,11 @@ class RolloutClient:
             url: E.g. "http://127.0.0.1:8000".
             api_key: HANABI_API_KEY; None: the server needs none.
             timeouts: Longest waits.
+            judge: What a trainer expects of the server's judge, see
+                `settings.judge.judge_description`.
         """
         self.url = url
+        self._judge = judge
         self.trainer_id = uuid.uuid4().hex
         """Identifies this trainer process to the server, which serves one at a time."""
         self.session_timeout: float | None = None
@@ -155,6 +188,7 @@ class RolloutClient:
             server_url(settings),
             api_key=key,
             timeouts=ClientTimeouts(rollout=seconds, busy=seconds),
+            judge=judge_description(settings),
         )
 
     @property
@@ -202,19 +236,12 @@ class RolloutClient:
         Returns:
             The server's identity, the run, and the versions of the run that it serves.
         """
-        # Imported here: it takes seconds, which a health check need not wait for.
-        from transformers import AutoTokenizer
-
-        from hanabi_grpo.rollout.chat import ChatFormat
-        from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
-
-        folder = resolve_model(settings.model)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
+        described = {name: _describe_base(settings, name) for name in base_models(settings)}
+        base_of = bases_by_player(settings)
+        if base_of:
+            claims["bases"] = {player: described[name] for player, name in base_of.items()}
         return self.open_session(
-            model_fingerprint=model_fingerprint(folder),
-            tokenizer_hash=tokenizer_hash(tokenizer),
-            chat_hash=chat.hash,
+            **next(iter(described.values())),
             dtype=settings.dtype,
             games=game_claims(setups),
             **claims,
@@ -243,6 +270,7 @@ class RolloutClient:
                 f"OUTPUT_DIR={run_id!r}: not UTF-8 text; choose another folder."
             ) from error
         request = {
+            "judge": self._judge,
             **claims,
             "run_id": run_id,
             "protocol": PROTOCOL,
@@ -336,7 +364,14 @@ class RolloutClient:
                 )
         return dict(msgspec.to_builtins(answer))
 
-    def upload_guest(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+    def upload_guest(
+        self,
+        version: int,
+        weights: bytes,
+        config: Mapping[str, Any],
+        *,
+        base: str | None = None,
+    ) -> str:
         """Upload a guest adapter, which the server keeps in addition to those of its session.
 
         The server holds a few and evicts the least recently used. An adapter that it holds already
@@ -346,6 +381,7 @@ class RolloutClient:
             version: Policy version of the weights.
             weights: safetensors bytes.
             config: PEFT configuration.
+            base: Fingerprint of its base model, for a server of several; None: its shapes decide.
 
         Returns:
             The seat that names it in requests, e.g. "frozen_0123456789abcdef@50".
@@ -357,7 +393,7 @@ class RolloutClient:
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
         what = f"uploading {seat}"
-        receipt = self._upload(what, "/frozen/", version, weights, config, sha256=sha256)
+        receipt = self._upload(what, "/frozen/", version, weights, config, sha256=sha256, base=base)
         sent = {
             "seat": seat,
             "name": name,
@@ -414,6 +450,7 @@ class RolloutClient:
         num_games: int,
         max_tokens: int,
         temperature: float,
+        token_filter: TokenFilter = ALL_TOKENS,
         sampling_seed: int | None = None,
         seats: Sequence[str] | None = None,
     ) -> RolloutResult:
@@ -427,6 +464,7 @@ class RolloutClient:
             num_games: Games of each task.
             max_tokens: Longest reply, in tokens.
             temperature: Of sampling; 0 is greedy.
+            token_filter: Which tokens models may draw; those behind URLs have their own.
             sampling_seed: Decides every sampled reply, see `seeds.request_seed`; None: other
                 replies each time.
             seats: Policy of each seat in tasks that name none.
@@ -452,6 +490,8 @@ class RolloutClient:
                     "num_games": num_games,
                     "max_tokens": max_tokens,
                     "temperature": temperature,
+                    "top_p": token_filter.top_p,
+                    "top_k": token_filter.top_k,
                     "sampling_seed": sampling_seed,
                     "seats": seats,
                 },
@@ -540,6 +580,7 @@ class RolloutClient:
         config: Mapping[str, Any],
         *,
         sha256: str,
+        base: str | None = None,
     ) -> dict[str, Any]:
         """Upload an adapter; the larger it is, the more time it has.
 
@@ -550,6 +591,7 @@ class RolloutClient:
             weights: safetensors bytes.
             config: PEFT configuration.
             sha256: Digest of the weights, in hexadecimal digits.
+            base: Fingerprint of the base model; None: nothing is said of it.
         """
         limit = self._limits.answer
         timeout = httpx.Timeout(
@@ -562,6 +604,8 @@ class RolloutClient:
             "x-peft-config": json.dumps(config),
             "content-type": "application/octet-stream",
         }
+        if base is not None:
+            headers["x-model-fingerprint"] = base
         return self._call(
             dict,
             what,

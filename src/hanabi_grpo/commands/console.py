@@ -25,6 +25,7 @@ from hanabi_grpo.settings import (
     settings_json,
     settings_table,
 )
+from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.terminal import VisibleConsole, sayer
@@ -211,6 +212,7 @@ def offline_environ(settings: Settings) -> dict[str, str]:
         _, reference = split_player(entry)
         if reference.startswith("hf:"):
             from_hub = True
-    if from_hub or not Path(settings.model).is_dir():
+    are_local = all(Path(name).is_dir() for name in base_models(settings))
+    if from_hub or not are_local:
         return dict(_QUIET)
     return {**_QUIET, **_OFFLINE}

@@ -30,6 +30,7 @@ from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summa
 from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.run_folder import CROSS_PLAY, results_folder
 from hanabi_grpo.settings.refs import ScriptRef
 from hanabi_grpo.settings.zoo import use_zoo
 
@@ -56,7 +57,11 @@ def cross_play(
     suite: Suite = "eval",
     temperature: Temperature = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the result; continued if it exists.")
+        Path | None,
+        typer.Option(
+            help="Folder of the result; continued if it exists.",
+            show_default="a new one in OUTPUT_DIR, or in outputs/",
+        ),
     ] = None,
     as_json: AsJson = False,
     own_server: OwnServer = False,
@@ -73,8 +78,8 @@ def cross_play(
     chosen = choose(env, preset, players, temperature)
     entries = parse_entries(texts, chosen.game)
     if out is None:
-        name = f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder = Path("outputs") / name
+        name = f"{CROSS_PLAY}{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = results_folder(chosen.loaded.settings) / name
     else:
         folder = out
     aside = make_console(aside=True)

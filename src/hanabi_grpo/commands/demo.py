@@ -70,8 +70,8 @@ def demo(
     with interruptible(lambda: f"stopped; kept: {folder}"):
         say("1 of 5: starting the rollout server, which loads vLLM and the model")
         with serve(settings, env=env, logs=folder) as server:
-            who = "the untrained players, who have watched a noisy hint bot"
-            say(f"2 of 5: before: {who}, play {tasks} tasks")
+            who = "players pretrained on games of a noisy hint bot"
+            say(f"2 of 5: before: {who} play {tasks} tasks")
             _score("base", "before", folder, env, tasks, server)
             say(f"3 of 5: training, {steps} steps of {_GAMES_PER_STEP} games")
             trainer = Trainer(settings, env=env, max_steps=steps, output_dir=str(folder / TRAIN))

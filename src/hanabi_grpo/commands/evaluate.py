@@ -28,9 +28,10 @@ from hanabi_grpo.commands.playing import (
     numbers_of_games,
 )
 from hanabi_grpo.evaluation.evaluate import check_tasks
-from hanabi_grpo.evaluation.lineups import LEDGERS, Evaluation, evaluate_lineups, parse_lineups
+from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
 from hanabi_grpo.rollout.datasets import setup_names
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.run_folder import EVALUATIONS, results_folder
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import use_zoo
 from hanabi_grpo.tracking.figure_log import FigureLog
@@ -71,18 +72,19 @@ def evaluate(
 ) -> None:
     """Play held-out tasks and compare with random and blind play of the same tasks.
 
-    The same command continues an interrupted one. A DATASET with rows of several games is evaluated
-    whole, game by game, OUT with the game's name in it; --preset chooses one. A result of a run's
-    checkpoint, or of what its trainer serves, is also kept in evaluations/ of the run folder, and
-    so is one of base on its server or beside its checkpoints: report shows it as the run before
-    training.
+    The same command continues an interrupted one, whose finished tasks are in evaluations/ of
+    OUTPUT_DIR, or of outputs/ where that is not set. A DATASET with rows of several games is
+    evaluated whole, game by game, OUT with the game's name in it; --preset chooses one. A result
+    of a run's checkpoint, or of what its trainer serves, is also kept in evaluations/ of the run
+    folder, and so is one of base on its server or beside its checkpoints: report shows it as the
+    run before training.
 
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find
     the server; with --own-server MODEL and the others of serve start one. DATASET, HANABI_PRESET
     and HANABI_PLAYERS choose the board. TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies,
     SEED decides them: the same command gives the same games. REPORT_TO records figures beside OUT,
-    else in outputs/evaluations. WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR
-    and HF_HOME for wandb: and hf: policies.
+    else in evaluations/. WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR and HF_HOME
+    for wandb: and hf: policies.
     """
     specs = lineups or [SERVED]
     own_server = use_zoo(specs) or own_server
@@ -102,15 +104,20 @@ def evaluate(
             num_done[team.name if is_one else f"{name} {team.name}"] = 0
     total = sum(number * len(teams_of_games[0]) for number in num_tasks)
     needs_server = any(team.lineup.needs_server for teams in teams_of_games for team in teams)
-    folder = LEDGERS / f"figures-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = results_folder(chosen[0].loaded.settings)
+    place = f" in {folder / EVALUATIONS}" if out is None else ""
+    figures_folder = folder / EVALUATIONS / f"figures-{datetime.now():%Y%m%d-%H%M%S}"
     if out is not None:
-        folder = out.with_name(f"{out.stem}-figures")
+        figures_folder = out.with_name(f"{out.stem}-figures")
     figures = FigureLog(
-        chosen[0].loaded, folder, name=f"evaluate {','.join(specs)}", last_step=len(num_done)
+        chosen[0].loaded,
+        figures_folder,
+        name=f"evaluate {','.join(specs)}",
+        last_step=len(num_done),
     )
 
     with (
-        interruptible(lambda: _stop_summary(num_done, total)),
+        interruptible(lambda: _stop_summary(num_done, total, place)),
         chosen[0].serving(console, needed=needs_server, own=own_server) as served,
         progress_bars(aside) as progress,
         figures as log,
@@ -141,6 +148,7 @@ def evaluate(
                 served=served,
                 rotate=not no_rotate,
                 out=file,
+                folder=folder,
                 begin=begin,
             )
             for result in evaluation.results:
@@ -151,8 +159,10 @@ def evaluate(
             files.append(file)
         progress.stop()
         _give_all(console, evaluations, files, as_json=as_json)
+        say = sayer(aside)
         for evaluation in evaluations:
-            evaluation.keep_with_runs(served, sayer(aside))
+            if not evaluation.keep_with_runs(served, say) and out is None:
+                say("No file was written; --out FILE keeps the result.")
     if log.is_on:
         sayer(aside)(f"figures: {log.folder}")
 
@@ -207,13 +217,15 @@ def _give_all(
         print_json(documents[0] if len(documents) == 1 else {"games": documents})
 
 
-def _stop_summary(num_done: Mapping[str, int], total: int) -> str:
-    """Say how many tasks of each lineup are done, of all together, and how to continue."""
+def _stop_summary(num_done: Mapping[str, int], total: int, place: str) -> str:
+    """Say how many tasks of each lineup are done, of all together, where, and how to continue."""
     by_lineup = ""
     if len(num_done) > 1:
         counts = ", ".join(f"{label}: {count}" for label, count in num_done.items())
         by_lineup = f" ({counts})"
+    if not sum(num_done.values()):
+        return f"stopped: none of {total} tasks is done."
     return (
-        f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept; run the "
-        "same command again to continue."
+        f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept"
+        f"{place}; run the same command again to continue."
     )

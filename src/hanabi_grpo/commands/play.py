@@ -34,6 +34,7 @@ from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.person_messages import SUITE, NewGameRequest
 from hanabi_grpo.rollout.recordings import write_recordings
+from hanabi_grpo.runs.run_folder import PLAYED, results_folder
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
 from hanabi_grpo.settings.zoo import use_zoo
 from hanabi_grpo.texts import visible
@@ -61,7 +62,10 @@ def play(
     ] = None,
     temperature: Temperature = None,
     out: Annotated[
-        Path | None, typer.Option(help="New file of the game.", show_default="in outputs/played/")
+        Path | None,
+        typer.Option(
+            help="New file of the game.", show_default="in played/ of OUTPUT_DIR, or of outputs/"
+        ),
     ] = None,
     own_server: OwnServer = False,
     raw: Annotated[
@@ -98,7 +102,7 @@ def play(
     number = secrets.randbelow(_MAX_RANDOM_SEED) if seed is None else seed
     if out is None:
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
-        target = Path("outputs/played") / name
+        target = results_folder(chosen.loaded.settings) / PLAYED / name
     else:
         target = out
     if target.exists():

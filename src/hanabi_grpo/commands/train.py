@@ -22,7 +22,13 @@ from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.history import cut_records
-from hanabi_grpo.runs.resume import ResumePlan, plan_resume, resume_lines, write_resume
+from hanabi_grpo.runs.restored_run import (
+    is_restored,
+    names_artifact,
+    restore_run,
+    restored_folder,
+)
+from hanabi_grpo.runs.resume import LATEST, ResumePlan, plan_resume, resume_lines, write_resume
 from hanabi_grpo.runs.resume_settings import dataset_sha256, keep_settings
 from hanabi_grpo.runs.run_folder import (
     leave_run_folder,
@@ -32,14 +38,17 @@ from hanabi_grpo.runs.run_folder import (
     write_json_atomic,
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
+from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.defaults import tiny_model_command
 from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
+from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.settings.saved import RESUME_COMMAND
 from hanabi_grpo.settings.shell import TRAIN_SCRIPT, shell_assignments, start_words
 from hanabi_grpo.settings.sources import TYPED
 from hanabi_grpo.terminal import sayer
+from hanabi_grpo.tracking.checkpoints import local_folder
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training import main as trainer
 
@@ -87,12 +96,14 @@ def train(
     if server_makes_model:
         say(f"MODEL={loaded.settings.model}: not made yet; the rollout script makes it")
     else:
-        resolve_model(loaded.settings.model, make_tiny_model)
+        for name in base_models(loaded.settings):
+            resolve_model(name, make_tiny_model)
     if plan.nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
         settings_path = loaded.settings.output_dir / "settings.json"
         _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
         return
+    _restore(loaded.settings, say)
     with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
         say(plan.line(loaded.settings))
@@ -142,6 +153,24 @@ def _wait_for_all_servers(loaded: LoadedSettings, say: Callable[[str], None], no
         wait_for_first_server(
             replace(loaded, settings=settings), say, poll=_POLL_SECONDS, look=import_next
         )
+
+
+def _restore(settings: Settings, say: Callable[[str], None]) -> None:
+    """Make a run folder from the artifact that RESUME names, where it does and there is none yet.
+
+    Raises:
+        SettingsError: The artifact cannot be fetched.
+        RunFolderError: No run can be resumed from it, or the folder cannot be made.
+    """
+    resume = settings.resume
+    if resume is None or resume == LATEST or not names_artifact(resume):
+        return
+    folder = restored_folder(settings)
+    if is_restored(folder, resume):
+        return
+    artifact = local_folder(parse_checkpoint(resume).place)
+    manifest = restore_run(artifact, folder, resume=resume)
+    say(f"RESUME={resume}: made {folder} of it, with the checkpoint of step {manifest.step}")
 
 
 def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:

@@ -18,6 +18,7 @@ from hanabi_grpo.commands.console import (
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.terminal import ColumnKind, FittedTable
+from hanabi_grpo.training import quiet
 
 
 def warm_start(
@@ -79,11 +80,11 @@ def warm_start(
     give_environ(loaded)
     settings = loaded.settings
     # Imported after the switches are set: libraries read them once.
-    from transformers.utils.logging import disable_progress_bar
-
+    quiet.before_imports()
     from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
     from hanabi_grpo.sft.sources import Sources
 
+    quiet.after_imports()
     sources = Sources(
         lineups=tuple(lineups or ()),
         paths=tuple(games or ()),
@@ -106,7 +107,6 @@ def warm_start(
         every_start=every_start,
         resume=resume,
     )
-    disable_progress_bar()
     console = make_console()
     aside = make_console(aside=True)
     with stop_flag() as should_stop, progress_bars(aside) as progress:

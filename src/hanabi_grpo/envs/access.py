@@ -87,7 +87,7 @@ class GameAccess:
                 return thing.value
         # Its path may be another one on the other machine. Whether it is the same file shows in
         # the hash of the rules, which both sides compare.
-        base_name = value.rpartition("/")[2]
+        base_name = value.rstrip("/").rpartition("/")[2]
         called_so = [thing for thing in known if thing.name == base_name]
         if len({thing.digest for thing in called_so}) == 1:
             return called_so[0].value

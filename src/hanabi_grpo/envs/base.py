@@ -14,16 +14,24 @@ import functools
 import hashlib
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
 from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.config import EnvConfig
+from hanabi_grpo.envs.instructions import split_instruction
 from hanabi_grpo.envs.people import Scene, plain_choices, without_format
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.types import MAX_PLAYERS, Episode, player_name
+from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.types import (
+    JUDGE_MEAN_PART,
+    JUDGE_PART,
+    MAX_PLAYERS,
+    Episode,
+    player_name,
+    player_names,
+)
 
 FORFEIT = "<forfeit>"
 """The action of a player whose bad reply ends the game, see `EnvSpec.bad_reply`."""
@@ -283,7 +291,14 @@ class Environment(Protocol[C]):
         return {}
 
     def system(self, config: C, player: int) -> str:
-        """Return the system message of a player, e.g. the rules; "" for none."""
+        """Return the system message of a player, e.g. the rules; "" for none.
+
+        Players are given `system_message`, which has the config's instruction behind it.
+        """
+
+    def system_message(self, config: C, player: int) -> str:
+        """Return the whole system message of a player; environments do not override it."""
+        return config.with_instruction(self.system(config, player), player)
 
     def person_rules(self, config: C, player: int) -> str:
         """Return the rules as a person in this seat reads them; "" for none.
@@ -316,7 +331,7 @@ class Environment(Protocol[C]):
             SettingsError: It is another game, or nothing says how it starts.
         """
         episode = recording.episode
-        spec = self.spec(config)
+        spec = Setup(self, config).spec
         is_same_game = (episode.env, episode.spec_hash) == (spec.env, spec.hash)
         if not is_same_game or recording.start is not None:
             raise other_game(spec, recording)
@@ -406,9 +421,9 @@ class Setup(Generic[C]):
         return Task(environment=self.environment, config=self.config, split=split, seed=seed)
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return `Environment.metrics`, and the mean of each of `Environment.rewards`."""
+        """Return `Environment.metrics`, the mean of `Environment.rewards`, and `judge_figures`."""
         figures = self.environment.metrics(self.config, episodes)
-        return figures | reward_figures(self.environment, episodes)
+        return figures | reward_figures(self.environment, episodes) | judge_figures(episodes)
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON, see `registry.setup`."""
@@ -417,7 +432,23 @@ class Setup(Generic[C]):
 
 @functools.lru_cache(maxsize=256)
 def _spec(setup: Setup[Any]) -> EnvSpec:
-    return setup.environment.spec(setup.config)
+    """Return the environment's spec; the hash names the instruction, too.
+
+    Raises:
+        SettingsError: As `Environment.spec`; or a seat has an instruction that is not in the game.
+    """
+    spec = setup.environment.spec(setup.config)
+    instruction = setup.config.instruction
+    if not instruction:
+        return spec
+    for player in split_instruction(instruction):
+        if player is not None and player >= spec.num_players:
+            raise SettingsError(
+                f"instruction={shown(instruction)}: {player_name(player)} is not at the table of "
+                f"{spec.num_players} players; allowed: {', '.join(player_names(spec.num_players))}."
+            )
+    # What stands before the dash still names the rules.
+    return replace(spec, hash=f"{spec.hash}-{stable_hash(instruction)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -552,6 +583,27 @@ def reward_figures(environment: Environment[Any], episodes: Sequence[Episode]) -
                 values.append(episode.reward(player, name))
         figures[f"reward/{name}"] = sum(values) / len(values)
     return figures
+
+
+def judge_figures(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return what HANABI_JUDGE paid on average, and the share of games that it gave no score.
+
+    Example:
+        judge_figures(episodes) == {"reward/judge": 0.72, "judge/missing": 0.0}
+    """
+    paid = []
+    num_missing = 0
+    for episode in episodes:
+        parts = {name for turn in episode.turns[-1:] for own in turn.rewards for name in own}
+        if JUDGE_PART in parts:
+            paid.append(episode.reward(episode.turns[-1].player, JUDGE_PART))
+        num_missing += JUDGE_MEAN_PART in parts
+    if not paid:
+        return {}
+    return {
+        "reward/judge": sum(paid) / len(paid),
+        "judge/missing": num_missing / (len(paid) + num_missing),
+    }
 
 
 def is_held_out(split: str) -> bool:

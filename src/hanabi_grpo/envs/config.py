@@ -1,10 +1,12 @@
 """The settings of an environment: a dataset row's `env_config`, or one request's."""
 
+import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from hanabi_grpo.envs.instructions import INSTRUCTION_ALLOWED, file_names, split_instruction
 from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 Memory = Literal["game", "turn"] | Annotated[int, Field(ge=1)]
@@ -35,6 +37,39 @@ class EnvConfig(BaseModel):
     """Reward of a reply that names no action."""
     reward_out_of_tokens: float = -0.5
     """Reward of a full conversation, which ends the episode."""
+
+    instruction: str | None = Field(
+        default=None,
+        # What has none is written, and hashed, as before there were any.
+        exclude_if=operator.not_,
+        json_schema_extra={"allowed": INSTRUCTION_ALLOWED},
+    )
+    """Text behind the system message of every seat, or of one: player_1=…; a file (.txt, .md) of
+    it.
+    """
+
+    @field_validator("instruction")
+    @classmethod
+    def _check_instruction(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        if file_names(text):
+            raise ValueError(
+                "is the name of a file, which only HANABI_INSTRUCTION reads; give the text"
+            )
+        split_instruction(text)
+        return text
+
+    def with_instruction(self, text: str, player: int) -> str:
+        """Return what a player is told before the game, with its `instruction` behind it.
+
+        Args:
+            text: The system message of the environment, or what a person reads in its place.
+            player: Number of the player.
+        """
+        instruction = split_instruction(self.instruction or "")
+        parts = [text, instruction.get(None, ""), instruction.get(player, "")]
+        return "\n\n".join(filter(None, parts))
 
     @property
     def window(self) -> int | None:

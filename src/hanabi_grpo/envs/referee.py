@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvSpec, Game, Observation, Policy, Task, draw
-from hanabi_grpo.envs.rewards import episode_rewards
+from hanabi_grpo.envs.rewards import episode_rewards, with_parts
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind, Turn
 
@@ -258,14 +258,9 @@ class Referee:
         rewards = {} if self._is_rehearsal else self.task.environment.rewards
         if self.status is None or not rewards or not self._turns:
             return
-        last_index = len(self._turns) - 1
-        indices: dict[int, int] = {}
-        for index, turn in enumerate(self._turns):
-            if turn.step == self._turns[last_index].step:
-                indices[turn.player] = index
-        paid = episode_rewards(rewards, self.episode(), self.spec)
-        for player, parts in enumerate(paid):
-            self._add_rewards(indices.get(player, last_index), player, parts)
+        episode = self.episode()
+        paid = episode_rewards(rewards, episode, self.spec)
+        self._turns = list(with_parts(episode, paid).turns)
 
     def _add_rewards(self, index: int, player: int, parts: Mapping[str, float]) -> None:
         """Add reward parts of a player to the turn at an index of `_turns`."""

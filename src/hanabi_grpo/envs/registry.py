@@ -36,6 +36,7 @@ OWN = {
     "debate": "hanabi_grpo.envs.workflows.environment:DEBATE",
     "summary": "hanabi_grpo.envs.workflows.environment:SUMMARY",
     "pioneer_observer": "hanabi_grpo.envs.workflows.environment:PIONEER_OBSERVER",
+    "revise": "hanabi_grpo.envs.workflows.environment:REVISE",
 }
 """Environments of this package by name, with the module and the name of each object."""
 FAMILIES = {

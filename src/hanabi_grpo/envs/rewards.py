@@ -25,7 +25,7 @@ from hanabi_grpo.envs.base import (
 )
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import RewardError, SettingsError, shown
-from hanabi_grpo.types import TURN_PARTS, Episode, task_name
+from hanabi_grpo.types import JUDGE_PARTS, TURN_PARTS, Episode, task_name
 
 Payoff = Literal["team", "zero_sum", "general"]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
@@ -78,12 +78,12 @@ def with_rewards(
     if not rewards:
         raise SettingsError(f"with_rewards(rewards={{}}): {name} needs at least one function.")
     for part, function in rewards.items():
-        taken = part in TURN_PARTS or part in base.rewards
+        taken = part in TURN_PARTS | JUDGE_PARTS or part in base.rewards
         if taken or not _NAME.fullmatch(part) or not callable(function):
             raise SettingsError(
                 f"with_rewards(rewards={{{shown(part)}: {shown(function)}}}): give functions by "
                 "names of lower-case letters, digits and '_' that no other reward has; taken: "
-                f"{', '.join(sorted({*TURN_PARTS, *base.rewards}))}."
+                f"{', '.join(sorted({*TURN_PARTS, *JUDGE_PARTS, *base.rewards}))}."
             )
     low, high = reward_range
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
@@ -209,6 +209,36 @@ def episode_rewards(
         for player, value in enumerate(_numbers(name, answer, episode, spec)):
             paid[player][name] = value
     return paid
+
+
+def with_parts(episode: Episode, parts: Sequence[Mapping[str, float]]) -> Episode:
+    """Return a finished episode with rewards for all of it, which stand in the last step.
+
+    A player's stand in its turn of that step, else in the last turn of all.
+
+    Args:
+        episode: The episode; one without a turn has no place for them.
+        parts: Per player the named rewards.
+
+    Raises:
+        RewardError: The last step pays one of that name already.
+    """
+    if not episode.turns:
+        return episode
+    turns = list(episode.turns)
+    last_index = len(turns) - 1
+    indices: dict[int, int] = {}
+    for index, turn in enumerate(turns):
+        if turn.step == turns[last_index].step:
+            indices[turn.player] = index
+    for player, own_parts in enumerate(parts):
+        index = indices.get(player, last_index)
+        rewards = list(turns[index].rewards)
+        for name in own_parts.keys() & rewards[player].keys():
+            raise _failed(name, episode, "has the name of a reward of the game; give it another")
+        rewards[player] = {**rewards[player], **own_parts}
+        turns[index] = replace(turns[index], rewards=tuple(rewards))
+    return replace(episode, turns=tuple(turns))
 
 
 def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[float]:

@@ -4,12 +4,28 @@ import re
 from collections.abc import Mapping
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
+_MARKUP = re.compile(r"<(?=[|\uff5c/!\w])|\[(?=/?[A-Z_]+\])")
+"""Where a tag begins that a chat template or a tokenizer might take for its own."""
 
 
 def split_reply(reply: str) -> tuple[str, str]:
     """Return what a reply thinks and what it says, both stripped."""
     thoughts, outside, _ = think_parts(reply)
     return _join_stripped(thoughts), _join_stripped(outside)
+
+
+def public_text(reply: str) -> str | None:
+    """Return what a reply says beside its thoughts, None where a thought was cut off.
+
+    Others read it as a part of their prompts, so nothing in it may be a special token:
+    `<|im_end|>` becomes `< |im_end|>`.
+    """
+    _, parts, is_cut_off = think_parts(reply)
+    if is_cut_off:
+        return None
+    stripped = [part.strip() for part in parts]
+    text = "\n".join(filter(None, stripped))
+    return _MARKUP.sub(r"\g<0> ", text)
 
 
 def think_parts(reply: str) -> tuple[list[str], list[str], bool]:

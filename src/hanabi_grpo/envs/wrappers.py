@@ -368,7 +368,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         """Return message and info of this seat."""
         info: dict[str, Any] = {
             "player": player_name(self.seat),
-            "system": self.environment.system(self.config, self.seat),
+            "system": self.environment.system_message(self.config, self.seat),
         }
         if self.referee.status is not None:
             info["legal"] = ()

@@ -16,9 +16,11 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 from hanabi_grpo.terminal import sayer
+from hanabi_grpo.token_filter import ALL_TOKENS
 
 _WITHOUT_SERVER = (
     "Or let this command start a server of its own: press Ctrl-C and add --own-server."
@@ -57,7 +59,12 @@ class Chosen:
             settings = self.loaded.settings
             if own:
                 settings = stack.enter_context(
-                    own_server(settings, sayer(console), environ=self._game_variables())
+                    own_server(
+                        settings,
+                        sayer(console),
+                        environ=self._game_variables(),
+                        folder=results_folder(settings),
+                    )
                 )
             else:
                 wait_for_first_server(self.loaded, sayer(console), instead=_WITHOUT_SERVER)
@@ -67,6 +74,7 @@ class Chosen:
                 resolver=SeatResolver(client, settings),
                 max_tokens=settings.max_completion_length,
                 temperature=self.temperature,
+                token_filter=ALL_TOKENS if self.temperature == 0 else settings.token_filter,
                 seed=settings.seed,
             )
 
@@ -196,7 +204,11 @@ def _with_players(env: str, config: dict[str, Any], players: int | None) -> Setu
     if players:
         config["players"] = players
     fields = registry.get(env).Config.model_fields
-    game = registry.setup(env, {name: config[name] for name in fields if name in config})
+    try:
+        game = registry.setup(env, {name: config[name] for name in fields if name in config})
+    except SettingsError as error:
+        # Nobody has written an env_config here: the fields have the names of the options.
+        raise SettingsError(str(error).removeprefix("env_config: ")) from error
     if players not in (None, game.spec.num_players):
         raise SettingsError(
             f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} "

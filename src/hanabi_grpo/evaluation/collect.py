@@ -44,6 +44,8 @@ _DESCRIBED_KEYS = (
     "spec_hash",
     "suite",
     "temperature",
+    "top_p",
+    "top_k",
     "max_tokens",
 )
 """Parts of the ledger's key that `collection.json` repeats."""
@@ -262,7 +264,7 @@ def _describe(
     description["mean_score"] = state.score / state.games if state.games else None
     system_prompts = []
     for player in range(setup.spec.num_players):
-        system_prompts.append(setup.environment.system(setup.config, player))
+        system_prompts.append(setup.environment.system_message(setup.config, player))
     description["system_prompts"] = system_prompts
     description["hanabi_grpo"] = __version__
     write_json_atomic(folder / _DESCRIPTION, description)

@@ -26,6 +26,7 @@ from hanabi_grpo.runs.evaluation_result import (
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
 from hanabi_grpo.settings.refs import is_frozen, is_url, seat_adapter
+from hanabi_grpo.token_filter import ALL_TOKENS
 from hanabi_grpo.types import Episode, ReplyKind
 
 SUITE = "eval"
@@ -173,6 +174,9 @@ def lineup_key(
         )
     seats = [served.resolver.seats(order) for order in orders]
     served.resolver.compare_messages(lineup.refs, setup)
+    if not served.token_filter.keeps_all:
+        key["top_p"] = served.token_filter.top_p
+        key["top_k"] = served.token_filter.top_k
     return {
         **key,
         "seats": seats,
@@ -305,6 +309,8 @@ def summarise(
         attainable=None if suite.startswith(HALF) else spec.attainable,
         suite=suite,
         temperature=key.get("temperature"),
+        top_p=key.get("top_p", ALL_TOKENS.top_p),
+        top_k=key.get("top_k", ALL_TOKENS.top_k),
         seeds=seeds,
         starts=starts,
         scores=tuple(fmean(task.scores) for task in tasks),

@@ -24,14 +24,12 @@ from hanabi_grpo.evaluation.tables import (
 )
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
-from hanabi_grpo.runs.run_folder import EVALUATIONS
+from hanabi_grpo.runs.run_folder import EVALUATIONS, OUTPUTS
 from hanabi_grpo.settings.refs import Role
 
 if TYPE_CHECKING:
     import pandas
 
-LEDGERS = Path("outputs/evaluations")
-"""Folder of unfinished evaluations without a file of their own."""
 _MAX_STEM = 60
 """Characters of a label that the name of a kept result has."""
 
@@ -84,22 +82,30 @@ class Evaluation:
         """Return a row for each lineup and script, with the mean, its error and the figures."""
         return result_frame([*self.results, *self.references])
 
-    def keep_with_runs(self, served: Served | None, say: Callable[[str], None]) -> None:
+    def keep_with_runs(self, served: Served | None, say: Callable[[str], None]) -> bool:
         """Keep each result with its runs on this machine, and forget how far it was.
 
-        The page and the model card of a run and comparisons of runs read it there.
+        The page and the model card of a run and comparisons of runs read it there. Nothing else is
+        left behind, not even the folder of the unfinished work.
 
         Args:
             served: How models were played.
             say: Receives what was kept, or why it was not.
+
+        Returns:
+            Whether a run keeps one of the results.
         """
         lineups = [team.lineup for team in self._teams]
         written = self._out if len(lineups) == 1 else None
+        is_kept = False
         for lineup, document, digest in zip(lineups, self._documents(), self._digests, strict=True):
-            runs = _runs_of(lineup, lineups, served) if served else ()
-            _keep_with_runs(runs, document, digest, written, say)
+            runs = _runs_of(lineup, lineups, served) if served else []
+            is_kept |= _keep_with_runs(runs, document, digest, written, say)
         for ledger in self._ledgers:
             ledger.unlink(missing_ok=True)
+            if self._out is None:
+                _remove_if_empty(ledger.parent)
+        return is_kept
 
     def _documents(self) -> list[dict[str, Any]]:
         """Return per lineup its document, with the references, which become rows of tables."""
@@ -152,6 +158,7 @@ def evaluate_lineups(
     served: Served | None = None,
     rotate: bool = True,
     out: Path | None = None,
+    folder: Path = OUTPUTS,
     begin: Callable[[str, int, str], Callable[[int], None]] = _quiet,
 ) -> Evaluation:
     """Play the tasks with each lineup, and with scripts to compare with.
@@ -164,6 +171,7 @@ def evaluate_lineups(
         served: How models are played; needed unless scripts fill every seat.
         rotate: Whether different players change seats.
         out: File of the result, beside which finished tasks are kept meanwhile.
+        folder: Without `out`, the folder in whose `evaluations/` they are kept.
         begin: Is told of a title, the number of tasks behind it and the lineup's name ("" for the
             scripts), and returns what receives the number of tasks done.
 
@@ -178,7 +186,7 @@ def evaluate_lineups(
         key = lineup_key(team.lineup, game, suite=suite, served=served, rotate=rotate)
         digest = key_digest(key)
         if out is None:
-            ledger = LEDGERS / f"{game.spec.preset}-{digest}.part.jsonl"
+            ledger = folder / EVALUATIONS / f"{game.spec.preset}-{digest}.part.jsonl"
         elif len(teams) > 1:
             ledger = out.with_suffix(f".{number}.part.jsonl")
         else:
@@ -219,6 +227,15 @@ def evaluate_lineups(
     )
 
 
+def _remove_if_empty(folder: Path) -> None:
+    """Remove an empty folder, and `outputs/` around it if nothing else is in it."""
+    for candidate in (folder, folder.parent):
+        is_ours = candidate.name == EVALUATIONS or candidate == OUTPUTS
+        if not is_ours or not candidate.is_dir() or any(candidate.iterdir()):
+            return
+        candidate.rmdir()
+
+
 def _labels(teams: Sequence[Lineup]) -> list[str]:
     """Return short labels where they differ, and the whole lineup where two would be equal."""
     short = [team.label for team in teams]
@@ -252,7 +269,7 @@ def _keep_with_runs(
     digest: str,
     out: Path | None,
     say: Callable[[str], None],
-) -> None:
+) -> bool:
     """Keep a result with its runs on this machine.
 
     The page and the model card of a run and comparisons of runs read it there.
@@ -263,7 +280,11 @@ def _keep_with_runs(
         digest: Of everything that the result depends on.
         out: Where the user wanted the result; a run that holds it already gets no second copy.
         say: Receives what was kept, or why it was not.
+
+    Returns:
+        Whether a run keeps it.
     """
+    is_kept = False
     temperature = document["temperature"]
     num_tasks = len(document["scores"])
     # Without a temperature scripts alone played, whose result no run keeps.
@@ -271,6 +292,7 @@ def _keep_with_runs(
     stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-_MAX_STEM:]
     for run in runs:
         if out is not None and run.resolve() in out.resolve().parents:
+            is_kept = True
             continue
         path = run / EVALUATIONS / f"{stem}-{sampling}-{num_tasks}-{digest[:8]}.json"
         try:
@@ -278,4 +300,6 @@ def _keep_with_runs(
         except SettingsError as error:
             say(f"not kept with the run: {error}")
         else:
+            is_kept = True
             say(f"kept with the run: {path}")
+    return is_kept

@@ -13,6 +13,7 @@ from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import DroppedGame, Episode, task_name
 
 HALF = "split-"
@@ -35,6 +36,8 @@ class Served:
     """Tokens of a reply at most."""
     temperature: float
     """Sampling temperature; 0 is greedy."""
+    token_filter: TokenFilter = ALL_TOKENS
+    """Which tokens models may draw."""
     seed: int | None = None
     """Decides every sampled reply; None: other replies each time."""
 
@@ -188,6 +191,7 @@ def _play_on_server(
             num_games=num_games,
             max_tokens=served.max_tokens,
             temperature=served.temperature,
+            token_filter=served.token_filter,
             sampling_seed=sampling_seed,
         )
 

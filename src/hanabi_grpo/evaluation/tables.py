@@ -222,9 +222,10 @@ def temperature_name(temperature: float | None) -> str:
 
 
 def _name(result: EvaluationResult) -> str:
-    """Return the label with the temperature, e.g. "after (T=1)"."""
-    temperature = temperature_name(result.temperature)
-    return f"{result.label} ({temperature})" if temperature else result.label
+    """Return the label with the sampling, e.g. "after (T=1)" or "after (T=1, top-p 0.9)"."""
+    parts = [temperature_name(result.temperature), str(result.token_filter)]
+    sampling = ", ".join(part for part in parts if part)
+    return f"{result.label} ({sampling})" if sampling else result.label
 
 
 def estimate_cells(interval: Interval, sign: str = "") -> tuple[str, str]:

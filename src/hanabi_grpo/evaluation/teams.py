@@ -13,7 +13,8 @@ from typing import Any
 from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.workflows.environment import VOTE
+from hanabi_grpo.envs.instructions import instruction_of_seats
+from hanabi_grpo.envs.workflows.environment import VOTE, Workflow
 from hanabi_grpo.envs.workflows.game import VoteGame
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables, start_numbers
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
@@ -22,7 +23,7 @@ from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
 from hanabi_grpo.settings.refs import Ref
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
-SHARED = ("problems", "chain_terms", "chain_highest", "show", "style", "memory")
+SHARED = ("problems", "verify", "chain_terms", "chain_highest", "show", "style", "memory")
 """Fields of the problems and their wording, which all workflows of a table have in common."""
 _NO_ANSWER = "no answer"
 _FIGURES = ("corrected", "misled", "agreement", _NO_ANSWER)
@@ -147,17 +148,24 @@ class _Problems:
         )
 
 
-def shared_setup(setup: Setup[Any], workflow: str) -> Setup[Any]:
-    """Return another workflow over the same problems.
+def shared_setup(setup: Setup[Any], workflow: str, **fields: Any) -> Setup[Any]:
+    """Return another workflow over the same problems, with the instructions of its seats.
 
-    The number of seats and of rounds is that of the workflow's own preset.
+    Args:
+        setup: One workflow.
+        workflow: Name of the other.
+        fields: Fields of its config that are not those of its own preset, e.g. `players`.
     """
     if workflow == setup.env:
         return setup
     config = registry.get(workflow).presets[workflow].model_dump()
     for name in SHARED:
         config[name] = getattr(setup.config, name)
-    return registry.setup(workflow, config)
+    shared = registry.setup(workflow, config | fields)
+    instruction = instruction_of_seats(setup.config.instruction or "", shared.spec.num_players)
+    if not instruction:
+        return shared
+    return registry.setup(workflow, config | fields | {"instruction": instruction})
 
 
 def evaluate_team(
@@ -216,7 +224,8 @@ def evaluate_team(
     num_rounds = sum(name.startswith(_ROUND) for name in results[0])
     for number in range(1, num_rounds):
         shares_right = [result[f"{_ROUND}{number}"] for result in results]
-        rows.append(problems.row(f"round {number}", shares_right, _turns_up_to(games, number - 1)))
+        turns = _turns_up_to(games, _step_of_round(setup, number))
+        rows.append(problems.row(f"round {number}", shares_right, turns))
     rows.append(team)
     progress(2 * num_tasks)
     return TeamResult(workflow=setup.env, lineup=lineup.label, rows=tuple(rows), gain=gain)
@@ -247,8 +256,7 @@ def _play_vote(
         num_answers: Answers of each vote.
         progress: Receives the number of problems done, counted on from those of the workflow.
     """
-    vote_config = shared_setup(setup, VOTE.name).config.model_dump()
-    vote_setup = registry.setup(VOTE.name, vote_config | {"players": num_seats})
+    vote_setup = shared_setup(setup, VOTE.name, players=num_seats)
     num_games = math.ceil(num_answers / num_seats)
     refs = problems.lineup.refs[:num_seats]
 
@@ -280,6 +288,14 @@ def _count_votes(
     actions = {seat: turn.action for seat, turn in enumerate(turns)}
     game.step(actions)
     return dict(game.result())
+
+
+def _step_of_round(setup: Setup[Any], number: int) -> int:
+    """Return the step in which round `number`, counted from 1, is answered."""
+    workflow = setup.environment
+    if isinstance(workflow, Workflow):
+        return workflow.step_of_round(setup.config, number)
+    return number - 1
 
 
 def _turns_up_to(games: Sequence[Episode], step: int) -> list[list[Turn]]:

@@ -199,7 +199,7 @@ def _play_random_game(
             seen = referee.see(player)
             turn = _measure_turn(seen, chat, step)
             if player not in conversations:
-                opening = chat.open(environment.system(config, player), seen.message())
+                opening = chat.open(environment.system_message(config, player), seen.message())
                 head = len(opening) - turn.message
                 conversations[player] = _MeasuredConversation(head=head, turns=[])
             conversations[player].turns.append(turn)

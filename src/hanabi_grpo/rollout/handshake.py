@@ -32,6 +32,7 @@ Beside it, `seconds` has the time since the start.
 _MAX_TEXT = 100
 _MAX_RUN_ID = 4096
 _MAX_RANK = 512
+_MAX_JUDGE = 200
 _MAX_GAMES = 64
 _MAX_CONFIG_FIELDS = 32
 _NUM_PROBES = 3
@@ -45,6 +46,8 @@ _STRIDE = 7
 _Text = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
 _Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
 _Versions = Annotated[dict[_Text, _Version], Meta(max_length=MAX_PLAYERS)]
+_Rank = Annotated[int, Meta(ge=1, le=_MAX_RANK)]
+_Ranks = Annotated[dict[_Text, _Rank], Meta(max_length=MAX_PLAYERS)]
 _Config = Annotated[dict[_Text, Any], Meta(min_length=1, max_length=_MAX_CONFIG_FIELDS)]
 
 
@@ -65,6 +68,16 @@ class GameClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See `prompt_hash`."""
 
 
+class BaseClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base model of one player, as the trainer has it."""
+
+    model_fingerprint: _Text
+    tokenizer_hash: _Text
+    """See `tokenizer_hash`."""
+    chat_hash: _Text
+    """See `ChatFormat.hash`."""
+
+
 class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A trainer's description of itself; the server refuses a trainer that does not fit."""
 
@@ -81,18 +94,25 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     A trainer that knows it may take over the run; everything else may be public.
     """
     adapters: Annotated[list[_Text], Meta(min_length=1, max_length=MAX_PLAYERS)]
-    lora_rank: Annotated[int, Meta(ge=1, le=_MAX_RANK)]
+    lora_rank: _Rank
+    """Rank of every adapter, or the largest."""
     model_fingerprint: _Text
     tokenizer_hash: _Text
     """See `tokenizer_hash`."""
     chat_hash: _Text
     """See `ChatFormat.hash`."""
     dtype: _Text
+    judge: Annotated[str, Meta(max_length=_MAX_JUDGE)] = ""
+    """See `settings.judge.judge_description`; "": no judge."""
     games: Annotated[list[GameClaim], Meta(min_length=1, max_length=_MAX_GAMES)]
     """The games of the run, at least one: a session uploads adapters, and an adapter without games
     cannot be checked. Playing the base model, or adapters that are served already, needs no
     session.
     """
+    lora_ranks: _Ranks = {}
+    """Rank of each adapter that has another than `lora_rank`."""
+    bases: Annotated[dict[_Text, BaseClaim], Meta(max_length=MAX_PLAYERS)] = {}
+    """The base model of each player, where they are several; the fields above are player_0's."""
     version: _Version = 0
     """The first version that the trainer will push."""
     replaces: _Versions | None = None
@@ -105,6 +125,19 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"run_id {visible_line(self.run_id)!r} holds a control character, or one that "
                 "turns the direction of writing or has no width; rename the run folder"
             )
+
+    def rank_of(self, adapter: str) -> int:
+        """Return the LoRA rank of one of its adapters."""
+        return self.lora_ranks.get(adapter, self.lora_rank)
+
+    def base_of(self, player: str) -> BaseClaim:
+        """Return the base model of a player."""
+        only = BaseClaim(
+            model_fingerprint=self.model_fingerprint,
+            tokenizer_hash=self.tokenizer_hash,
+            chat_hash=self.chat_hash,
+        )
+        return self.bases.get(player, only)
 
     def __repr__(self) -> str:
         """Name the trainer without the secret."""
@@ -160,7 +193,7 @@ def prompt_hash(setup: Setup[Any]) -> str:
     """
     texts = []
     for player in range(setup.spec.num_players):
-        texts.append(setup.environment.system(setup.config, player))
+        texts.append(setup.environment.system_message(setup.config, player))
     for number in range(_NUM_PROBES):
         referee = Referee(setup.task("eval-handshake", number), is_rehearsal=True)
         for turn in range(_PROBE_TURNS):

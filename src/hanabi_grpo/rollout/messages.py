@@ -50,6 +50,8 @@ _Seats = Annotated[tuple[_Seat, ...], Meta(min_length=1, max_length=MAX_PLAYERS)
 _Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 _MaxTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
 _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
+_TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+_TopK = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
 _Seed = Annotated[int, Meta(ge=0, le=_MAX_SEED)]
 
 
@@ -80,6 +82,9 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_tokens: _MaxTokens
     """Longest reply, in tokens."""
     temperature: _Temperature
+    top_p: _TopP = 1.0
+    """See `token_filter`, as the next one."""
+    top_k: _TopK = 0
     sampling_seed: _Seed | None = None
     """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
     seats: _Seats | None = None

@@ -9,21 +9,22 @@ another engine, write a class with these methods and construct it in
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
+
 AdapterHandle: TypeAlias = object
 """Return value of a sampler's `load_adapter`, opaque to everything but that sampler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
-    """Parameters of sampling.
-
-    Nucleus and top-k sampling are off: the logprobs must be those of the policy that is trained.
-    """
+    """Parameters of sampling."""
 
     max_tokens: int
     """Longest reply, in tokens."""
     temperature: float = 1.0
     """Divides the logits before the softmax; 0 is greedy."""
+    token_filter: TokenFilter = ALL_TOKENS
+    """Which tokens may be drawn."""
     seed: int | None = None
     """Decides what chance chooses; None: other replies each time.
 
@@ -37,19 +38,18 @@ class Sample:
     ids: tuple[int, ...]
     """Sampled token ids, the end token included."""
     logprobs: tuple[float, ...]
-    """Log-probability of each id, in nats, under the sampled distribution (after temperature)."""
+    """Log-probability of each id, in nats, after the temperature.
+
+    It is of the whole distribution, also where a filter leaves tokens out: of the policy that is
+    trained."""
     finish_reason: str
     """E.g. "stop" or "length"."""
     num_cached_tokens: int
     """Prompt tokens that came from the prefix cache."""
 
 
-class Sampler(Protocol):
-    """An engine that samples replies and holds LoRA adapters.
-
-    All calls come from one event loop. A call that fails raises; after a fatal failure `is_dead` is
-    true as well.
-    """
+class EngineHealth(Protocol):
+    """What can be asked of an engine, or of several together, at any time."""
 
     @property
     def is_dead(self) -> bool:
@@ -62,6 +62,14 @@ class Sampler(Protocol):
     @property
     def silence(self) -> float:
         """Seconds for which the engine has not answered; a long step is one reason."""
+
+
+class Sampler(EngineHealth, Protocol):
+    """An engine that samples replies and holds LoRA adapters.
+
+    All calls come from one event loop. A call that fails raises; after a fatal failure `is_dead` is
+    true as well.
+    """
 
     async def generate(
         self,

@@ -31,7 +31,7 @@ def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, 
     # The keys of a dict are a set that keeps its order.
     texts = dict.fromkeys(setup.environment.reply_words(setup.config))
     for player in range(setup.spec.num_players):
-        texts[setup.environment.system(setup.config, player)] = None
+        texts[setup.environment.system_message(setup.config, player)] = None
     for texts_of_game in play_random_games(
         setup, lambda seed: list(_texts_of_random_game(setup, seed)), num_games
     ):
@@ -65,7 +65,7 @@ def _texts_of_random_game(setup: Setup[Any], seed: int) -> Iterable[str]:
 def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
     """Return the words that the tokenizer cannot tell from other unknown ones."""
     unknown_id = tokenizer.unk_token_id
-    if unknown_id is None:
+    if unknown_id is None or not words:
         return ()
     ids = tokenizer(list(words), add_special_tokens=False)["input_ids"]
     unknown = []
@@ -96,6 +96,14 @@ def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -
             problems.append(_describe_unknown(setup, unknown, len(words)))
     if not problems:
         return
+    instructed = [setup for setup in setups if _has_unknown_instruction(setup, tokenizer)]
+    if instructed:
+        raise SettingsError(
+            f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. HANABI_INSTRUCTION "
+            "has words that no message of the game has, and the tiny models know no others. Say it "
+            "in words of the game, or set MODEL to a language model, e.g. MODEL=Qwen/Qwen3-0.6B (a "
+            "CPU samples it slowly), the same in both terminals."
+        )
     # Hanabi's tiny model knows the words of the compact style only.
     make = "Make"
     if any(map(_has_full_style, setups)):
@@ -113,6 +121,12 @@ def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -
         f"what they see. {make} a model that knows them: {tiny_model_command(*boards)}, and set "
         f"MODEL={tiny_model_folder(*boards)}; or choose another MODEL."
     )
+
+
+def _has_unknown_instruction(setup: Setup[Any], tokenizer: Any) -> bool:
+    """Tell whether the instruction of a game has words that the tokenizer does not know."""
+    instruction = setup.config.instruction or ""
+    return bool(unknown_words(instruction.split(), tokenizer))
 
 
 def _has_full_style(setup: Setup[Any]) -> bool:

@@ -16,6 +16,7 @@ from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import json_text, save_text
 from hanabi_grpo.runs.task_statistics import Estimate, estimate
 from hanabi_grpo.settings.refs import seat_adapter
+from hanabi_grpo.token_filter import TokenFilter
 
 MIN_TASKS = 2
 """Least number of tasks: a mean of fewer has no error."""
@@ -76,6 +77,10 @@ class EvaluationResult:
     """Name of the suite that the tasks belong to."""
     temperature: float | None
     """Sampling temperature, 0 for greedy; None: scripts."""
+    top_p: float = 1.0
+    """Which tokens models could draw, see `token_filter`."""
+    top_k: int = 0
+    """See `top_p`."""
     seeds: tuple[int, ...]
     """The tasks, ascending."""
     starts: tuple[int, ...]
@@ -85,6 +90,11 @@ class EvaluationResult:
     figures: dict[str, float]
     """Means over tasks, e.g. {"score": 1.0, "bombed": 0.5, "turns_per_game": 6.0}: of
     `Game.result`, and of shares and counts that every environment has."""
+
+    @property
+    def token_filter(self) -> TokenFilter:
+        """Which tokens models could draw."""
+        return TokenFilter(top_p=self.top_p, top_k=self.top_k)
 
     @property
     def num_tasks(self) -> int:

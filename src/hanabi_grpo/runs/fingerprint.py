@@ -12,6 +12,7 @@ from pathlib import Path
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.settings.base_models import names_several
 from hanabi_grpo.settings.defaults import TINY_MODEL, is_local_model
 
 logger = logging.getLogger(__name__)
@@ -65,9 +66,14 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
         make: The command for a tiny model, for the error.
 
     Raises:
-        SettingsError: It is neither a folder nor a hub id that can be reached from here, or a model
-            that brings code.
+        SettingsError: It is neither a folder nor a hub id that can be reached from here, a model
+            that brings code, or the models of several players (`settings.base_models`).
     """
+    if names_several(name):
+        raise SettingsError(
+            f"MODEL={name}: names a base model for each player, and one is wanted here; set MODEL "
+            "to one of them."
+        )
     folder = Path(name)
     if folder.is_dir():
         return _without_code(folder.resolve())

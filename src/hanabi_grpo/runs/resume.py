@@ -11,6 +11,12 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint
+from hanabi_grpo.runs.restored_run import (
+    TRAINER_STATE,
+    is_restored,
+    names_artifact,
+    restored_folder,
+)
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.run_folder import (
     OUTPUTS,
@@ -26,8 +32,6 @@ from hanabi_grpo.settings.saved import SETTINGS_FILE
 
 LATEST = "latest"
 """Value of RESUME that always yields a plan, see `plan_resume`."""
-TRAINER_STATE = "trainer"
-"""Folder in a checkpoint with the state that only a resumed trainer needs."""
 _RESUME_FILE = "resume.json"
 
 
@@ -65,7 +69,9 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
     """Find what RESUME and OUTPUT_DIR ask for; nothing is changed.
 
     `latest` always yields a plan, so that a supervisor may start every attempt with it: without a
-    valid checkpoint the run begins at step 0.
+    valid checkpoint the run begins at step 0. An artifact is planned as `restore_run` will have
+    made a run folder of it, and once it has, the run in it is continued as by `latest`: the same
+    command may start every attempt.
 
     Args:
         settings: The run's settings.
@@ -82,6 +88,8 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
     if settings.resume is None:
         return None
     if settings.resume != LATEST:
+        if names_artifact(settings.resume):
+            return _plan_restored(settings.resume, restored_folder(settings))
         return _plan_named(Path(settings.resume), settings.output_dir)
     if settings.output_dir is not None:
         return _plan_latest_in(settings.output_dir)
@@ -145,6 +153,18 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
     if resume.step >= steps:
         lines.append(f"nothing left to train: step {resume.step} of {steps} is done.")
     return lines
+
+
+def _plan_restored(resume: str, run_folder: Path) -> ResumePlan:
+    """Return the plan for an artifact.
+
+    Args:
+        resume: RESUME.
+        run_folder: The run folder that is made from it.
+    """
+    if is_restored(run_folder, resume):
+        return _plan_latest_in(run_folder)
+    return ResumePlan(run_folder=run_folder, summary=f"a run folder is made from it: {run_folder}")
 
 
 def _plan_latest_in(run_folder: Path) -> ResumePlan:

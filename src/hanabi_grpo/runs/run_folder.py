@@ -35,6 +35,10 @@ TRAIN = "train"
 """Folder in which `tools/demo.sh` keeps the run, beside evaluations."""
 EVALUATIONS = "evaluations"
 """Folder in a run folder where `evaluate` stores the scores of the run's adapters."""
+PLAYED = "played"
+"""Folder of games that people played."""
+CROSS_PLAY = "cross-play-"
+"""Beginning of the name of a folder of cross-play results."""
 RUN_ID = ".run-id"
 """File with the unique number of the run."""
 SECRET = ".run-secret"
@@ -55,6 +59,14 @@ _DEPTHS = ("*", "*/*", "*/*/*")
 # The folder of a run
 
 
+def results_folder(settings: Settings) -> Path:
+    """Return the folder of what commands write that have no run of their own.
+
+    It is OUTPUT_DIR, or `outputs/` where that is not set.
+    """
+    return settings.output_dir or OUTPUTS
+
+
 def run_folder_name(settings: Settings, now: datetime) -> str:
     """Return the name of a run without OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
     played = settings.board or Path(settings.dataset or "run").stem
@@ -64,8 +76,9 @@ def run_folder_name(settings: Settings, now: datetime) -> str:
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """Create the run folder and return it.
 
-    A folder that holds nothing but `*.log` files, a lock and remains of temporary files counts as
-    fresh: a script that starts both processes writes the server's log there before training begins.
+    A folder that holds nothing but `*.log` files, a lock, remains of temporary files, and what was
+    evaluated or played there counts as fresh: a script that starts both processes writes the
+    server's log there before training begins, and `evaluate base` may come before the first step.
     Without OUTPUT_DIR it is a new folder in `outputs/`.
 
     Args:
@@ -139,7 +152,8 @@ def used_entries(folder: Path) -> list[str]:
     for entry in folder.iterdir():
         is_log = entry.suffix == ".log"
         is_temporary = entry.name.startswith(".") and entry.suffix == ".tmp"
-        if not is_log and not is_temporary and entry.name != LOCK:
+        is_result = entry.name in (EVALUATIONS, PLAYED) or entry.name.startswith(CROSS_PLAY)
+        if not is_log and not is_temporary and not is_result and entry.name != LOCK:
             names.append(entry.name)
     return sorted(names)
 

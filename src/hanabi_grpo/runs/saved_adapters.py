@@ -24,6 +24,8 @@ SAME_FACTS = {
     "chat_hash": "chat format",
 }
 """Facts of a manifest that must be the same as the server's, with their names in messages."""
+BASES = "bases"
+"""Where manifest and server have the facts of each player's base model, if they are several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class SavedAdapters:
     step: int
     """Optimizer steps behind the weights."""
     lora_rank: int
-    """LoRA rank, which is the same for all adapters."""
+    """LoRA rank, the largest of all adapters."""
     adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
     """Safetensors bytes and PEFT configuration of each adapter, by its name, names ascending."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +85,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
         )
     if manifest is not None:
         _check_all_there(folder, manifest, adapters)
-    rank = _common_rank(folder, adapters)
+    rank = _largest_rank(folder, adapters)
     return SavedAdapters(
         step=_step(folder, manifest),
         lora_rank=rank,
@@ -112,13 +114,23 @@ def newest_checkpoint(folder: Path) -> Path:
         raise SettingsError(str(error)) from error
 
 
-def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any]) -> bool:
+def check_same_base(
+    folder: Path,
+    saved: SavedAdapters,
+    server: Mapping[str, Any],
+    *,
+    adapter: str | None = None,
+    player: str | None = None,
+) -> bool:
     """Check that adapters were trained on the base model of a server.
 
     Args:
         folder: Folder of the adapters, for messages.
         saved: The adapters.
-        server: The identity of the server, by the keys of SAME_FACTS.
+        server: The identity of the server, by the keys of SAME_FACTS; "bases" has those of each
+            player where they are several.
+        adapter: Only this one of the adapters; None: each of them.
+        player: Whose base model it must be; None: any of the server's.
 
     Returns:
         Whether the base model of the adapters is known at all.
@@ -126,16 +138,75 @@ def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any
     Raises:
         SettingsError: They were trained on another base model.
     """
-    for name, what in SAME_FACTS.items():
-        if name not in saved.facts or name not in server:
-            continue
-        if saved.facts[name] != server[name]:
+    names = list(saved.adapters) if adapter is None else [adapter]
+    is_known = True
+    for name in names or [SHARED_ADAPTER]:
+        facts = facts_of_base(saved.facts, name)
+        problems = []
+        candidates = _bases_of(server, player)
+        for base in candidates:
+            problem = _difference(facts, base)
+            if problem is None:
+                break
+            problems.append(problem)
+        if len(problems) == len(candidates):
+            whose = f": {name}" if saved.facts.get(BASES) or server.get(BASES) else ""
             raise SettingsError(
-                f"{folder} was trained with another {what}: {saved.facts[name]}, the server has "
-                f"{server[name]}. Take a checkpoint of a run on this MODEL, or start the server "
-                "with that run's MODEL and HANABI_THINKING."
+                f"{folder}{whose} was trained with another {problems[0]}. Take a checkpoint of a "
+                "run on this MODEL, or start the server with that run's MODEL and HANABI_THINKING."
             )
-    return saved.facts.keys() >= SAME_FACTS.keys()
+        is_known = is_known and facts.keys() >= SAME_FACTS.keys()
+    return is_known
+
+
+def check_same_base_of_each(
+    checkpoint: Path, facts: Mapping[str, Any], server: Mapping[str, Any]
+) -> None:
+    """Check that each player's base model is the one that a checkpoint names for it.
+
+    Args:
+        checkpoint: The checkpoint, for messages.
+        facts: Of its manifest.
+        server: The identity of the server, as for `check_same_base`.
+
+    Raises:
+        SettingsError: A player has another one.
+    """
+    for name in facts.get("adapters", ()):
+        problem = _difference(facts_of_base(facts, name), facts_of_base(server, name))
+        if problem is not None:
+            raise SettingsError(
+                f"{checkpoint}: {name} was trained with another {problem}. Go on with the MODEL "
+                "and HANABI_THINKING of the run, or start a new one (HANABI_START_FROM)."
+            )
+
+
+def facts_of_base(facts: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
+    """Return what a manifest or a server says of the base model of one adapter.
+
+    Args:
+        facts: By the keys of SAME_FACTS; "bases" has those of each player where they are several.
+        adapter: E.g. "player_1".
+    """
+    bases = facts.get(BASES) or {}
+    base: Mapping[str, Any] = bases.get(adapter, facts)
+    return base
+
+
+def _bases_of(server: Mapping[str, Any], player: str | None) -> list[Mapping[str, Any]]:
+    """Return the base models of a server that an adapter may be on, at least one."""
+    if player is not None:
+        return [facts_of_base(server, player)]
+    different = {str(base): base for base in (server.get(BASES) or {}).values()}
+    return list(different.values()) or [server]
+
+
+def _difference(facts: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+    """Return in what an adapter's base model differs from a server's; None: in nothing known."""
+    for name, what in SAME_FACTS.items():
+        if name in facts and name in base and facts[name] != base[name]:
+            return f"{what}: {facts[name]}, the server has {base[name]}"
+    return None
 
 
 def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
@@ -217,17 +288,18 @@ def _check_all_there(folder: Path, manifest: Manifest, adapters: Mapping[str, ob
             )
 
 
-def _common_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> int:
-    """Return the LoRA rank of all adapters, which must be the same."""
-    ranks = {}
+def _largest_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> int:
+    """Return the largest LoRA rank of all adapters."""
+    ranks = []
     for name, (_, config) in adapters.items():
-        ranks[name] = config.get("r")
-    rank = next(iter(ranks.values()))
-    if type(rank) is not int or len(set(ranks.values())) != 1:
-        raise SettingsError(
-            f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}."
-        )
-    return rank
+        rank = config.get("r")
+        if type(rank) is not int:
+            raise SettingsError(
+                f"--checkpoint {folder}: {name}/{CONFIG} has the LoRA rank {rank!r}, which must be "
+                "a whole number. Take another checkpoint."
+            )
+        ranks.append(rank)
+    return max(ranks)
 
 
 def _step(folder: Path, manifest: Manifest | None) -> int:

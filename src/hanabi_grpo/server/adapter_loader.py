@@ -15,11 +15,12 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hanabi_grpo.agents.served_model import ONLY_BASE
 from hanabi_grpo.errors import AdapterError, NoRoomError
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sampler
 from hanabi_grpo.runs.adapter_config import config_digest
@@ -56,6 +57,22 @@ _ROOM = {
 """What to do where the machine has run out of something, by the error's number."""
 _CLOSED = -1
 """In place of a file descriptor that was closed."""
+_SHOWN_FINGERPRINT = 16
+"""Characters of a fingerprint in a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterBase:
+    """A base model of a server, and the engine that loads adapters over it."""
+
+    name: str
+    """As MODEL says it; `ONLY_BASE` where the server has no other."""
+    engine: Sampler
+    """Where its adapters are loaded."""
+    shapes: Shapes
+    """What an adapter of it covers."""
+    fingerprint: str = ""
+    """See `runs.fingerprint.model_fingerprint`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +89,8 @@ class Upload:
     """Digest of the body, in hexadecimal digits."""
     config: Mapping[str, Any]
     """The PEFT configuration."""
+    base: str = ONLY_BASE
+    """The base model that it is for, see `AdapterBase.name`."""
 
     @property
     def name(self) -> str:
@@ -95,6 +114,8 @@ class HeldAdapter:
     """Where its files are."""
     number: int
     """Its id in the engine; never used twice."""
+    base: str = ONLY_BASE
+    """The base model whose engine holds it, see `AdapterBase.name`."""
     lora: AdapterHandle | None = None
     """The engine's handle; None while it is not loaded."""
     users: int = 0
@@ -221,22 +242,20 @@ class AdapterLoader:
     """
 
     def __init__(
-        self, engine: Sampler, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str
+        self, bases: Sequence[AdapterBase], home: Path | None, *, max_rank: int, dtype: str
     ) -> None:
         """Make the folder for the files.
 
         Args:
-            engine: Where adapters are loaded.
+            bases: The server's base models, at least one.
             home: Where the folder is made; None: `adapter_home`.
-            shapes: What an adapter of the base model covers.
             max_rank: Largest rank of an upload.
-            dtype: Number format in which the engine holds adapters.
+            dtype: Number format in which the engines hold adapters.
         """
         self.folder = OwnedFolder(home or adapter_home())
         self.max_rank = max_rank
-        self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
-        self._engine = engine
-        self._shapes = shapes
+        self._bases = {base.name: base for base in bases}
+        self.max_upload_bytes = max(max_adapter_bytes(base.shapes, max_rank) for base in bases)
         self._dtype = dtype
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -259,14 +278,58 @@ class AdapterLoader:
                 f"{upload.name}: body has sha256 {digest[:16]}…, header says "
                 f"{upload.sha256[:16]}…; resend it."
             )
-        await asyncio.to_thread(
-            check_adapter,
+        await asyncio.to_thread(self._check_against, upload, self._bases[upload.base], lora_rank)
+
+    def _check_against(self, upload: Upload, base: AdapterBase, lora_rank: int) -> None:
+        check_adapter(
             upload.body,
             upload.config,
             adapter=upload.name,
             lora_rank=lora_rank,
-            shapes=self._shapes,
+            shapes=base.shapes,
             dtype=self._dtype,
+        )
+
+    async def find_base(self, upload: Upload, *, lora_rank: int, fingerprint: str | None) -> str:
+        """Return the name of the base model that a guest's adapter is for.
+
+        Args:
+            upload: The upload.
+            lora_rank: Its rank.
+            fingerprint: Of the base model, where the client names it; None: its shapes decide.
+
+        Raises:
+            AdapterError: It fits none of this server's base models, or several.
+        """
+        bases = list(self._bases.values())
+        if len(bases) == 1:
+            return bases[0].name
+        known = ", ".join(f"{base.name} ({base.fingerprint})" for base in bases)
+        if fingerprint is not None:
+            for base in bases:
+                if base.fingerprint == fingerprint:
+                    return base.name
+            raise AdapterError(
+                f"{upload.name}: it is of base model {fingerprint[:_SHOWN_FINGERPRINT]}; this "
+                f"server has {known}. Start a server with that MODEL for it."
+            )
+        fitting = []
+        problems = []
+        for base in bases:
+            try:
+                await asyncio.to_thread(self._check_against, upload, base, lora_rank)
+                fitting.append(base.name)
+            except AdapterError as error:
+                problems.append(f"{base.name}: {error}")
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            raise AdapterError(
+                f"{upload.name}: its tensors fit {' and '.join(fitting)} alike; name the base "
+                f"model's fingerprint in the header x-model-fingerprint, one of {known}."
+            )
+        raise AdapterError(
+            f"{upload.name}: it fits none of this server's base models. {' '.join(problems)}"
         )
 
     async def write(self, upload: Upload) -> HeldAdapter:
@@ -287,6 +350,7 @@ class AdapterLoader:
             config_sha256=config_digest(upload.config),
             folder=folder,
             number=number,
+            base=upload.base,
         )
 
     async def load(self, *adapters: HeldAdapter) -> None:
@@ -299,7 +363,7 @@ class AdapterLoader:
         loaded: list[HeldAdapter] = []
         try:
             for adapter in adapters:
-                adapter.lora = await self._engine.load_adapter(
+                adapter.lora = await self._engine_of(adapter).load_adapter(
                     adapter.name, adapter.number, str(adapter.folder)
                 )
                 loaded.append(adapter)
@@ -309,10 +373,13 @@ class AdapterLoader:
                 await self._unload(adapter)
             raise
 
+    def _engine_of(self, adapter: HeldAdapter) -> Sampler:
+        return self._bases[adapter.base].engine
+
     async def _unload(self, adapter: HeldAdapter) -> None:
         adapter.lora = None
         try:
-            await self._engine.unload_adapter(adapter.number)
+            await self._engine_of(adapter).unload_adapter(adapter.number)
         except Exception as error:
             # No request names it again, so all that it costs is its slot in the engine.
             logger.warning(

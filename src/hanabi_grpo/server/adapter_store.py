@@ -3,16 +3,19 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.agents.served_model import ONLY_BASE
 from hanabi_grpo.errors import AdapterError, BusyError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import SessionRequest
 from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.server.adapter_files import Shapes
 from hanabi_grpo.server.adapter_loader import (
     MAX_VERSIONS,
+    AdapterBase,
     AdapterLoader,
     HeldAdapter,
     Upload,
@@ -45,6 +48,10 @@ class AdapterStore:
         dtype: str = "float32",
         session_timeout: float = 60.0,
         home: Path | None = None,
+        name: str = ONLY_BASE,
+        fingerprint: str = "",
+        others: Sequence[AdapterBase] = (),
+        base_of: Mapping[str, str] | None = None,
     ) -> None:
         """Begin with no adapters.
 
@@ -56,9 +63,16 @@ class AdapterStore:
             session_timeout: Seconds of a trainer's silence after which another may take over.
             home: Where the adapters' files go; None: memory-backed storage where the machine has
                 it.
+            name: Of the base model, where there are others.
+            fingerprint: Of the base model.
+            others: The base models of a team beside this one.
+            base_of: The name of each player's base model, where there are several.
         """
         self.ownership = Ownership(session_timeout)
-        self._loader = AdapterLoader(engine, home, shapes=shapes, max_rank=max_rank, dtype=dtype)
+        first = AdapterBase(name=name, engine=engine, shapes=shapes, fingerprint=fingerprint)
+        self._base_of = base_of or {}
+        self._first_base = name
+        self._loader = AdapterLoader((first, *others), home, max_rank=max_rank, dtype=dtype)
         self.folder = self._loader.folder
         self.max_upload_bytes = self._loader.max_upload_bytes
         self._lock = asyncio.Lock()
@@ -123,10 +137,12 @@ class AdapterStore:
             SessionError: Another trainer took over meanwhile.
         """
         self._check_upload(upload.adapter, upload.version)
+        # A session's adapter is on the base model of its player.
+        upload = replace(upload, base=self._base_of.get(upload.adapter, self._first_base))
         return await self._loader.to_the_end(self._stage(upload, self.ownership.current()))
 
     async def _stage(self, upload: Upload, session: Session) -> HeldAdapter:
-        await self._loader.check(upload, lora_rank=session.trainer.lora_rank)
+        await self._loader.check(upload, lora_rank=session.trainer.rank_of(upload.adapter))
         new = await self._loader.write(upload)
         kept = None
         try:

@@ -26,7 +26,7 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import MAX_VERSION
-from hanabi_grpo.rollout.sampler import Sampler
+from hanabi_grpo.rollout.sampler import EngineHealth
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -46,6 +46,7 @@ from hanabi_grpo.server.routes_person import person_routes
 from hanabi_grpo.server.routes_play import CLIENT_CLOSED, play_routes
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.sessions import NO_SESSION
+from hanabi_grpo.server.sleep import wake_for_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ _Version = Annotated[int, Query(ge=0, le=MAX_VERSION)]
 
 
 def create_app(
-    engine: Sampler,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -75,7 +76,7 @@ def create_app(
     """Build the app around a running engine.
 
     Args:
-        engine: Answers whether it is alive.
+        engine: Answers whether it is alive, or all engines are.
         store: The adapters.
         scheduler: Plays the games.
         identity: What the server is.
@@ -98,8 +99,8 @@ def create_app(
     app.add_middleware(KeyCheck, api_key=api_key, host=host, open_paths=(PERSON_PAGE,))
     _add_error_handlers(app, engine)
     _add_state_routes(app, engine, store, scheduler, identity, ring)
-    _add_session_routes(app, store, scheduler, identity, access)
-    _add_adapter_routes(app, store, identity)
+    _add_session_routes(app, engine, store, scheduler, identity, access)
+    _add_adapter_routes(app, engine, store, identity)
     app.include_router(play_routes(store, scheduler, access))
     app.include_router(chat_routes(store, scheduler, identity.model))
     games = PersonGames(scheduler, store, access, people)
@@ -109,7 +110,7 @@ def create_app(
 
 def _add_state_routes(
     app: FastAPI,
-    engine: Sampler,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -152,7 +153,7 @@ def _add_state_routes(
         return {"next": number, "lines": lines}
 
 
-def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
+def _add_error_handlers(app: FastAPI, engine: EngineHealth) -> None:
     """Answer every error as JSON: 4xx is the request's fault, 5xx the server's."""
 
     @app.exception_handler(HanabiGrpoError)
@@ -214,6 +215,7 @@ def _describe(request: Request) -> str:
 
 def _add_session_routes(
     app: FastAPI,
+    engine: EngineHealth,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -239,6 +241,7 @@ def _add_session_routes(
         # Before anything is played for a stranger while the server works for another run.
         ownership.refuse_stranger(wanted)
         await reading.run(check_fit, identity, wanted, access)
+        await wake_for_trainer(engine)
         await store.open_session(wanted)
         return {**identity.model_dump(), **state(), "games_in_flight": scheduler.games_in_flight}
 
@@ -257,7 +260,9 @@ def _add_session_routes(
         return state()
 
 
-def _add_adapter_routes(app: FastAPI, store: AdapterStore, identity: ServerIdentity) -> None:
+def _add_adapter_routes(
+    app: FastAPI, engine: EngineHealth, store: AdapterStore, identity: ServerIdentity
+) -> None:
     """Add the routes by which adapters come: a session's, and guests."""
     ownership = store.ownership
 
@@ -273,14 +278,22 @@ def _add_adapter_routes(app: FastAPI, store: AdapterStore, identity: ServerIdent
     @app.post("/adapters/commit")
     async def commit(version: _Version, request: Request) -> dict[str, Any]:
         ownership.check(request.headers)
+        await wake_for_trainer(engine)
         receipts = await store.commit(version)
         return {"instance_id": identity.instance_id, "receipts": receipts}
 
     @app.put("/frozen/")
     async def put_guest(version: _Version, request: Request) -> dict[str, Any]:
         upload = await _read_upload(request, "frozen adapter", version)
-        is_session = ownership.is_owner(request.headers) or not ownership.is_alive
-        guest = await store.frozen.add(upload, is_session=is_session)
+        is_owner = ownership.is_owner(request.headers)
+        if is_owner:
+            await wake_for_trainer(engine)
+        is_session = is_owner or not ownership.is_alive
+        guest = await store.frozen.add(
+            upload,
+            is_session=is_session,
+            fingerprint=request.headers.get("x-model-fingerprint"),
+        )
         return {
             "seat": guest.name,
             "name": guest.adapter,

@@ -1,5 +1,6 @@
 """The server's parts, put together: for the command, for the benchmarks, and for a dry run."""
 
+import asyncio
 import atexit
 import contextlib
 import gc
@@ -7,14 +8,15 @@ import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 
-from hanabi_grpo.agents.served_model import Model
+from hanabi_grpo.agents.judge import Judge
+from hanabi_grpo.agents.served_model import ONLY_BASE, Model, TeamModels
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.envs.base import Setup
@@ -22,20 +24,23 @@ from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows, validation_rows
 from hanabi_grpo.rollout.handshake import tokenizer_hash
-from hanabi_grpo.rollout.sampler import Sampler
+from hanabi_grpo.rollout.sampler import EngineHealth, Sampler
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server import vllm_log
-from hanabi_grpo.server.adapter_files import linear_shapes
-from hanabi_grpo.server.adapter_loader import OwnedFolder
+from hanabi_grpo.server.adapter_files import Shapes, linear_shapes
+from hanabi_grpo.server.adapter_loader import AdapterBase, OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import VllmSampler, engine_options
-from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.engines import health_of
+from hanabi_grpo.server.identity import BaseIdentity, ServerIdentity
 from hanabi_grpo.server.person_games import PersonSettings
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.sleep import SleepingSampler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 
 logger = logging.getLogger(__name__)
@@ -55,9 +60,11 @@ class RolloutServer:
     """A started engine and what is around it; `app` serves it."""
 
     engine: Sampler
-    """Samples replies."""
+    """Samples replies; of several base models player_0's."""
+    health: EngineHealth
+    """Of all engines together."""
     chat: ChatFormat
-    """Turns conversations into token ids."""
+    """Turns conversations into token ids; of several base models player_0's."""
     store: AdapterStore
     """The adapters."""
     identity: ServerIdentity
@@ -132,6 +139,7 @@ def rollout_server(
     ring: LineRing,
     extra_args: Sequence[str] = (),
     partner_calls: Path | None = None,
+    judge_calls: Path | None = None,
 ) -> Iterator[RolloutServer]:
     """Start the engine and build the server around it; both end with the block.
 
@@ -143,65 +151,86 @@ def rollout_server(
         ring: The log lines that `/log/` returns.
         extra_args: vLLM's own command line options.
         partner_calls: Where calls of the models of HANABI_PARTNER_URLS are recorded.
+        judge_calls: Where calls of HANABI_JUDGE are recorded.
 
     Yields:
         The server.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
+    # Before the engine, which takes a minute to start.
+    judge = Judge(settings, judge_calls) if settings.judge else None
     setups = read_setups(settings)
     access = GameAccess.of(setups)
-    tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players)
-    folder: Path = resolve_model(settings.model, tiny_model)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
-    fingerprint = model_fingerprint(folder)
-    logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
-    if settings.device == "gpu":
-        # vLLM reports it at a log level that is switched off here.
-        logger.info(
-            "engine: compiling kernels and capturing CUDA graphs can take minutes without a line"
+    bases = read_bases(settings)
+    started = start_engines(settings, bases, extra_args)
+    engines: dict[str, Sampler] = dict(started)
+    first = bases[0]
+    engine = engines[first.name]
+    is_team = len(bases) > 1
+    others = []
+    for base in bases[1:]:
+        others.append(
+            AdapterBase(
+                name=base.name,
+                engine=engines[base.name],
+                shapes=base.shapes,
+                fingerprint=base.fingerprint,
+            )
         )
-    shapes = linear_shapes(folder)
-    options = engine_options(settings, str(folder), shapes)
-    # The one place where a sampler is chosen.
-    engine: Sampler = VllmSampler(options, extra_args, patience=settings.engine_timeout)
+    if settings.sleep:
+        engine = SleepingSampler(started[first.name], lambda: store.ownership.is_alive)
+        engines[first.name] = engine
+        logger.info("engine: sleeps while the trainer learns (HANABI_SLEEP=1)")
+    base_of = bases_by_player(settings)
     store = AdapterStore(
         engine,
-        max_rank=settings.lora_rank,
-        shapes=shapes,
+        max_rank=settings.largest_rank,
+        shapes=first.shapes,
         dtype=settings.dtype,
         session_timeout=settings.session_timeout,
+        name=first.name if is_team else ONLY_BASE,
+        fingerprint=first.fingerprint,
+        others=others,
+        base_of=base_of,
     )
     partners = UrlPartners(settings, partner_calls)
     if partners.by_spec:
         logger.info(
             "partners: %s; their calls are recorded in %s", partners.described, partner_calls
         )
+    if judge is not None:
+        logger.info("judge: %s; its calls are recorded in %s", judge.described, judge_calls)
     scheduler: Scheduler | None = None
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:_INSTANCE_LETTERS],
             model=settings.model,
-            model_fingerprint=fingerprint,
-            tokenizer_hash=tokenizer_hash(chat.tokenizer),
-            chat_hash=chat.hash,
+            model_fingerprint=first.fingerprint,
+            tokenizer_hash=first.tokenizer_hash,
+            chat_hash=first.chat.hash,
             dtype=settings.dtype,
-            max_lora_rank=settings.lora_rank,
+            max_lora_rank=settings.largest_rank,
             max_players=settings.players,
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,
             partners=partners.described,
+            judge=judge.agreement if judge else "",
+            judge_model=judge.model if judge else "",
+            bases=_identities(bases, base_of),
         )
-        model = Model(
-            sampler=engine,
-            chat=chat,
-            max_model_len=settings.max_model_len,
-            vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
-            partners=partners,
-        )
+        # One game takes its turn at a time, whichever model it is played with.
+        turnstile = asyncio.Lock()
+        models = {}
+        for base in bases:
+            models[base.name if is_team else ONLY_BASE] = Model(
+                sampler=engines[base.name],
+                chat=base.chat,
+                max_model_len=settings.max_model_len,
+                vocab_size=base.vocab_size,
+                turnstile=turnstile,
+                partners=partners,
+            )
         scheduler = Scheduler(
-            model,
+            TeamModels(models=models, base_of=base_of),
             store,
             games_at_once=settings.games_at_once,
             instance_id=identity.instance_id,
@@ -209,10 +238,12 @@ def rollout_server(
             workers=WorkerPool(
                 call_timeout=settings.call_timeout, session_workers=settings.game_workers
             ),
+            judge=judge,
         )
         api_key = settings.api_key.get_secret_value() if settings.api_key else None
+        health = health_of(engines)
         app = create_app(
-            engine,
+            health,
             store,
             scheduler,
             identity,
@@ -231,13 +262,119 @@ def rollout_server(
         gc.collect()
         gc.freeze()
         with contextlib.closing(scheduler.threads):
-            yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, app=app)
+            yield RolloutServer(
+                engine=engine,
+                health=health,
+                chat=first.chat,
+                store=store,
+                identity=identity,
+                app=app,
+            )
     finally:
         if scheduler is not None:
             scheduler.close()
         store.close()
-        _stop(engine)
+        _stop_all(engines)
         logger.info("stopped; engine core and workers ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseParts:
+    """What a server knows of one of its base models before an engine runs it."""
+
+    name: str
+    """As MODEL says it."""
+    folder: Path
+    """Where it is on this machine."""
+    chat: ChatFormat
+    fingerprint: str
+    """See `model_fingerprint`."""
+    tokenizer_hash: str
+    """See `handshake.tokenizer_hash`."""
+    shapes: Shapes
+    """What its adapters cover."""
+    vocab_size: int
+    """Rows of its token embedding."""
+
+
+def read_bases(settings: Settings) -> list[BaseParts]:
+    """Read the base models of a server, player_0's first.
+
+    Raises:
+        SettingsError: MODEL does not fit the players, or a model cannot be found.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players)
+    bases = []
+    for name in base_models(settings):
+        folder = resolve_model(name, tiny_model)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
+        bases.append(
+            BaseParts(
+                name=name,
+                folder=folder,
+                chat=chat,
+                fingerprint=model_fingerprint(folder),
+                tokenizer_hash=tokenizer_hash(chat.tokenizer),
+                shapes=linear_shapes(folder),
+                vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
+            )
+        )
+    return bases
+
+
+def start_engines(
+    settings: Settings, bases: Sequence[BaseParts], extra_args: Sequence[str]
+) -> dict[str, VllmSampler]:
+    """Start an engine for each base model, or none.
+
+    Args:
+        settings: The server's.
+        bases: Of `read_bases`.
+        extra_args: vLLM's own command line options.
+
+    Returns:
+        The engines by the name of their base model.
+    """
+    engines: dict[str, VllmSampler] = {}
+    try:
+        for base in bases:
+            logger.info(
+                "engine: starting on %s with %s (%s)",
+                settings.device,
+                base.folder,
+                base.fingerprint,
+            )
+            if settings.device == "gpu":
+                # vLLM reports it at a log level that is switched off here.
+                logger.info(
+                    "engine: compiling kernels and capturing CUDA graphs can take minutes without "
+                    "a line"
+                )
+            options = engine_options(
+                settings, str(base.folder), base.shapes, num_engines=len(bases)
+            )
+            # The one place where a sampler is chosen.
+            engines[base.name] = VllmSampler(options, extra_args, patience=settings.engine_timeout)
+    except BaseException:
+        _stop_all(engines)
+        raise
+    return engines
+
+
+def _identities(bases: Sequence[BaseParts], base_of: Mapping[str, str]) -> dict[str, BaseIdentity]:
+    """Return what trainers compare of each player's base model, where there are several."""
+    described = {}
+    for base in bases:
+        described[base.name] = BaseIdentity(
+            model=base.name,
+            model_fingerprint=base.fingerprint,
+            tokenizer_hash=base.tokenizer_hash,
+            chat_hash=base.chat.hash,
+        )
+    return {player: described[name] for player, name in base_of.items()}
 
 
 def read_setups(settings: Settings) -> list[Setup[Any]]:
@@ -267,6 +404,11 @@ def read_setups(settings: Settings) -> list[Setup[Any]]:
                 file,
             )
     return setups
+
+
+def _stop_all(engines: Mapping[str, Sampler]) -> None:
+    for engine in engines.values():
+        _stop(engine)
 
 
 def _stop(engine: Sampler) -> None:

@@ -60,25 +60,32 @@ _NVCC_SECONDS = 10
 _Answer = TypeVar("_Answer")
 
 
-def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -> dict[str, Any]:
+def engine_options(
+    settings: Settings, model: str, shapes: Iterable[str] = (), *, num_engines: int = 1
+) -> dict[str, Any]:
     """Return the options that vLLM is started with.
 
     Args:
         settings: The server's settings.
         model: Folder that MODEL stands for.
         shapes: Paths of the modules that an adapter covers, see `adapter_files.Shapes`.
+        num_engines: Engines of this server, which share the memory of its GPUs.
 
     Returns:
         Names and values of `AsyncEngineArgs`.
     """
     module_names = {module.rpartition(".")[2] for module in shapes}
+    # Weights and cache in memory that can be handed back; not by default, because vLLM's allocator
+    # for it excludes others.
+    sleep_options = {"enable_sleep_mode": True} if settings.sleep else {}
     return {
+        **sleep_options,
         "model": model,
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
         "enable_lora": True,
-        "max_lora_rank": settings.lora_rank,
+        "max_lora_rank": settings.largest_rank,
         # How many adapters one batch may mix.
         "max_loras": settings.players + NUM_PARTNERS,
         # Adapters kept in host memory: as many as the server may hold. Beyond that, vLLM (0.32,
@@ -91,7 +98,7 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
         "lora_target_modules": sorted(module_names) or None,
         "tensor_parallel_size": settings.vllm_tensor_parallel_size,
         "data_parallel_size": settings.vllm_data_parallel_size,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "gpu_memory_utilization": settings.gpu_memory_utilization / num_engines,
         "seed": settings.seed,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
@@ -325,6 +332,8 @@ class VllmSampler:
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
+            top_p=sampling.token_filter.top_p,
+            top_k=sampling.token_filter.top_k,
             seed=sampling.seed,
             logprobs=0,
             flat_logprobs=True,
@@ -403,6 +412,19 @@ class VllmSampler:
     async def unload_adapter(self, number: int) -> None:
         """Forget an adapter that no game uses any more."""
         await self._while_alive(self._engine.remove_lora(number))
+
+    async def sleep(self) -> None:
+        """Move the weights to the host's memory and drop the cache (vLLM's sleep level 1).
+
+        Adapters stay: their slots on the device are part of the weights.
+        """
+        await self._while_alive(self._engine.sleep(level=1))
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        is_awake = await self._while_alive(self._engine.wake_up())
+        if not is_awake:
+            raise ServerError("vLLM is awake in part only; its log above says why.")
 
     async def reset_prefix_cache(self) -> bool:
         """Drop cached prefixes; False when blocks are in use.

@@ -70,7 +70,9 @@ class FrozenAdapters:
         """Count what an earlier session's trainer has uploaded as guests' from now on."""
         self._of_session.clear()
 
-    async def add(self, upload: Upload, *, is_session: bool = True) -> HeldAdapter:
+    async def add(
+        self, upload: Upload, *, is_session: bool = True, fingerprint: str | None = None
+    ) -> HeldAdapter:
         """Check an upload, load it and hold it under the name of its content.
 
         One that is held already is only touched. Once checked, it runs to its end even when the
@@ -82,6 +84,7 @@ class FrozenAdapters:
             upload: The adapter.
             is_session: Whether it may fill the places of `RESERVED`: it is the session's
                 trainer's, or there is no session.
+            fingerprint: Of its base model; None: on a server of several its shapes decide.
 
         Raises:
             AdapterError: The upload must not be loaded, or the engine refused it.
@@ -94,6 +97,8 @@ class FrozenAdapters:
                 f"{self._loader.max_rank}. Start it with a larger LORA_RANK for others."
             )
         named = replace(upload, adapter=frozen_name(upload.sha256, upload.config))
+        base = await self._loader.find_base(named, lora_rank=rank, fingerprint=fingerprint)
+        named = replace(named, base=base)
         await self._loader.check(named, lora_rank=rank)
         return await self._loader.to_the_end(self._add(named, is_session))
 

@@ -13,6 +13,7 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.handshake import (
     PROTOCOL,
     SECRET_FIELDS,
+    BaseClaim,
     GameClaim,
     SessionRequest,
     prompt_hash,
@@ -23,6 +24,16 @@ from hanabi_grpo.types import SHARED_ADAPTER, player_names
 _SAME_CODE = "install the same hanabi_grpo version on both sides"
 
 
+class BaseIdentity(BaseModel):
+    """The base model of one player of a team, as the server has it."""
+
+    model: str
+    """As MODEL says it."""
+    model_fingerprint: str
+    tokenizer_hash: str
+    chat_hash: str
+
+
 class ServerIdentity(BaseModel):
     """What this server is; a trainer compares it before the first step."""
 
@@ -30,7 +41,8 @@ class ServerIdentity(BaseModel):
     instance_id: str
     """Names this server process."""
     model: str
-    """MODEL as the server was given it."""
+    """MODEL as the server was given it; where it names several, fingerprint and digests are
+    player_0's."""
     model_fingerprint: str
     tokenizer_hash: str
     chat_hash: str
@@ -43,6 +55,22 @@ class ServerIdentity(BaseModel):
     """Seconds of a trainer's silence after which another may take over."""
     partners: dict[str, str] = {}
     """Models behind URLs that may take a seat: seat reference to URL#model."""
+    judge: str = ""
+    """What is paid by HANABI_JUDGE, see `settings.judge.judge_description`; "": no judge."""
+    judge_model: str = ""
+    """URL#model of the judge."""
+    bases: dict[str, BaseIdentity] = {}
+    """The base model of each player; empty where all have the same."""
+
+    def base_of(self, player: str) -> BaseIdentity:
+        """Return the base model of a player."""
+        only = BaseIdentity(
+            model=self.model,
+            model_fingerprint=self.model_fingerprint,
+            tokenizer_hash=self.tokenizer_hash,
+            chat_hash=self.chat_hash,
+        )
+        return self.bases.get(player, only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +150,11 @@ def check_fit(
             f"LORA_RANK={identity.max_lora_rank}. Restart it with LORA_RANK={wanted.lora_rank} or "
             f"train with at most {identity.max_lora_rank}."
         )
+    if any(rank > wanted.lora_rank for rank in wanted.lora_ranks.values()):
+        raise SettingsError(
+            f"lora_ranks: {wanted.lora_ranks} with lora_rank {wanted.lora_rank}, which must be the "
+            f"largest; {_SAME_CODE}."
+        )
     num_adapters = len(wanted.adapters)
     if num_adapters > identity.max_players:
         raise _too_many_players(f"{num_adapters} adapters", num_adapters, identity)
@@ -140,20 +173,11 @@ def check_fit(
 def _comparisons(identity: ServerIdentity, wanted: SessionRequest) -> Iterator[_Comparison]:
     """Yield what must be the same of server and trainer, the protocol first."""
     yield _protocol_comparison(identity, wanted.protocol)
-    yield _Comparison(
-        subject="base model",
-        here=identity.model_fingerprint,
-        there=wanted.model_fingerprint,
-        remedy="start both sides with the same MODEL",
-        shown_here=f"{identity.model_fingerprint} ({identity.model})",
-    )
-    yield _Comparison(
-        subject="tokenizer",
-        here=identity.tokenizer_hash,
-        there=wanted.tokenizer_hash,
-        remedy="copy the tokenizer files of one side's MODEL",
-        shown_here=f"{identity.tokenizer_hash} ({identity.model})",
-    )
+    # Of a team with one base model the first player stands for all.
+    players = wanted.adapters if identity.bases or wanted.bases else wanted.adapters[:1]
+    for player in players:
+        whose = f" of {player}" if len(players) > 1 else ""
+        yield from _base_comparisons(identity.base_of(player), wanted.base_of(player), whose)
     yield _Comparison(
         subject="number format",
         here=identity.dtype,
@@ -162,11 +186,42 @@ def _comparisons(identity: ServerIdentity, wanted: SessionRequest) -> Iterator[_
         shown_here=f"{identity.dtype} ({identity.model})",
     )
     yield _Comparison(
-        subject="chat format",
-        here=identity.chat_hash,
-        there=wanted.chat_hash,
+        subject="judge",
+        here=identity.judge or "none",
+        there=wanted.judge or "none",
+        remedy="use the same HANABI_JUDGE, HANABI_JUDGE_TEMPLATE, HANABI_JUDGE_WEIGHT and "
+        "HANABI_JUDGE_FAILURE on both sides",
+    )
+
+
+def _base_comparisons(here: BaseIdentity, there: BaseClaim, whose: str) -> Iterator[_Comparison]:
+    """Yield what must be the same of a base model.
+
+    Args:
+        here: The server's.
+        there: The trainer's.
+        whose: " of player_1", or "" where it is everybody's.
+    """
+    yield _Comparison(
+        subject=f"base model{whose}",
+        here=here.model_fingerprint,
+        there=there.model_fingerprint,
+        remedy="start both sides with the same MODEL",
+        shown_here=f"{here.model_fingerprint} ({here.model})",
+    )
+    yield _Comparison(
+        subject=f"tokenizer{whose}",
+        here=here.tokenizer_hash,
+        there=there.tokenizer_hash,
+        remedy="copy the tokenizer files of one side's MODEL",
+        shown_here=f"{here.tokenizer_hash} ({here.model})",
+    )
+    yield _Comparison(
+        subject=f"chat format{whose}",
+        here=here.chat_hash,
+        there=there.chat_hash,
         remedy="use the same MODEL and HANABI_THINKING on both sides",
-        shown_here=f"{identity.chat_hash} ({identity.model})",
+        shown_here=f"{here.chat_hash} ({here.model})",
     )
 
 

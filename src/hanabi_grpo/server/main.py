@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 EXIT_CODE = 70
 """The engine died (EX_SOFTWARE): of the serving process each time, of the parent once too often."""
 
+_CALLS = Path("outputs")
+"""Where calls of models behind URLs are recorded."""
 _END_SECONDS = 20.0
 """For killed processes to be gone; one that holds a GPU gives its memory back first."""
 _CLEAN_UP_SECONDS = 20
@@ -84,7 +86,7 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
     raise_descriptor_limit()
     listener = listen(settings.host, settings.port)
     # Named before the fork, so that a process that takes a dead one's place writes on in it.
-    calls = Path("outputs") / f"partner_calls-{datetime.now():%Y%m%d-%H%M%S}-{settings.port}.jsonl"
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{settings.port}"
     if settings.die_with_parent:
         die_with_parent(signal.SIGTERM)
     fork_and_supervise(allowed=settings.engine_restarts)
@@ -92,7 +94,7 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
     if settings.debug == "server":
         # In the process that serves, also in the one that takes a dead one's place.
         wait_for_debugger("server")
-    engine_died = asyncio.run(_run(settings, extra_args, listener, calls))
+    engine_died = asyncio.run(_run(settings, extra_args, listener, stamp))
     if engine_died:
         raise SystemExit(EXIT_CODE)
 
@@ -136,7 +138,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _run(
-    settings: Settings, extra_args: list[str], listener: socket.socket, calls: Path
+    settings: Settings, extra_args: list[str], listener: socket.socket, stamp: str
 ) -> bool:
     """Serve in this process; returns whether the engine died."""
     from hanabi_grpo.server.assembly import prepare_environment, rollout_server
@@ -147,7 +149,15 @@ async def _run(
     prepare_environment(settings.device == "cpu")
     with contextlib.ExitStack() as stack:
         with importing(), starting_server(listener):
-            server = stack.enter_context(rollout_server(settings, ring, extra_args, calls))
+            server = stack.enter_context(
+                rollout_server(
+                    settings,
+                    ring,
+                    extra_args,
+                    partner_calls=_CALLS / f"partner_calls-{stamp}.jsonl",
+                    judge_calls=_CALLS / f"judge_calls-{stamp}.jsonl",
+                )
+            )
         logger.info(
             "ready on http://%s:%d (instance %s)",
             settings.host,
@@ -157,7 +167,7 @@ async def _run(
         return await serve_until_dead(
             server.app,
             listener,
-            lambda: server.engine.is_dead,
+            lambda: server.health.is_dead,
             # If the clean-up hangs, the kernel ends the process, and the parent starts the next
             # one.
             on_death=lambda: signal.alarm(_CLEAN_UP_SECONDS),

@@ -157,11 +157,17 @@ class PersonGame:
             "task": f"{self.task.split}/{self.task.seed}",
             "you": player_name(self.seat),
             "players": players,
-            "rules": visible(self.task.environment.person_rules(self.task.config, self.seat)),
+            "rules": visible(self._rules()),
             "scene": scene,
             "outcome": outcome(spec, self.episode, self.seat) if self.episode else "",
             "problem": visible(self.problem),
         }
+
+    def _rules(self) -> str:
+        """Return the rules as the person reads them, with the instruction of the seat."""
+        config = self.task.config
+        rules = self.task.environment.person_rules(config, self.seat)
+        return config.with_instruction(rules, self.seat)
 
     def _waits(self) -> None:
         if self.status is PersonStatus.YOUR_TURN:

@@ -341,7 +341,9 @@ class _Partner:
         return f"{self.adapter}@{versions[self.adapter]}"
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "_PartnerSeat":
-        return _PartnerSeat(partner=self, system=task.environment.system(task.config, player))
+        return _PartnerSeat(
+            partner=self, system=task.environment.system_message(task.config, player)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +369,7 @@ class _PartnerSeat:
             max_tokens=partner.max_tokens,
             temperature=partner.temperature,
         )
-        reply = await partner.scheduler.reply(request)
+        reply = await partner.scheduler.reply(request, player_name(partner.player))
         if not reply.out_of_tokens:
             self.past.append(EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids))
         return replace(reply, fresh=request.fresh)

@@ -16,13 +16,16 @@ PLUGIN_NAME = "hanabi_grpo"
 
 
 def register() -> None:
-    """Tie this process to its parent, and install our replacements on a CPU.
+    """Tie this process to its parent, and install our replacements.
 
     vLLM may call it more than once.
     """
     _tie_to_parent()
     from vllm.platforms import current_platform
 
+    from hanabi_grpo.server import vllm_filter
+
+    vllm_filter.install()
     if current_platform.is_cpu():
         from hanabi_grpo.server import vllm_cpu
 

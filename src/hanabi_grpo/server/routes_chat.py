@@ -50,14 +50,16 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
     async def complete(request: Request) -> Response:
         reading = scheduler.threads.requests(own=store.ownership.is_owner(request.headers))
         asked = await reading.run(read_body, _WHAT, ChatRequest, await request.body())
-        wanted = read_chat(asked, scheduler.model, base=model, newest=store.versions())
+        seat = read_seat(asked, model, store.versions())
+        served = scheduler.model_of(seat)
+        wanted = read_chat(asked, served, seat)
         check_owner(store, request, [wanted.seat])
 
         async def sample() -> Response:
             reply = await scheduler.reply(wanted)
             if reply.out_of_tokens:
-                raise _too_long(wanted.max_tokens, scheduler.model)
-            completion = _completion(reply, scheduler.model.chat, asked.model)
+                raise _too_long(wanted.max_tokens, served)
+            completion = _completion(reply, served.chat, asked.model)
             if asked.stream:
                 return Response(_events(completion), media_type="text/event-stream")
             return JSONResponse(completion)
@@ -67,21 +69,17 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
     return router
 
 
-def read_chat(
-    asked: ChatRequest, model: Model, *, base: str, newest: Mapping[str, int]
-) -> ReplyRequest:
+def read_chat(asked: ChatRequest, model: Model, seat: str) -> ReplyRequest:
     """Return the reply request that a chat request stands for.
 
     Args:
         asked: The chat request.
         model: The base model that samples.
-        base: Its name.
-        newest: Adapter to its served version, for adapters that are named without one.
+        seat: Who is asked, see `read_seat`.
 
     Raises:
         SettingsError: The request cannot be answered; the message says what is wrong.
     """
-    seat = _read_seat(asked, base, newest)
     max_tokens = _read_max_tokens(asked)
     system, messages = "", asked.messages
     if messages[0].role == "system":
@@ -115,8 +113,17 @@ def read_chat(
     )
 
 
-def _read_seat(asked: ChatRequest, base: str, newest: Mapping[str, int]) -> str:
-    """Return the seat reference that the request's `model` stands for."""
+def read_seat(asked: ChatRequest, base: str, newest: Mapping[str, int]) -> str:
+    """Return the seat reference that the request's `model` stands for.
+
+    Args:
+        asked: The chat request.
+        base: Name of the base model.
+        newest: Adapter to its served version, for adapters that are named without one.
+
+    Raises:
+        SettingsError: It stands for nobody here.
+    """
     seat = BASE if asked.model == base else asked.model
     if seat in newest:
         seat = f"{seat}@{newest[seat]}"

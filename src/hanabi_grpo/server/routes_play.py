@@ -33,6 +33,7 @@ from hanabi_grpo.server.door import problem
 from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, is_url, seat_adapter
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import DroppedGame, Episode
 
 CLIENT_CLOSED = 499
@@ -74,9 +75,7 @@ def play_routes(store: AdapterStore, scheduler: Scheduler, access: GameAccess) -
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
         reading = scheduler.threads.requests(own=store.ownership.is_owner(request.headers))
-        wanted = await reading.run(
-            parse_reply_request, await request.body(), vocab_size=scheduler.model.vocab_size
-        )
+        wanted = await reading.run(parse_reply_request, await request.body())
         check_owner(store, request, [wanted.seat])
 
         async def sample() -> Response:
@@ -219,6 +218,7 @@ def parse_rollout_request(
     sampling = SamplingConfig(
         max_tokens=wanted.max_tokens,
         temperature=wanted.temperature,
+        token_filter=TokenFilter(top_p=wanted.top_p, top_k=wanted.top_k),
         seed=wanted.sampling_seed,
     )
     return read_tasks(wanted, access.setup), sampling
@@ -248,23 +248,15 @@ def _check_number_of_scores(wanted: ScoreRequest) -> None:
         )
 
 
-def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
+def parse_reply_request(body: bytes) -> ReplyRequest:
     """Return a request for one reply.
 
     Args:
         body: JSON.
-        vocab_size: Number of token ids of the model.
 
     Raises:
-        SettingsError: It is malformed, or holds ids that the model does not have.
+        SettingsError: It is malformed, or asks for no model of this server.
     """
     wanted = read_body("reply request", ReplyRequest, body)
     _check_sampled("reply request", wanted.seat)
-    for number, turn in enumerate(wanted.turns):
-        highest = max(turn.reply_ids)
-        if highest >= vocab_size:
-            raise SettingsError(
-                f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 "
-                f"to {vocab_size - 1}. Send the ids that this server sampled."
-            )
     return wanted

@@ -20,7 +20,8 @@ from functools import partial
 from jinja2 import TemplateError
 
 from hanabi_grpo.agents.conversation import Conversation
-from hanabi_grpo.agents.served_model import Model, PromptTokens
+from hanabi_grpo.agents.judge import Judge
+from hanabi_grpo.agents.served_model import Model, PromptTokens, TeamModels
 from hanabi_grpo.envs.registry import may_block
 from hanabi_grpo.errors import (
     GameParameterError,
@@ -41,11 +42,13 @@ from hanabi_grpo.rollout.messages import (
 )
 from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.judging import Judging
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
+from hanabi_grpo.server.sleep import engine_for_trainer
 from hanabi_grpo.server.threads import Threads
 from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool, game_limit
-from hanabi_grpo.settings.refs import ScriptRef, UrlRef, seat_adapter
+from hanabi_grpo.settings.refs import ScriptRef, UrlRef, is_frozen, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -92,33 +95,36 @@ class _PartnerGames:
 
 
 class Scheduler:
-    """Plays requests on one engine, each game its own coroutine."""
+    """Plays requests on a server's engines, each game its own coroutine."""
 
     def __init__(
         self,
-        model: Model,
+        model: Model | TeamModels,
         store: AdapterStore,
         *,
         games_at_once: int,
         instance_id: str,
         game_timeout: float,
         workers: WorkerPool,
+        judge: Judge | None = None,
     ) -> None:
         """Begin idle.
 
         Args:
-            model: The base model that samples.
+            model: The base model that samples, or those of a team.
             store: The adapters that seats may name.
             games_at_once: Most games in play at the same time.
             instance_id: Stamped on every episode; names this server process.
             game_timeout: Seconds after which a game is dropped.
             workers: They play what may block; `close` ends them.
+            judge: Scores the games that the session's trainer learns from; None: nobody does.
         """
-        self.model = model
+        self.models = model if isinstance(model, TeamModels) else TeamModels.of_one(model)
         self.instance_id = instance_id
         self._store = store
         self._game_timeout = game_timeout
         self._workers = workers
+        self._judge = judge
         self._places = Places(games_at_once, session_is_alive=lambda: store.ownership.is_alive)
         self.threads = Threads()
         """Where requests are read."""
@@ -155,13 +161,17 @@ class Scheduler:
         Raises:
             SettingsError: Tasks that cannot be played.
             VersionError: A version that a seat names is not served; nothing was sampled.
-            PartnerDownError: A partner behind a URL failed too often, or its budget is used up.
+            PartnerDownError: A partner behind a URL, or the judge, failed too often, or its budget
+                is used up.
             ServerError: Every game failed, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
         refs = [ref for task in tasks for ref in task.refs]
-        self.model.partners.check(refs, own=own, max_tokens=sampling.max_tokens)
-        played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
+        self.models.first.partners.check(refs, own=own, max_tokens=sampling.max_tokens)
+        judging = Judging(self._judge, own=own)
+        async with engine_for_trainer(self.models.first.sampler, own=own):
+            played = await self._play_all(tasks, sampling, own, prompts or PromptTokens(), judging)
+        played = judging.finish(played)
         _check_partners(tasks, played)
         self._check_some_played(tasks, played)
         return played
@@ -180,14 +190,19 @@ class Scheduler:
             "log, and check model, adapters and settings."
         )
 
-    async def reply(self, wanted: ReplyRequest) -> Reply:
+    async def reply(self, wanted: ReplyRequest, player: str | None = None) -> Reply:
         """Sample one reply outside any game, without waiting for a place.
 
         The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same
         conversation has the same ids.
 
+        Args:
+            wanted: The request.
+            player: In whose seat the reply is made; None: in nobody's, where a base model of
+                several is not known.
+
         Raises:
-            SettingsError: The chat template refuses the conversation.
+            SettingsError: The chat template refuses the conversation, or ids are not the model's.
             VersionError: The adapter is not served in this version.
             ServerError: The engine failed, or its sample is not usable (see `ServedPlayer.ask`).
         """
@@ -197,17 +212,21 @@ class Scheduler:
             max_tokens=wanted.max_tokens, temperature=wanted.temperature, seed=wanted.seed
         )
         window = len(wanted.turns) + 1 if wanted.fresh else None
-        conversation = Conversation(self.model.chat, wanted.system, window)
+        model = self.model_of(wanted.seat, player)
+        _check_ids(wanted, model.vocab_size)
+        conversation = Conversation(model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
             async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
-                tables = Tables(model=self.model, sampling=sampling, leased=leased)
-                player = tables.served(wanted.seat)
+                tables = Tables(models=self.models, sampling=sampling, leased=leased)
+                served = tables.served(wanted.seat, player)
                 try:
                     # Beside the event loop: a long text takes a while to encode.
-                    fits = await asyncio.to_thread(self._rebuild, conversation, wanted)
+                    fits = await asyncio.to_thread(
+                        _rebuild, conversation, wanted, model.max_model_len
+                    )
                     if not fits:
                         return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
-                    return await player.ask(conversation, wanted.prompt)
+                    return await served.ask(conversation, wanted.prompt)
                 except TemplateError as error:
                     raise SettingsError(
                         "reply request: the chat template of this server's model refuses the "
@@ -215,13 +234,24 @@ class Scheduler:
                         "prompt."
                     ) from error
 
-    def _rebuild(self, conversation: Conversation, wanted: ReplyRequest) -> bool:
-        """Add the past turns of a request to a conversation; False when they do not fit."""
-        for turn in wanted.turns:
-            conversation.remember(turn.prompt, list(turn.reply_ids))
-            if len(conversation.ids) > self.model.max_model_len:
-                return False
-        return True
+    def model_of(self, seat: str, player: str | None = None) -> Model:
+        """Return the model that samples for a seat reference.
+
+        Args:
+            seat: The reference, e.g. "player_0@7" or "base".
+            player: In whose seat; None: outside a game.
+
+        Raises:
+            SettingsError: It is "base", of several base models, outside a game.
+            VersionError: A guest that is not held.
+        """
+        adapter = seat_adapter(seat)
+        if adapter is None:
+            return self.models.without_adapter(player)
+        name, version = adapter
+        if is_frozen(seat):
+            return self.models.named(self._store.frozen.find(name, version).base)
+        return self.models.of_player(name)
 
     async def score(self, wanted: ScoreRequest, *, own: bool = False) -> ScoreAnswer:
         """Return how likely given replies are, without sampling.
@@ -243,16 +273,20 @@ class Scheduler:
         unscored = _waiting_scores(wanted)
         place = partial(self._places.place, object(), own=own)
         with self._engine_faults(f"scores of {wanted.seat}"):
-            async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
+            async with (
+                engine_for_trainer(self.models.first.sampler, own=own),
+                self._store.lease(dict([adapter]) if adapter else {}) as leased,
+            ):
                 handle = leased[adapter[0]].lora if adapter else None
+                model = self.model_of(wanted.seat)
 
                 async def score_some() -> None:
                     for score in unscored:
                         async with place():
-                            await self.model.take_turn()
+                            await model.take_turn()
                             prompt = wanted.prompts[score.prompt]
                             reply = prompt.replies[score.reply]
-                            value = await self._score_reply(prompt, reply, handle)
+                            value = await _score_reply(model, prompt, reply, handle)
                             logprobs[score.prompt][score.reply] = value
 
                 try:
@@ -265,24 +299,8 @@ class Scheduler:
             logprobs=tuple(map(tuple, logprobs)), version=adapter[1] if adapter else None
         )
 
-    async def _score_reply(
-        self, prompt: ScoredPrompt, reply: str, adapter: AdapterHandle | None
-    ) -> float:
-        """Return the log-probability of a whole reply, its end token included, in nats."""
-        chat = self.model.chat
-        prompt_ids = chat.open(prompt.system, prompt.prompt)
-        reply_ids = [*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id]
-        num_tokens = len(prompt_ids) + len(reply_ids)
-        if num_tokens >= self.model.max_model_len:
-            raise SettingsError(
-                f"score request: {prompt.prompt[:_SHOWN_PROMPT]!r} with {reply[:_SHOWN_TEXT]!r} "
-                f"has {num_tokens} tokens; conversations of this server hold fewer, "
-                f"HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
-            )
-        return sum(await self.model.sampler.score(prompt_ids, reply_ids, adapter))
-
     def _check_room(self, max_tokens: int) -> None:
-        limit = self.model.max_model_len
+        limit = self.models.first.max_model_len
         if max_tokens >= limit:
             raise SettingsError(
                 f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the "
@@ -295,13 +313,14 @@ class Scheduler:
         sampling: SamplingConfig,
         own: bool,
         prompts: PromptTokens,
+        judging: Judging,
     ) -> list[list[Result]]:
         started: list[list[asyncio.Task[Result]]] = []
         request = object()
         place = partial(self._places.place, request, own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
             tables = Tables(
-                model=self.model,
+                models=self.models,
                 sampling=sampling,
                 leased=leased,
                 prompts=prompts,
@@ -313,7 +332,7 @@ class Scheduler:
                         players = tables.seat(task)
                         games = []
                         for game in task.games:
-                            coroutine = self._play(place, task, players, game, own=own)
+                            coroutine = self._play(place, task, players, game, judging, own=own)
                             games.append(group.create_task(coroutine))
                         started.append(games)
                         group.create_task(_log_group(task, games))
@@ -330,6 +349,25 @@ class Scheduler:
         task: RequestedTask,
         players: Sequence[Player],
         game: int,
+        judging: Judging,
+        *,
+        own: bool,
+    ) -> Result:
+        """Play one game, and have it judged, which needs no place of the engine."""
+        result = await self._play_in_place(place, task, players, game, own=own)
+        if not isinstance(result, Episode):
+            return result
+        judged = await judging.judge(task.task, result)
+        if not isinstance(judged, Episode):
+            self.games_failed += 1
+        return judged
+
+    async def _play_in_place(
+        self,
+        place: _Place,
+        task: RequestedTask,
+        players: Sequence[Player],
+        game: int,
         *,
         own: bool,
     ) -> Result:
@@ -337,7 +375,7 @@ class Scheduler:
         async with place():
             self.games_in_flight += 1
             try:
-                await self.model.take_turn()
+                await self.models.first.take_turn()
                 has_url = any(isinstance(ref, UrlRef) for ref in task.refs)
                 attempts = 1 if has_url else ATTEMPTS
                 for attempt in range(1, attempts + 1):
@@ -391,7 +429,7 @@ class Scheduler:
             except _IMPOSSIBLE:
                 raise
             except Exception as error:
-                if self.model.sampler.is_dead:
+                if self.models.dead is not None:
                     raise
                 if isinstance(error, LateEpisodeError):
                     return _late_game(requested, game, progress, error)
@@ -460,18 +498,55 @@ class Scheduler:
             # request that its client gave up.
             raise self._engine_error(where, "the engine cancelled a reply") from error
         except Exception as error:
-            if self.model.sampler.is_dead:
+            if self.models.dead is not None:
                 raise self._engine_error(where, _reason(error)) from error
             raise
 
     def _engine_error(self, where: str, reason: str) -> ServerError:
-        if self.model.sampler.is_dead:
+        if self.models.dead is not None:
             return ServerGoneError(
                 f"the engine is dead; {where} ended with {reason}. A new server process is needed."
             )
         return ServerError(
             f"{where}: {reason}, though it is alive; the whole request was ended. Ask again."
         )
+
+
+def _rebuild(conversation: Conversation, wanted: ReplyRequest, max_model_len: int) -> bool:
+    """Add the past turns of a request to a conversation; False when they do not fit."""
+    for turn in wanted.turns:
+        conversation.remember(turn.prompt, list(turn.reply_ids))
+        if len(conversation.ids) > max_model_len:
+            return False
+    return True
+
+
+def _check_ids(wanted: ReplyRequest, vocab_size: int) -> None:
+    """Refuse a reply request with ids that the model does not have."""
+    for number, turn in enumerate(wanted.turns):
+        highest = max(turn.reply_ids)
+        if highest >= vocab_size:
+            raise SettingsError(
+                f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 "
+                f"to {vocab_size - 1}. Send the ids that this server sampled."
+            )
+
+
+async def _score_reply(
+    model: Model, prompt: ScoredPrompt, reply: str, adapter: AdapterHandle | None
+) -> float:
+    """Return the log-probability of a whole reply, its end token included, in nats."""
+    chat = model.chat
+    prompt_ids = chat.open(prompt.system, prompt.prompt)
+    reply_ids = [*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id]
+    num_tokens = len(prompt_ids) + len(reply_ids)
+    if num_tokens >= model.max_model_len:
+        raise SettingsError(
+            f"score request: {prompt.prompt[:_SHOWN_PROMPT]!r} with {reply[:_SHOWN_TEXT]!r} "
+            f"has {num_tokens} tokens; conversations of this server hold fewer, "
+            f"HANABI_MAX_MODEL_LEN={model.max_model_len}."
+        )
+    return sum(await model.sampler.score(prompt_ids, reply_ids, adapter))
 
 
 def _late_game(

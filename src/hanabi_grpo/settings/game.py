@@ -16,6 +16,7 @@ from hanabi_grpo.envs.base import Environment
 from hanabi_grpo.envs.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings.affects import Affects
+from hanabi_grpo.settings.instructions import read_instruction
 from hanabi_grpo.settings.variables import allowed_by, game, split_list
 
 HANABI = "hanabi"
@@ -114,6 +115,8 @@ def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
             "run; give these fields of its Config other names."
         )
     given_fields = {name: given[name] for name in model.model_fields if name in given}
+    if "instruction" in given_fields:
+        given_fields["instruction"] = read_instruction(given_fields["instruction"])
     values = dict(model.model_validate({**game_defaults(given), **given_fields}))
     if "players" not in values:
         preset = values["preset"] or default_preset(given)
@@ -152,9 +155,9 @@ def _description(name: str, info: FieldInfo, env: str) -> str:
     """
     inherited = EnvConfig.model_fields.get(name)
     if info.description:
-        return info.description
+        return " ".join(info.description.split())
     if inherited is not None and inherited.description:
-        return inherited.description
+        return " ".join(inherited.description.split())
     return f"See the environment {env}."
 
 

@@ -13,13 +13,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.settings.defaults import installed_device, is_local_model
 from hanabi_grpo.settings.game import HANABI, game_values
+from hanabi_grpo.settings.judge import check_judge
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.names import ENV, unknown_names
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.saved import ORIGINS, VALUES, read_settings_document
+from hanabi_grpo.settings.sleep import check_sleep
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, Source, Sources, find, read_sources
 from hanabi_grpo.settings.values import why_key_is_needed
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
@@ -242,13 +244,20 @@ def _game_problem(given: Mapping[str, Any], known: Sequence[Variable], error: Ex
         error: Why they do not go together.
     """
     fields = registry.get(given.get("env", HANABI)).Config.model_fields
-    shown = []
+    values = []
+    given_values = set()
     for variable in known:
         if variable.field in fields and variable.field in given:
-            shown.append(f"{variable.env}={given[variable.field]!r}")
-    # Without the field and the value that the error begins with: they are among those.
-    reason = re.sub(r"^(env_config: )?(\w+=[^:]*: )?", "", str(error))
-    return f"{' with '.join(shown) or ENV}: {reason}"
+            value = given[variable.field]
+            values.append(f"{variable.env}={shown(value)}")
+            given_values |= {str(value), shown(value)}
+    reason = str(error).removeprefix("env_config: ")
+    # Without the name and the value that it begins with where they are among those: another value
+    # is a line of a file, or a file of a folder.
+    beginning = re.match(r"\w+=(?P<value>[^:]*): ", reason)
+    if beginning is not None and beginning["value"] in given_values:
+        reason = reason[beginning.end() :]
+    return f"{' with '.join(values) or ENV}: {reason}"
 
 
 def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
@@ -267,6 +276,11 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
             f"HANABI_HOST={settings.host!r}: {reason}. Set the same in both terminals, e.g. "
             'export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
+    for check in (check_judge, check_sleep):
+        try:
+            check(settings)
+        except HanabiGrpoError as error:
+            problems.append(str(error))
     if settings.partners:
         try:
             read_pool(settings)

@@ -29,6 +29,15 @@ from hanabi_grpo.settings.game import (
     game_model,
     game_values,
 )
+from hanabi_grpo.settings.judge import TEMPLATE_ALLOWED, is_judge, is_template, read_template
+from hanabi_grpo.settings.per_player import (
+    FORM,
+    PerPlayer,
+    Rate,
+    entries,
+    value_of,
+    whole_numbers,
+)
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import (
     Variable,
@@ -40,6 +49,7 @@ from hanabi_grpo.settings.variables import (
     trainer,
     variables_of,
 )
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.training.estimators import (
     DISCOUNTED,
     ESTIMATORS,
@@ -79,6 +89,10 @@ def _is_deepspeed(text: str) -> bool:
 
 def _is_lora_rank(rank: int) -> bool:
     return rank in LORA_RANKS
+
+
+def _is_sequential_limit(limit: float) -> bool:
+    return limit == 0 or limit > 1
 
 
 def _default_max_steps(given: dict[str, Any]) -> int | None:
@@ -229,6 +243,14 @@ class Settings(BaseModel):
         le=1,
         affects=Affects.MACHINE,
     )
+    sleep: bool = server(
+        "HANABI_SLEEP",
+        "On a GPU that both terminals share: the engine hands its memory back while the trainer "
+        "learns (docs/hardware.md).",
+        False,
+        both=True,
+        affects=Affects.MACHINE,
+    )
     max_num_seqs: int = server(
         "HANABI_MAX_NUM_SEQS",
         "Replies sampled at once.",
@@ -344,6 +366,66 @@ class Settings(BaseModel):
         ge=1,
         affects=Affects.MACHINE,
     )
+    judge: Annotated[str | None, where(is_judge)] = server(
+        "HANABI_JUDGE",
+        "Frozen model of HANABI_PARTNER_URLS that scores every game that is learned from, as the "
+        "reward part judge (docs/judge.md); unset: none.",
+        allowed="url:NAME, with the name of one of the server's HANABI_PARTNER_URLS",
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_template: Annotated[str, BeforeValidator(read_template), where(is_template)] = server(
+        "HANABI_JUDGE_TEMPLATE",
+        "What the judge is asked.",
+        "answer",
+        allowed=TEMPLATE_ALLOWED,
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_weight: float = server(
+        "HANABI_JUDGE_WEIGHT",
+        "Reward of every player for the judge's best score, 10.",
+        1.0,
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_failure: Literal["drop", "mean"] = server(
+        "HANABI_JUDGE_FAILURE",
+        "What becomes of a game that the judge gives no score: it is dropped, or paid the mean of "
+        "the others of its task.",
+        "drop",
+        both=True,
+        affects=Affects.PLAY,
+    )
+    judge_timeout: float = server(
+        "HANABI_JUDGE_TIMEOUT",
+        "Seconds for one call of the judge.",
+        60.0,
+        gt=0,
+        affects=Affects.PLACE,
+    )
+    judge_tokens: int = server(
+        "HANABI_JUDGE_TOKENS",
+        "Tokens that the judge may count, questions and answers, until this server restarts; apart "
+        "from HANABI_PARTNER_TOKENS; 0: no limit.",
+        0,
+        ge=0,
+        affects=Affects.MACHINE,
+    )
+    judge_reply_tokens: int = server(
+        "HANABI_JUDGE_REPLY_TOKENS",
+        "Longest answer of the judge, in tokens.",
+        1024,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
+    judge_requests: int = server(
+        "HANABI_JUDGE_REQUESTS",
+        "Calls of the judge at the same time.",
+        8,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
 
     # game, beside what the environment adds
     thinking: bool = game(
@@ -368,6 +450,21 @@ class Settings(BaseModel):
         1.0,
         ge=0.01,
         le=2,
+        affects=Affects.PLAY,
+    )
+    top_p: float = game(
+        "TOP_P",
+        "Only the likeliest tokens are drawn, until their probabilities sum up to this; 1: all.",
+        1.0,
+        gt=0,
+        le=1,
+        affects=Affects.PLAY,
+    )
+    top_k: int = game(
+        "TOP_K",
+        "Only so many of the likeliest tokens are drawn; 0: all.",
+        0,
+        ge=0,
         affects=Affects.PLAY,
     )
 
@@ -485,12 +582,12 @@ class Settings(BaseModel):
         affects=Affects.SCHEDULE,
     )
     # One may lower learning rate and norm on the way, e.g. when gradients overflow.
-    learning_rate: float = trainer(
+    learning_rate: Rate = trainer(
         "LEARNING_RATE",
         "Peak learning rate.",
         1.5e-3,
         gpu=2e-5,
-        gt=0,
+        allowed="a number above 0, " + FORM.format(example="player_0=1e-5,player_1=3e-5"),
         affects=Affects.SCHEDULE,
     )
     lr_scheduler_type: str = trainer(
@@ -513,19 +610,19 @@ class Settings(BaseModel):
         gt=0,
         affects=Affects.SCHEDULE,
     )
-    lora_rank: Annotated[int, where(_is_lora_rank)] = trainer(
+    lora_rank: Annotated[int | str, whole_numbers(_is_lora_rank)] = trainer(
         "LORA_RANK",
-        "Rank of each adapter.",
+        "Rank of each adapter; the server has room for the largest.",
         16,
-        allowed=RANK_ALLOWED,
+        allowed=RANK_ALLOWED + "; " + FORM.format(example="player_0=8,player_1=16"),
         both=True,
         affects=Affects.WEIGHTS,
     )
-    lora_alpha: int = trainer(
+    lora_alpha: Annotated[int | str, whole_numbers(lambda alpha: alpha >= 1)] = trainer(
         "LORA_ALPHA",
-        "LoRA's alpha.",
+        "LoRA's alpha; what an adapter adds is multiplied by alpha over rank.",
         32,
-        ge=1,
+        allowed="a whole number, at least 1, " + FORM.format(example="player_0=16,player_1=32"),
         affects=Affects.WEIGHTS,
     )
     deepspeed: Annotated[str, where(_is_deepspeed)] = trainer(
@@ -542,6 +639,14 @@ class Settings(BaseModel):
         1,
         ge=1,
         le=64,
+        affects=Affects.LEARNING,
+    )
+    minibatches: int = trainer(
+        "HANABI_MINIBATCHES",
+        "Parts of a step's games, whole groups each, with an update for every part; the clips act "
+        "from the second on.",
+        1,
+        ge=1,
         affects=Affects.LEARNING,
     )
     clip_low: float = trainer(
@@ -649,6 +754,20 @@ class Settings(BaseModel):
         "HANABI_UPDATE",
         "Who moves: everybody, one player after the other, or one until it gets no better.",
         "independent",
+        affects=Affects.LEARNING,
+    )
+    sequential_factor: Literal["game", "step"] = trainer(
+        "HANABI_SEQUENTIAL_FACTOR",
+        "With HANABI_UPDATE=sequential, which replies of earlier players a token's factor is of: "
+        "those of the whole game, or those of the same step of the game (HAPPO's own).",
+        "game",
+        affects=Affects.LEARNING,
+    )
+    sequential_limit: Annotated[float, where(_is_sequential_limit)] = trainer(
+        "HANABI_SEQUENTIAL_LIMIT",
+        "Largest such factor; its inverse is the smallest. 0: no limit, which is exact.",
+        2.0,
+        allowed="0, or a number above 1",
         affects=Affects.LEARNING,
     )
     swap_every: int = trainer(
@@ -759,10 +878,26 @@ class Settings(BaseModel):
         le=1,
         affects=Affects.LEARNING,
     )
+    gae_unit: Literal["turn", "token"] = trainer(
+        "HANABI_GAE_UNIT",
+        "What has an advantage of its own with ippo: a turn, or, with HANABI_CRITIC=adapter, each "
+        "token.",
+        "turn",
+        affects=Affects.LEARNING,
+    )
+    critic: Literal["head", "adapter"] = trainer(
+        "HANABI_CRITIC",
+        f"What learns values for {_WITH_CRITIC}: a small head on the model's features, or, with "
+        "ippo, a LoRA adapter of the critic's own on the base model.",
+        "head",
+        affects=Affects.LEARNING,
+    )
     critic_learning_rate: float = trainer(
         "HANABI_CRITIC_LEARNING_RATE",
-        f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}.",
+        f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}; unset with "
+        "HANABI_CRITIC=adapter: the default of LEARNING_RATE.",
         3e-3,
+        factory=defaults.critic_learning_rate,
         gt=0,
         affects=Affects.LEARNING,
     )
@@ -792,8 +927,9 @@ class Settings(BaseModel):
     resume: str | None = trainer(
         "RESUME",
         "What to go on from; unset: a new run. With another OUTPUT_DIR: a new run from that "
-        "checkpoint.",
-        allowed="latest, or the folder of a run or of one of its checkpoints",
+        "checkpoint. An artifact of UPLOAD_CKPT_TO_WANDB=full becomes a run folder first.",
+        allowed="latest, the folder of a run or of one of its checkpoints, "
+        "wandb:entity/project/name:alias, or the folder of such an artifact",
         affects=Affects.PLACE,
     )
     # These two change no update, although they decide which earlier versions of the run a pool with
@@ -930,16 +1066,20 @@ class Settings(BaseModel):
         "W&B run name; unset: the run folder's name.",
         affects=Affects.RECORD,
     )
-    wandb_log_model: Literal["checkpoint", "end", "false"] = tracking(
+    wandb_log_model: values.LogModel = tracking(
         "WANDB_LOG_MODEL",
         "Artifacts: every checkpoint, the last, or none by this setting.",
         "checkpoint",
+        allowed=values.LOG_MODEL_ALLOWED,
         affects=Affects.RECORD,
     )
-    upload_ckpt_to_wandb: bool = tracking(
+    upload_ckpt_to_wandb: bool | Literal["full"] = tracking(
         "UPLOAD_CKPT_TO_WANDB",
-        "The last adapters become an artifact.",
+        "The last adapters become an artifact; full: every artifact of the run also holds the "
+        "trainer's state and the run's records, so that RESUME=wandb:… continues from it "
+        "elsewhere.",
         True,
+        allowed="true, false, full",
         affects=Affects.RECORD,
     )
     ckpt_artifact_name: values.ArtifactName | None = tracking(
@@ -974,6 +1114,37 @@ class Settings(BaseModel):
         settings = make(values)
         settings.model_fields_set.intersection_update(data)
         return settings
+
+    def rate_of(self, adapter: str) -> float:
+        """Return LEARNING_RATE of an adapter, e.g. "player_0"."""
+        return value_of(self.learning_rate, adapter, "LEARNING_RATE")
+
+    def rank_of(self, adapter: str) -> int:
+        """Return LORA_RANK of an adapter."""
+        return int(value_of(self.lora_rank, adapter, "LORA_RANK"))
+
+    def alpha_of(self, adapter: str) -> int:
+        """Return LORA_ALPHA of an adapter."""
+        return int(value_of(self.lora_alpha, adapter, "LORA_ALPHA"))
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest LORA_RANK, which a server has to have room for."""
+        return int(max(entries(self.lora_rank).values()))
+
+    @property
+    def per_player_values(self) -> Mapping[str, PerPlayer]:
+        """The settings that may differ from player to player, by variable."""
+        return {
+            "LEARNING_RATE": self.learning_rate,
+            "LORA_RANK": self.lora_rank,
+            "LORA_ALPHA": self.lora_alpha,
+        }
+
+    @property
+    def token_filter(self) -> TokenFilter:
+        """TOP_P and TOP_K."""
+        return TokenFilter(top_p=self.top_p, top_k=self.top_k)
 
     @property
     def env_config(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from hanabi_grpo.training.estimators import (
     Estimator,
     Learned,
     make_estimator,
+    names_needing,
 )
 
 
@@ -32,8 +33,12 @@ def check_objective(settings: Settings) -> None:
     _check_normalization(settings)
     _check_discount(settings)
     _check_group_size(settings)
+    _check_minibatches(settings)
     _check_paid(settings)
     _check_kl(settings)
+    _check_token_filter(settings)
+    _check_sequential(settings)
+    _check_critic(settings)
 
 
 def _check_normalization(settings: Settings) -> None:
@@ -79,6 +84,18 @@ def _check_group_size(settings: Settings) -> None:
     )
 
 
+def _check_minibatches(settings: Settings) -> None:
+    """Refuse more parts of a step than it has groups."""
+    if settings.minibatches <= settings.tasks_per_step:
+        return
+    raise SettingsError(
+        f"HANABI_MINIBATCHES={settings.minibatches} with HANABI_TASKS_PER_STEP="
+        f"{settings.tasks_per_step}: a part has at least one whole group, the games of one task; "
+        f"set 1 to {settings.tasks_per_step}, or more tasks (with a smaller NUM_GENERATIONS the "
+        "games of a step stay as many)."
+    )
+
+
 def _check_paid(settings: Settings) -> None:
     """Refuse changed rewards where what is learned beside the model is in points."""
     needs = ESTIMATORS[settings.advantage].needs
@@ -115,4 +132,49 @@ def _check_kl(settings: Settings) -> None:
             f"HANABI_KL_IN=reward with HANABI_ADVANTAGE={settings.advantage}: its shares are of "
             "what the whole team is paid, and the KL is one player's cost; set HANABI_KL_IN=loss, "
             "or take another estimator."
+        )
+
+
+def _check_token_filter(settings: Settings) -> None:
+    """Refuse a filter under which every game of a task is the same."""
+    if settings.top_k != 1:
+        return
+    raise SettingsError(
+        "TOP_K=1: always the likeliest token, so all games of a task are the same and nothing "
+        "could be learned; allowed in training are 0 (all tokens) and 2 or more."
+    )
+
+
+def _check_sequential(settings: Settings) -> None:
+    """Refuse choices of sequential updates where there are none."""
+    if settings.update == "sequential":
+        return
+    choices = {
+        f"HANABI_SEQUENTIAL_FACTOR={settings.sequential_factor}": (
+            settings.sequential_factor != "game"
+        ),
+        f"HANABI_SEQUENTIAL_LIMIT={settings.sequential_limit:g}": settings.sequential_limit != 2,
+    }
+    for name, is_given in choices.items():
+        if is_given:
+            raise SettingsError(
+                f"{name} with HANABI_UPDATE={settings.update}: nobody moves after another, so it "
+                "would do nothing; set HANABI_UPDATE=sequential, or unset it."
+            )
+
+
+def _check_critic(settings: Settings) -> None:
+    """Refuse kinds of critics that the estimator does not have."""
+    with_own_critic = ", ".join(names_needing(Learned.CRITIC))
+    if settings.critic == "adapter" and settings.advantage not in names_needing(Learned.CRITIC):
+        raise SettingsError(
+            f"HANABI_CRITIC=adapter with HANABI_ADVANTAGE={settings.advantage}: it has no critic "
+            "that reads one player's conversation; unset it, or set HANABI_ADVANTAGE="
+            f"{with_own_critic}."
+        )
+    if settings.gae_unit == "token" and settings.critic != "adapter":
+        raise SettingsError(
+            f"HANABI_GAE_UNIT=token with HANABI_CRITIC={settings.critic}: it has no value of the "
+            "states between two tokens of a reply; set HANABI_CRITIC=adapter (with "
+            f"HANABI_ADVANTAGE={with_own_critic}), or unset it."
         )

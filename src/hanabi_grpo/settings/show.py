@@ -168,7 +168,8 @@ def _markdown_row(variable: Variable) -> str:
         f"`{variable.env}`",
         f"`{variable.cpu}`" if variable.cpu else "unset",
         f"`{variable.gpu}`" if variable.gpu else "unset",
-        variable.description,
+        # A docstring of two lines would end the row.
+        " ".join(variable.description.split()),
         variable.allowed,
     ]
     return f"| {' | '.join(cells)} |"

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
+from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.settings.objective import check_objective, run_estimator
+from hanabi_grpo.settings.per_player import check_per_player
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
@@ -62,6 +64,23 @@ def batch_plan(settings: Settings) -> BatchPlan:
             "ZeRO-3 no process holds whole adapters, so earlier ones cannot be kept; take zero2, "
             "or HANABI_REFERENCE=base."
         )
+    if settings.critic == "adapter" and deepspeed_stage(settings) == _ZERO_3:
+        raise SettingsError(
+            f"HANABI_CRITIC=adapter with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process "
+            "holds whole weights, on which the critic's adapter would be computed; take zero2, or "
+            "HANABI_CRITIC=head."
+        )
+    if settings.critic == "adapter" and len(base_models(settings)) > 1:
+        raise SettingsError(
+            f"HANABI_CRITIC=adapter with MODEL={settings.model}: a critic's adapter belongs to one "
+            "base model, and reads what players of several are shown; take HANABI_CRITIC=head, or "
+            "one MODEL."
+        )
+    if len(base_models(settings)) > 1 and deepspeed_stage(settings) == _ZERO_3:
+        raise SettingsError(
+            f"MODEL={settings.model} with DEEPSPEED={settings.deepspeed}: ZeRO-3 divides the "
+            "weights of one model; take zero2, or one MODEL."
+        )
     tasks = settings.tasks_per_step
     group = settings.num_generations
     games = tasks * group
@@ -115,17 +134,28 @@ def deepspeed_stage(settings: Settings) -> int:
     """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed.
 
     Raises:
-        SettingsError: It names a file that is not JSON, or not DeepSpeed's.
+        SettingsError: It names a file that is not JSON, not DeepSpeed's, or that moves the
+            optimizer off the GPU.
     """
     if settings.deepspeed in DEEPSPEED_STAGES:
         return DEEPSPEED_STAGES.index(settings.deepspeed)
     try:
         config = json.loads(read_bytes(Path(settings.deepspeed), MAX_DOCUMENT_BYTES))
-        return int(config.get("zero_optimization", {}).get("stage", 0))
+        zero = config.get("zero_optimization", {})
+        stage = int(zero.get("stage", 0))
+        optimizer_device = zero.get("offload_optimizer", {}).get("device", "none")
     except (OSError, ValueError, AttributeError) as error:
         raise SettingsError(
             f"DEEPSPEED={settings.deepspeed}: cannot be read as DeepSpeed's JSON ({error})."
         ) from error
+    if optimizer_device not in ("none", None):
+        raise SettingsError(
+            f"DEEPSPEED={settings.deepspeed}: offload_optimizer is {optimizer_device!r}; allowed "
+            "is 'none'. The optimizer holds adapters alone, which are small, and DeepSpeed's own "
+            "optimizer for the CPU would leave each player's update out of our hands. "
+            "offload_param moves the base model's weights."
+        )
+    return stage
 
 
 def plan_line(settings: Settings, plan: BatchPlan, steps: int, reason: str = "") -> str:
@@ -142,10 +172,13 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int, reason: str = "")
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
     because = f" ({reason})" if reason else ""
     counted = "1 step" if steps == 1 else f"{steps} steps"
+    processes = "1 process"
+    if settings.nproc_per_node > 1:
+        processes = f"{settings.nproc_per_node} processes"
     return (
         f"{counted}{because} of {plan.tasks} tasks × {settings.num_generations} games, "
         f"{plan.sequences} trajectories; "
-        f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
+        f"{processes} × {settings.players} players × {cut}"
     )
 
 
@@ -197,6 +230,8 @@ def trained_players(settings: Settings) -> tuple[str, ...]:
 def _check_players(settings: Settings) -> None:
     """Refuse settings that name players who do not play, or cannot be told apart."""
     names = player_names(settings.players)
+    is_shared = settings.adapters == SHARED_ADAPTER
+    check_per_player(settings.per_player_values, (SHARED_ADAPTER,) if is_shared else names)
     for name in settings.freeze:
         if name not in names:
             raise SettingsError(

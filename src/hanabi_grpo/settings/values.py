@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
@@ -33,6 +33,7 @@ PARTNER_URLS_ALLOWED = (
     "once, of small letters, digits, - and _; an http or https URL without user, password or ?; "
     "the MODEL as that server calls it"
 )
+LOG_MODEL_ALLOWED = "checkpoint, end (or true, as W&B has it), false"
 ALIASES_ALLOWED = (
     "a comma list of words without / and :, none of them a version such as v3, "
     "which W&B gives itself"
@@ -213,6 +214,14 @@ def _are_aliases(names: tuple[str, ...]) -> bool:
 
 
 Servers = Annotated[str, where(_are_addresses)]
+
+
+def _log_model(value: Any) -> Any:
+    """Return WANDB_LOG_MODEL in its own words: W&B takes "true" for "end"."""
+    return "end" if str(value).strip().lower() == "true" else value
+
+
+LogModel = Annotated[Literal["checkpoint", "end", "false"], BeforeValidator(_log_model)]
 PartnerUrls = Annotated[tuple[str, ...], BeforeValidator(split_list), where(_are_partner_urls)]
 HeaderSafe = Annotated[SecretStr, where(_is_header_safe)]
 # The name becomes a folder below outputs/downloads.

@@ -102,7 +102,7 @@ class Encoder:
             where: The game, for errors.
         """
         window = self.setup.config.window
-        system = self.setup.environment.system(self.setup.config, player)
+        system = self.setup.environment.system_message(self.setup.config, player)
         conversation = Conversation(self.chat, system, window)
         marks = array("b")
         # Of the last reply that is learned: nothing behind it is needed.

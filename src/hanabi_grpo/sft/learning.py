@@ -127,7 +127,11 @@ def make_students(
     is_full = tuple(names) == (WHOLE_MODEL,)
     if not is_full:
         model = add_adapters(
-            model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed
+            model,
+            names,
+            rank={name: settings.rank_of(name) for name in names},
+            alpha={name: settings.alpha_of(name) for name in names},
+            seed=settings.seed,
         )
     students = []
     for number, name in enumerate(names):

@@ -1,9 +1,12 @@
 """The folder that is uploaded as an artifact: `artifacts/step_N` of the run folder.
 
 It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the
-training games, evaluations that lie in the run folder and some recorded games; no optimizer state.
-`hanabi-grpo evaluate` and `view` take such a folder as it is. Its adapters are hard links, so it
-costs next to nothing while the checkpoint is there, and outlives its rotation.
+training games, evaluations that lie in the run folder and some recorded games. `hanabi-grpo
+evaluate` and `view` take such a folder as it is. Its adapters are hard links, so it costs next to
+nothing while the checkpoint is there, and outlives its rotation.
+
+With UPLOAD_CKPT_TO_WANDB=full it also holds the trainer's state and the records of the run, from
+which `runs.restored_run` makes a run folder on another machine.
 
 The games are whole tasks, those of the replay page, so that `hanabi-grpo view` compares a game with
 the same others as in training. Token ids and logprobs are left out: nobody trains on these files.
@@ -31,9 +34,10 @@ from hanabi_grpo.rollout.recordings import (
 )
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
-from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.restored_run import RUN_FILES, TRAINER_STATE, run_files
 from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model
 from hanabi_grpo.tracking.record import RunningScore
 
@@ -143,9 +147,15 @@ def _fill_artifact(
         evaluations: By the name that each file gets in the artifact.
         run_folder: Where sample games are taken from.
     """
+    is_full = settings.upload_ckpt_to_wandb == "full"
     for name in (*manifest.files, MANIFEST):
-        if not name.startswith(f"{TRAINER_STATE}/"):
+        if is_full or not name.startswith(f"{TRAINER_STATE}/"):
             _link(checkpoint / name, folder / name)
+    if is_full:
+        (folder / RUN_FILES).mkdir()
+        for path in run_files(run_folder):
+            # Copied: the run goes on writing these.
+            shutil.copy2(path, folder / RUN_FILES / path.name)
     write_json_atomic(folder / SETTINGS, {"settings": settings_values(settings)})
     if score is not None:
         write_json_atomic(
@@ -179,12 +189,15 @@ def _fill_artifact(
 
 def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None) -> dict[str, Any]:
     facts = manifest.facts
-    model_name, _ = base_name(str(settings.model))
+    # Of a team with several base models: player_0's, and below each player's own.
+    names = {name: base_name(base)[0] for name, base in bases_by_player(settings).items()}
+    model_name, _ = base_name(base_models(settings)[0])
     return {
         "step": manifest.step,
         "players": settings.players,
         "adapters": list(facts.get("adapters", [])),
         "base_model": model_name,
+        **({"base_models": names} if names else {}),
         "base_fingerprint": facts.get("model_fingerprint"),
         "rank": settings.lora_rank,
         "alpha": settings.lora_alpha,

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 BEST = "best"
 """Alias of the best artifact."""
 REPLAY = "replay.html"
+LOGS = ("train.log", "server.log")
+"""Files of the run folder that become files of the run at W&B when it ends."""
 
 _OF_LAST_STEP = ("step", "seconds")
 """What a row for several steps has of the last of them, instead of a mean."""
@@ -137,6 +139,8 @@ class Publisher:
                 self._publish_final(folder, step)
         with self._guard("the last validation"):
             self._send_last_validation()
+        with self._guard("the logs"):
+            self.run.save_files(self.run_folder, LOGS)
         with self._guard("the end of the run"):
             self.run.finish(exit_code)
         return not self._failed

@@ -146,6 +146,17 @@ class WandbRun:
         artifact.add_dir(str(folder), policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact, aliases=list(aliases))
 
+    def save_files(self, folder: Path, names: Sequence[str]) -> None:
+        """Send files as they are now; those that are missing are left out.
+
+        Args:
+            folder: It must stay until the run is finished.
+            names: Of files in it, by which the run has them.
+        """
+        for name in names:
+            if (folder / name).is_file():
+                self._run.save(str(folder / name), base_path=str(folder), policy="now")
+
     def finish(self, exit_code: int) -> None:
         """Close the run.
 

@@ -8,7 +8,9 @@ time, which DeepSpeed's collectives need.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import ceil
 from typing import TypeVar
 
 import numpy as np
@@ -24,13 +26,14 @@ from hanabi_grpo.training.estimators import (
 )
 from hanabi_grpo.training.groups import flatten_groups, trained_groups
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
+from hanabi_grpo.training.minibatches import WHOLE_STEP, weights_by_part
 from hanabi_grpo.training.model.prefix_tree import (
     PrefixOrder,
     cut_by_rows,
     cut_by_tokens,
     share_of,
 )
-from hanabi_grpo.training.token_weights import LossUnit, token_weights
+from hanabi_grpo.training.token_weights import LossUnit
 from hanabi_grpo.types import DroppedGame, Episode, Turn, is_trained, player_name, task_name
 
 MIN_GAMES = 2
@@ -50,6 +53,8 @@ class AdvantageOptions:
     """HANABI_WHITEN_ADVANTAGES."""
     clip: float | None = None
     """HANABI_ADVANTAGE_CLIP."""
+    of_tokens: bool = False
+    """HANABI_GAE_UNIT=token: each token has one of its own, not each turn."""
 
 
 PLAIN_ADVANTAGES = AdvantageOptions()
@@ -121,6 +126,8 @@ def token_rows(
     unit: LossUnit = "token",
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
+    parts: Sequence[int] | None = None,
+    with_steps: bool = False,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -137,6 +144,8 @@ def token_rows(
         unit: What weighs the same in the loss, see `token_weights`.
         options: What becomes of the estimator's advantages.
         trained: Which tokens of a reply carry loss.
+        parts: Per game of the step its part, see `minibatches`; None: the step is one part.
+        with_steps: Whether rows say in which step of the game each token was said.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -155,22 +164,31 @@ def token_rows(
     for episode in episodes:
         lengths.append([sum(trained(turn)) for turn in episode.trajectory(player)])
     if options.whiten:
-        advantages = whiten(advantages, lengths)
+        counted: Sequence[Sequence[int]] = lengths
+        if options.of_tokens:
+            counted = [_token_counts(episode.trajectory(player), trained) for episode in episodes]
+        advantages = whiten(advantages, counted)
     if options.clip is not None:
         advantages = clip(advantages, options.clip)
-    weights = token_weights(lengths, unit)
+    own_parts = [WHOLE_STEP if parts is None else parts[number] for number in numbers]
+    weights = weights_by_part(lengths, own_parts, unit)
     rows: list[TokenRow] = []
     for number, episode, game_advantages, game_weights in zip(
         numbers, episodes, advantages, weights, strict=True
     ):
-        _check_finite(episode, player, game_advantages, game_weights)
+        largest_weight = max(game_weights, default=0.0)
+        _check_finite(episode, player, game_advantages, largest_weight)
         turns = episode.trajectory(player)
         conversations: list[TokenRow] = []
-        for turn, advantage, weight in zip(turns, game_advantages, game_weights, strict=True):
+        of_turns = _by_turn(turns, game_advantages, of_tokens=options.of_tokens)
+        for turn, advantage, weight in zip(turns, of_turns, game_weights, strict=True):
             if turn.fresh or not conversations:
                 conversations.append(
                     _empty_row(
-                        number, has_weights=unit != "token", trains_all=trained is all_tokens
+                        number,
+                        has_weights=unit != "token",
+                        trains_all=trained is all_tokens,
+                        with_steps=with_steps,
                     )
                 )
             conversations[-1].append(turn, trained(turn), advantage, weight)
@@ -191,8 +209,10 @@ def build_micro_batches(
     unit: LossUnit = "token",
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
+    parts: Sequence[int] | None = None,
+    with_steps: bool = False,
 ) -> list[MicroBatch]:
-    """Return this rank's micro-batches of one step, seat by seat.
+    """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
     A share that holds nothing becomes one row without loss, so that no rank waits for another.
 
@@ -208,7 +228,12 @@ def build_micro_batches(
         unit: See `token_rows`.
         options: See `token_rows`.
         trained: See `token_rows`.
+        parts: See `token_rows`. Every player has micro-batches of every part.
+        with_steps: See `token_rows`.
     """
+    if parts is None:
+        parts = [WHOLE_STEP] * len(flatten_groups(groups))
+    games_of_part = Counter(parts) or Counter([WHOLE_STEP])
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
         rows = token_rows(
@@ -220,13 +245,28 @@ def build_micro_batches(
             unit=unit,
             options=options,
             trained=trained,
+            parts=parts,
+            with_steps=with_steps,
         )
-        num_reply_tokens = 0
-        for row in rows:
-            num_reply_tokens += row.num_trained
-        for share in cut_rows(rows, cut):
-            batch = collate(share, player, num_reply_tokens, pad_id, device, cut.shares_prefixes)
-            batches.append(batch)
+        for part, num_games in sorted(games_of_part.items()):
+            rows_of_part = [row for row in rows if parts[row.game] == part]
+            num_reply_tokens = sum(row.num_trained for row in rows_of_part)
+            share_of_step = num_games / games_of_part.total()
+            part_cut = replace(
+                cut,
+                micro_batches_per_player=ceil(share_of_step * cut.micro_batches_per_player),
+            )
+            for share in cut_rows(rows_of_part, part_cut):
+                batch = collate(
+                    share,
+                    player,
+                    num_reply_tokens,
+                    pad_id,
+                    device,
+                    cut.shares_prefixes,
+                    part,
+                )
+                batches.append(batch)
     return batches
 
 
@@ -275,7 +315,7 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     return shares
 
 
-def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
+def _empty_row(game: int, *, has_weights: bool, trains_all: bool, with_steps: bool) -> TokenRow:
     return TokenRow(
         ids=[],
         mask=[],
@@ -283,14 +323,42 @@ def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
         advantages=[],
         weights=[] if has_weights else None,
         trained=None if trains_all else [],
+        steps=[] if with_steps else None,
         game=game,
     )
 
 
+def _token_counts(turns: Sequence[Turn], trained: TrainedTokens) -> list[int]:
+    """Return 1 for each token of some turns that carries loss, else 0."""
+    counts: list[int] = []
+    for turn in turns:
+        counts.extend(int(carries_loss) for carries_loss in trained(turn))
+    return counts
+
+
+def _by_turn(
+    turns: Sequence[Turn], advantages: Sequence[float], *, of_tokens: bool
+) -> list[list[float]]:
+    """Return for each turn the advantage of each token of its reply.
+
+    Args:
+        turns: Of one player in one game.
+        advantages: Of the turns, or of all their tokens.
+        of_tokens: Which of the two.
+    """
+    if not of_tokens:
+        by_turn = []
+        for turn, advantage in zip(turns, advantages, strict=True):
+            by_turn.append([advantage] * len(turn.reply_ids))
+        return by_turn
+    tokens = iter(advantages)
+    return [list(islice(tokens, len(turn.reply_ids))) for turn in turns]
+
+
 def _check_finite(
-    episode: Episode, player: int, advantages: Sequence[float], weights: Sequence[float]
+    episode: Episode, player: int, advantages: Sequence[float], weight: float
 ) -> None:
-    for advantage, weight in zip(advantages, weights, strict=True):
+    for advantage in advantages:
         if not (abs(advantage) <= _LARGEST and abs(advantage * weight) <= _LARGEST):
             raise NonFiniteError(
                 f"{player_name(player)}, task {task_name(episode.suite, episode.seed)}, game "

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from peft import PeftModel
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.errors import ParityError, RunFolderError
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
-from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.state import StepState
@@ -147,20 +148,22 @@ class OptimizerState:
 
         Args:
             parameters: What the optimizer trains, by name.
-            optimizer: torch's, or accelerate's around torch's own or DeepSpeed's of ZeRO-1 or -2.
+            optimizer: torch's, or accelerate's around torch's own or DeepSpeed's.
 
         Raises:
             RunFolderError: It is another one, whose state cannot be saved per parameter.
         """
         self._parameters = list(parameters.items())
         inner = getattr(optimizer, "optimizer", optimizer)
-        is_zero = hasattr(inner, "single_partition_of_fp32_groups")
+        self._has_whole_weights = not hasattr(inner, "fp32_partitioned_groups_flat")
+        """False under ZeRO-3."""
+        is_zero = not self._has_whole_weights or hasattr(inner, "single_partition_of_fp32_groups")
         self._zero = inner if is_zero else None
         self._torch: torch.optim.Optimizer = inner.optimizer if is_zero else inner
         if not isinstance(self._torch, torch.optim.Optimizer):
             raise RunFolderError(
                 f"the state of {type(inner).__name__} cannot be saved; allowed are torch's "
-                "optimizers, alone or under DEEPSPEED=zero1 or zero2."
+                "optimizers, alone or under DEEPSPEED=zero1, zero2 or zero3."
             )
         self.groups: list[dict[str, Any]] = self._torch.param_groups
 
@@ -172,14 +175,14 @@ class OptimizerState:
             state = self._torch.state.get(self._holder(parameter), {})
             for key, value in state.items():
                 if self._zero is not None and torch.is_tensor(value) and value.dim():
-                    value = parameter.get_full_hp_param(key)
+                    value = self._gather(parameter, key)
                 moments[f"{name}|{key}"] = _on_cpu(value)
             if self._zero is not None and parameter.dtype != torch.float32:
-                moments[f"{name}|{_MASTER}"] = _on_cpu(parameter.get_full_hp_param(None))
+                moments[f"{name}|{_MASTER}"] = _on_cpu(self._gather(parameter, None))
         return moments
 
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Put moments and step counters back, bit by bit.
+        """Put moments and step counters back, bit by bit; weights must be whole meanwhile.
 
         Args:
             saved: From `collect`.
@@ -220,29 +223,58 @@ class OptimizerState:
         """Let DeepSpeed's float32 copies of some parameters be what these are now.
 
         ZeRO steps copies of its own; weights that were put into the model are lost without this.
+        They must be whole meanwhile.
         """
         if self._zero is None:
             return
         for name, parameter in self._parameters:
             if name in names:
-                parameter.set_full_hp_param(parameter.data.float())
+                self._scatter(parameter, None, parameter.data.float())
+
+    def _gather(self, parameter: Any, key: str | None) -> torch.Tensor:
+        """Return a whole moment of a parameter, None: its float32 copy; under ZeRO alone."""
+        if self._has_whole_weights:
+            return parameter.get_full_hp_param(key)
+        assert self._zero is not None
+        return self._zero.get_full_hp_param(parameter, key)
+
+    def _scatter(self, parameter: Any, key: str | None, value: torch.Tensor) -> None:
+        """Put back what `_gather` returned."""
+        value = value.to(parameter.device)
+        if self._has_whole_weights:
+            parameter.set_full_hp_param(value, key)
+        elif self._zero is not None:
+            # DeepSpeed (0.19) has a call for whole values, which fails where they do not divide by
+            # the number of processes.
+            length = parameter.partition_numel()
+            start = length * dist.get_rank()
+            share = torch.zeros(length, dtype=value.dtype, device=value.device)
+            own = value.flatten()[start : start + length]
+            share[: len(own)] = own
+            self._zero.set_local_hp_param(share, parameter, key)
 
     def _put_moment(self, parameter: Any, key: str, value: torch.Tensor) -> None:
         if self._zero is None:
             device = parameter.device if value.dim() else self._counter_device(parameter)
             self._torch.state[parameter][key] = value.to(device, copy=True)
         elif key == _MASTER:
-            parameter.set_full_hp_param(value.to(parameter.device))
+            self._scatter(parameter, None, value)
         elif value.dim():
-            parameter.set_full_hp_param(value.to(parameter.device), key)
+            self._scatter(parameter, key, value)
 
     def _holder(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the tensor by which the torch optimizer knows a parameter's state."""
         if self._zero is None:
             return parameter
-        for number, group in enumerate(self._zero.bit16_groups):
+        if self._has_whole_weights:
+            groups = self._zero.bit16_groups
+            partitions = self._zero.single_partition_of_fp32_groups
+        else:
+            groups = self._zero.fp16_groups
+            partitions = self._zero.fp32_partitioned_groups_flat
+        for group, partition in zip(groups, partitions, strict=True):
             if any(member is parameter for member in group):
-                return self._zero.single_partition_of_fp32_groups[number]
+                return partition
         raise RunFolderError(
             "an adapter parameter is in none of DeepSpeed's groups; the optimizer cannot be saved."
         )
@@ -276,9 +308,9 @@ class OptimizerState:
                     self._torch.state[holder][key] = torch.zeros_like(holder)
 
     def _link_moments(self) -> None:
-        # ZeRO links moments to parameters once, after the first group's first step, when the other
-        # groups have none.
-        if self._zero is not None:
+        # ZeRO-1 and -2 link moments to parameters once, after the first group's first step, when
+        # the other groups have none.
+        if self._zero is not None and self._has_whole_weights:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
 
@@ -303,7 +335,7 @@ class CheckpointSaver:
 
         Args:
             policy: What is saved.
-            optimizer: accelerate's; its state is saved but under ZeRO-3.
+            optimizer: accelerate's.
             accelerator: Gathers the processes' parts.
             run_folder: Where checkpoints go.
             base_checksum: Of the frozen weights before training, see `adapters.base_checksum`.
@@ -353,7 +385,7 @@ class CheckpointSaver:
         while not self._try_to_save(state.step, training_state) and is_last:
             time.sleep(RETRY_SECONDS)
 
-    def _try_to_save(self, step: int, training_state: TrainingState | None) -> bool:
+    def _try_to_save(self, step: int, training_state: TrainingState) -> bool:
         """Return whether a checkpoint is written, see `save`."""
         now = time.monotonic()
         problem: str | None = None
@@ -387,10 +419,8 @@ class CheckpointSaver:
             )
         return False
 
-    def _collect(self, state: StepState) -> TrainingState | None:
-        """Return what a resume needs, gathered from all processes; None under ZeRO-3."""
-        if not self._policy.has_whole_weights:
-            return None
+    def _collect(self, state: StepState) -> TrainingState:
+        """Return what a resume needs, gathered from all processes."""
         parameters = self._policy.adapter_parameters
         optimizer = OptimizerState(parameters, self._optimizer)
         return TrainingState(
@@ -400,7 +430,7 @@ class CheckpointSaver:
             step_state=state,
         )
 
-    def _write(self, step: int, state: TrainingState | None) -> None:
+    def _write(self, step: int, state: TrainingState) -> None:
         checksum = adapters.base_checksum(self._policy.model)
         if checksum != self._base_checksum:
             raise ParityError(
@@ -408,12 +438,16 @@ class CheckpointSaver:
                 f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
                 "Nothing was saved; look for a merge or an optimizer over base weights."
             )
+        facts = {**self._facts(), "base_checksum": checksum}
+        of_players = adapters.base_checksums(self._policy.model, self._policy.adapter_names)
+        if of_players:
+            facts["base_checksums"] = of_players
         save_checkpoint(
             self._policy.model,
             self._policy.adapter_names,
             self._run_folder,
             step,
-            {**self._facts(), "base_checksum": checksum},
+            facts,
             state,
         )
         rotate(self._run_folder, self._keep, best=self._best_step())

@@ -56,6 +56,11 @@ same task repeats one of them with probability Q: the sum of the probabilities o
 ones, which their logprobs name. Π exp(λ r) / (1 − Q + Q exp(λ)) with r = 1 for a repeat has mean
 1 at most. A policy that is sure of every token has Q near 1, and its equal episodes are honest.
 
+With TOP_P and TOP_K tokens are drawn from t restricted to the tokens that pass, so mean and
+variance above are of that law, f itself stays, and a place is left out where rounding may decide
+which tokens pass. An episode's probability is at most that of its logprobs over TOP_P for every
+token. What TOP_K leaves out has no such bound: with it equal episodes are counted and stop nothing.
+
 **A run.** Each z is taken over the last 1, 2, 3, 4, 6, … 64 steps. All sums that begin at one step
 share one bound (Ville), so what counts is starts: five players, 1,000 steps, four suspects in each
 on two sides are 40,000, times 17 · exp(−.95 · 7² / 2) = 1.3e-9 makes 5e-5; 10,000 starts of
@@ -333,16 +338,22 @@ def surprise_score(steps: Sequence[Sequence[float]]) -> Score:
     return best
 
 
-def count_repeats(groups: Sequence[Sequence[Episode]]) -> list[float]:
+def count_repeats(groups: Sequence[Sequence[Episode]], top_p: float = 1.0) -> list[float]:
     """Return the step's equal episodes, and for each λ what as many would have to be worth.
 
     Two episodes of a group are equal where all tokens of all players are.
+
+    Args:
+        groups: As they were drawn.
+        top_p: TOP_P. What passes it sums up to at least this, so a token is drawn with at most its
+            probability in the whole distribution over `top_p`.
 
     Returns:
         Repeats, then Σ log(1 − Q + Q exp(λ)) for each λ, see the module.
     """
     num_repeats = 0
     prices = [0.0] * len(_REPEAT_RATES)
+    log_top_p = math.log(top_p)
     for group in groups:
         probabilities: dict[object, float] = {}
         for episode in group:
@@ -352,7 +363,12 @@ def count_repeats(groups: Sequence[Sequence[Episode]]) -> list[float]:
             for position, rate in enumerate(_REPEAT_RATES):
                 prices[position] += math.log1p(expected * math.expm1(rate))
             num_repeats += tokens in probabilities
-            logprob = sum(sum(turn.logprobs) for turn in episode.turns)
+            logprob = 0.0
+            for turn in episode.turns:
+                logprob += sum(turn.logprobs)
+                if top_p < 1:
+                    # No token is likelier than certain.
+                    logprob -= sum(max(log_top_p, own) for own in turn.logprobs)
             probabilities[tokens] = math.exp(min(0.0, logprob))
     return [float(num_repeats), *prices]
 

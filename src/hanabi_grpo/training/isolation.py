@@ -2,8 +2,9 @@
 
 Every player is a parameter group of its own, and a hook before the optimizer's step looks at each
 group alone: its gradient is clipped by its own norm, removed when the player had no data, and
-removed and counted when it is not finite; weights, moments and counters then stay. DeepSpeed's
-ZeRO-1 and -2 step the same torch optimizer group by group.
+removed and counted when it is not finite; weights, moments and counters then stay. DeepSpeed steps
+the same torch optimizer: ZeRO-1 and -2 with all groups at once, ZeRO-3 once for each, with the
+parameters of the others taken out.
 """
 
 import math
@@ -33,12 +34,23 @@ _CLIP_EPSILON = 1e-6
 """Added to a norm before it divides, as in torch's own clipping."""
 
 
-def player_groups(model: torch.nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one optimizer group per adapter, with "updates", which says how often it moved."""
+def player_groups(
+    model: torch.nn.Module, names: Sequence[str], rate_of: Callable[[str], float] | None = None
+) -> list[dict[str, Any]]:
+    """Return one optimizer group per adapter, with "updates", which says how often it moved.
+
+    Args:
+        model: With the adapters.
+        names: Their names.
+        rate_of: (adapter) -> its peak learning rate; None: all have the optimizer's.
+    """
     groups = []
     for name in names:
         parameters = trainable_parameters(model, name)
-        groups.append({"params": [*parameters.values()], "player": name, "updates": 0})
+        group = {"params": [*parameters.values()], "player": name, "updates": 0}
+        if rate_of is not None:
+            group["lr"] = rate_of(name)
+        groups.append(group)
     return groups
 
 
@@ -103,6 +115,22 @@ class PlayerSchedule(LRScheduler):
             group["lr"] = rate
 
 
+def forget_gradients(optimizer: Any) -> None:
+    """Empty what ZeRO-3 gathers gradients in, behind an update; others are empty by then.
+
+    DeepSpeed (0.19) overwrites the gradients of the update before in the first backward pass of an
+    update, and adds to them in all others. Who is not in the first micro-batch would learn from
+    all of its updates so far once more, and a gradient that is not finite would stay for ever.
+
+    Args:
+        optimizer: accelerate's, or DeepSpeed's.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    gathered = getattr(inner, "grad_partitions_flat_buffer", None)
+    if gathered is not None:
+        gathered.zero_()
+
+
 class PlayerGuard:
     """Decides, before each optimizer step, whose gradient counts and how much.
 
@@ -113,7 +141,7 @@ class PlayerGuard:
     def __init__(
         self,
         *,
-        max_norm: float | None,
+        max_norm: float,
         sharded: bool,
         report: Callable[..., None],
         loss_scaled: bool = False,
@@ -121,8 +149,7 @@ class PlayerGuard:
         """Prepare; `before_step` is a hook of the optimizer, whose groups `player_groups` makes.
 
         Args:
-            max_norm: Largest norm of one player's gradient; None leaves clipping to DeepSpeed
-                (ZeRO-3).
+            max_norm: Largest norm of one player's gradient.
             sharded: Whether each rank's groups hold only its share of the gradient.
             report: Called as report(kind, message, **details) for each dropped update.
             loss_scaled: Whether the loss has a scale that is found by skipping updates (float16).
@@ -213,10 +240,17 @@ class PlayerGuard:
             return
         self.is_stepping = True
         for group in optimizer.param_groups:
-            self._check(group)
+            if group["params"]:
+                self._check(group)
 
     def _check(self, group: dict[str, Any]) -> None:
         name = group["player"]
+        if name in self._seen:
+            raise SettingsError(
+                f"{name}: a second optimizer step in one update. ZeRO-3 divides adapters of more "
+                "than sub_group_size numbers; give a larger one in the file that DEEPSPEED names, "
+                "e.g. 1e9."
+            )
         self._seen.add(name)
         has_data = name in (self._with_data or ())
         gradients = [value.grad for value in group["params"] if value.grad is not None]
@@ -230,7 +264,7 @@ class PlayerGuard:
                 self.norms.pop(name, None)
                 self._drop(name, f"the gradient's norm is {norm}")
             return
-        if self._max_norm is not None and norm > self._max_norm:
+        if norm > self._max_norm:
             torch._foreach_mul_(gradients, self._max_norm / (norm + _CLIP_EPSILON))
         self.norms[name] = norm
         self.streaks[name] = 0

@@ -35,7 +35,7 @@ from hanabi_grpo.rollout.datasets import FURTHER_APART, played_setups, training_
 from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
-from hanabi_grpo.runs.saved_adapters import SAME_FACTS
+from hanabi_grpo.runs.saved_adapters import BASES, SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
@@ -214,6 +214,7 @@ class ServerLink:
             num_games=num_games or self.settings.num_generations,
             max_tokens=self.settings.max_completion_length,
             temperature=self.settings.temperature,
+            token_filter=self.settings.token_filter,
             sampling_seed=request.sampling_seed,
             seats=request.own,
         )
@@ -286,12 +287,19 @@ class ServerLink:
 
     def _introduce(self) -> None:
         run_id = run_identity(self.run_folder)
+        names = adapter_names(self.settings.players, self.settings.adapters)
+        largest = self.settings.largest_rank
+        smaller: dict[str, Any] = {}
+        for name in names:
+            if self.settings.rank_of(name) != largest:
+                smaller[name] = self.settings.rank_of(name)
         replaced = self._newer_versions(run_id)
         self.identity = self.client.introduce(
             self.settings,
             run_id=run_id,
-            adapters=adapter_names(self.settings.players, self.settings.adapters),
-            lora_rank=self.settings.lora_rank,
+            adapters=names,
+            lora_rank=largest,
+            **({"lora_ranks": smaller} if smaller else {}),
             setups=[
                 *played_setups(training_rows(self.settings)),
                 *validation_setups(self.settings),
@@ -304,6 +312,8 @@ class ServerLink:
         self.server_facts = {
             name: self.identity[name] for name in (*SAME_FACTS, "dtype") if name in self.identity
         }
+        if self.identity.get(BASES):
+            self.server_facts[BASES] = self.identity[BASES]
         self._num_log_lines, _ = self.client.log(0)
 
     def _newer_versions(self, run_id: str) -> dict[str, int]:
@@ -354,6 +364,9 @@ class ServerLink:
                 raise VersionError(
                     f"{self._heartbeat.lost} This trainer stops; its checkpoints are complete."
                 )
+            if self.settings.sleep:
+                # torch keeps what it has freed, and the engine, which wakes now, would not get it.
+                torch.cuda.empty_cache()
             try:
                 with remind_while_waiting(f"{purpose} from {self.client.url}"):
                     return call()

@@ -28,6 +28,7 @@ def episode_metrics(
     partners: Mapping[str, str] | None = None,
     reply_limit: int = 0,
     end_id: int | None = None,
+    end_ids: Mapping[str, int | None] | None = None,
 ) -> dict[str, float]:
     """Return the step's figures: scores, failures, figures per player and of the environment.
 
@@ -54,6 +55,7 @@ def episode_metrics(
             apart.
         reply_limit: Most tokens of one reply; 0: no reply counts as cut.
         end_id: The token that ends a reply; None: every reply of the greatest length counts as cut.
+        end_ids: By adapter that of another base model than player_0's.
     """
     episodes = flatten_groups(groups)
     num_all_bad = 0
@@ -80,7 +82,9 @@ def episode_metrics(
         metrics |= _scores_by_partner(episodes, setups, own_seats, partners)
     num_seats = max((episode.num_players for episode in episodes), default=0)
     for seat in range(num_seats):
-        figures = _seat_figures(episodes, seat, own_seats, reply_limit, end_id)
+        adapter = own_seats[seat].partition("@")[0] if own_seats else player_name(seat)
+        end = (end_ids or {}).get(adapter, end_id)
+        figures = _seat_figures(episodes, seat, own_seats, reply_limit, end)
         for name, value in figures.items():
             metrics[f"{player_name(seat)}/{name}"] = value
     return metrics

@@ -30,11 +30,13 @@ class TokenRow:
     logprobs: list[float]
     """The sampler's logprobs in nats on reply tokens, 0 elsewhere."""
     advantages: list[float]
-    """The advantage of a reply token's turn, 0 elsewhere."""
+    """The advantage of a reply token, mostly that of its turn; 0 elsewhere."""
     weights: list[float] | None = None
     """The reply token's weight in the loss (HANABI_LOSS_UNIT), 0 elsewhere; None: 1 for all."""
     trained: list[bool] | None = None
     """True on reply tokens that carry loss (HANABI_TRAIN_THOUGHTS); None: on all of `mask`."""
+    steps: list[int] | None = None
+    """The step of the game in which a reply token was said, 0 elsewhere; None: nobody asks."""
     game: int = NO_GAME
     """Number of the game in the step, the same for all its players and on every rank."""
 
@@ -47,7 +49,7 @@ class TokenRow:
         self,
         turn: Turn,
         trained: Sequence[bool] | None = None,
-        advantage: float = 0.0,
+        advantages: Sequence[float] | None = None,
         weight: float = 0.0,
     ) -> None:
         """Add a turn's prompt and reply.
@@ -55,7 +57,7 @@ class TokenRow:
         Args:
             turn: The turn.
             trained: Which of its reply's tokens carry loss; None: all.
-            advantage: Of the turn.
+            advantages: Of each of its reply's tokens; None: 0 for all.
             weight: Of each of its tokens in the loss.
         """
         num_prompt = len(turn.prompt_ids)
@@ -63,9 +65,12 @@ class TokenRow:
         self.ids.extend((*turn.prompt_ids, *turn.reply_ids))
         self.mask.extend([False] * num_prompt + [True] * num_reply)
         self.logprobs.extend([0.0] * num_prompt + [*turn.logprobs])
-        self.advantages.extend([0.0] * num_prompt + [advantage] * num_reply)
+        self.advantages.extend([0.0] * num_prompt)
+        self.advantages.extend([0.0] * num_reply if advantages is None else advantages)
         if self.weights is not None:
             self.weights.extend([0.0] * num_prompt + [weight] * num_reply)
+        if self.steps is not None:
+            self.steps.extend([0] * num_prompt + [turn.step] * num_reply)
         if self.trained is not None:
             self.trained.extend([False] * num_prompt)
             self.trained.extend([True] * num_reply if trained is None else trained)
@@ -92,10 +97,12 @@ class MicroBatch:
     advantages: torch.Tensor
     """[rows, tokens - 1] advantage of the token's turn; 0 elsewhere."""
     num_reply_tokens: int
-    """The player's reply tokens that carry loss in the whole step, over all micro-batches and
-    processes."""
+    """The player's reply tokens that carry loss in the whole step, or in this part of it, over all
+    micro-batches and processes."""
     games: tuple[int, ...]
     """Per row the number of its game, see `TokenRow`."""
+    part: int = 0
+    """The part of the step's games that these are of, see `minibatches`."""
     tree: PrefixTree | None = None
     """The rows as a tree, where shared prefixes are computed once; None: each row by itself."""
     loss_mask: torch.Tensor | None = None
@@ -104,11 +111,15 @@ class MicroBatch:
     """[rows, tokens - 1] weights of HANABI_LOSS_UNIT; None: 1 for every token."""
     entropy_bonus: torch.Tensor | None = None
     """[rows, tokens - 1] term of HANABI_ENTROPY_BONUS, see `loss.entropy_terms`; None: no bonus."""
+    steps: torch.Tensor | None = None
+    """[rows, tokens - 1] int64 step of the game of each reply token (HANABI_SEQUENTIAL_FACTOR)."""
     game_weights: torch.Tensor | None = None
-    """[rows, 1] weights of HANABI_UPDATE=sequential, see `updates`; None: 1."""
+    """[rows, 1], or with `steps` [rows, tokens - 1], weights of HANABI_UPDATE=sequential, see
+    `updates`; None: 1."""
     old_logprobs: torch.Tensor | None = None
     """[rows, tokens - 1] logprobs under the policy before the step's first update. The first pass
-    over the micro-batch fills it in."""
+    over the micro-batch fills it in, or `TrainingRun.check_logprobs` where other parts of the step
+    are learned from before."""
     reference_logprobs: torch.Tensor | None = None
     """[rows, tokens - 1] logprobs under the reference policy; only with BETA in the loss."""
     kl_weight: float | None = None
@@ -142,6 +153,7 @@ def collate(
     pad_id: int,
     device: torch.device,
     shares_prefixes: bool = False,
+    part: int = 0,
 ) -> MicroBatch:
     """Return a player's rows as one micro-batch.
 
@@ -149,12 +161,13 @@ def collate(
         rows: Trajectories of one player; none gives a single row without loss, so that this rank
             still computes what the others wait for.
         player: Its name.
-        num_reply_tokens: The player's reply tokens in the whole step, over all ranks. The loss is
-            divided by it, so neither the cut into micro-batches nor another player's data changes
-            the player's gradient.
+        num_reply_tokens: The player's reply tokens in the whole step, or in one part of it, over
+            all ranks. The loss is divided by it, so neither the cut into micro-batches nor another
+            player's data changes the player's gradient.
         pad_id: Token id of the padding.
         device: Where the tensors go.
         shares_prefixes: Whether to build the tree of shared prefixes.
+        part: The part of the step's games that these are of.
     """
     rows = rows or [_padding_row(pad_id)]
     width = max(len(row.ids) for row in rows)
@@ -179,6 +192,9 @@ def collate(
     loss_weights = None
     if rows[0].weights is not None:
         loss_weights = column((row.weights or [] for row in rows), 0.0)[:, 1:]
+    steps = None
+    if rows[0].steps is not None:
+        steps = column((row.steps or [] for row in rows), 0, torch.long)[:, 1:]
     return MicroBatch(
         player=player,
         ids=ids,
@@ -188,9 +204,11 @@ def collate(
         advantages=advantages,
         num_reply_tokens=num_reply_tokens,
         games=tuple(row.game for row in rows),
+        part=part,
         tree=prefix_tree(ids, reply_mask) if shares_prefixes else None,
         loss_mask=loss_mask,
         loss_weights=loss_weights,
+        steps=steps,
     )
 
 

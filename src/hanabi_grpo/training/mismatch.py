@@ -7,9 +7,9 @@ It runs in every step before the optimizer moves, in every number format, and lo
 - **other policies**: is the sampler closer to the version before, another player's adapter, the
   base model, its own adapter scaled or another temperature, or as far on the other side, than to
   the policy that is trained (`evidence.compare`)?
-- **what was sampled**: were the tokens drawn from the distribution that the sampler reports
-  (`evidence.surprise_score`), and do episodes repeat more often than chance allows
-  (`evidence.count_repeats`)?
+- **what was sampled**: were the tokens drawn from the distribution that the sampler reports, of
+  the tokens that TOP_P and TOP_K leave (`evidence.surprise_score`), and do episodes repeat more
+  often than chance allows (`evidence.count_repeats`; not with TOP_K)?
 
 `evidence` has the statistics and the bound of a false stop: below 1e-4 in 1,000 steps of five
 players. The gap's limits are no statistics: they say that rounding does not grow sixfold from one
@@ -56,6 +56,7 @@ from hanabi_grpo.training.evidence import (
     surprise_sums,
 )
 from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.model.output_head import TokenLaw
 from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.training.state import Evidence
 from hanabi_grpo.types import Episode, adapter_of
@@ -76,6 +77,8 @@ _NEXT_STEP = (
     "Nothing was updated in this step; restart the server, then the trainer, with RESUME at a "
     "checkpoint from before these steps."
 )
+FILTER_ROUNDING = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.25}
+"""By number format, relative error of a probability within which TOP_P decides either way."""
 FIRST_LOOKS = 3
 """Steps of a player in which suspects are computed in float32, too."""
 LOOK_FACTOR = 1.5
@@ -173,12 +176,13 @@ class _Gap:
             return False
         return not self.mean <= tolerance
 
-    def message(self, player: str, version: int, tolerance: float) -> str:
+    def message(self, player: str, version: int, tolerance: float, base: str) -> str:
         return (
-            f"{player}@{version}: trainer and sampler logprobs differ by {self.mean:.3g} on "
-            f"average (max {self.largest:.3g}) over {self.num_tokens:.0f} tokens; allowed is "
-            f"HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean {self.trainer:.4f}, sampler mean "
-            f"{self.sampler:.4f}. The server samples from another policy than the one trained here "
+            f"{_whose(player, version, base)}: trainer and sampler logprobs differ by "
+            f"{self.mean:.3g} on average (max {self.largest:.3g}) over {self.num_tokens:.0f} "
+            f"tokens; allowed is HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean "
+            f"{self.trainer:.4f}, sampler mean {self.sampler:.4f}. The server samples from another "
+            "policy than the one trained here "
             "(a stale or swapped adapter, another base model or number format). Nothing was "
             "updated in this step; restart the server, then the trainer."
         )
@@ -193,6 +197,7 @@ def check_mismatch(
     *,
     tolerance: float,
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda local: local,
+    base: str = "",
 ) -> float:
     """Return the mean |trainer − sampler| over a micro-batch's sampled tokens, in nats.
 
@@ -207,6 +212,7 @@ def check_mismatch(
         mask: [rows, tokens] True on sampled tokens.
         tolerance: HANABI_PARITY_TOLERANCE, the largest mean that is allowed.
         gather: Puts all ranks' [1, numbers] below each other.
+        base: The player's base model, in a team of several.
 
     Returns:
         This rank's mean; 0 without tokens, and not a number where the trainer's own forward pass
@@ -221,8 +227,13 @@ def check_mismatch(
     for numbers in gather(local).tolist():
         gap = _Gap.from_numbers(numbers)
         if gap.is_too_large(tolerance):
-            raise ParityError(gap.message(player, version, tolerance))
+            raise ParityError(gap.message(player, version, tolerance, base))
     return own.mean
+
+
+def _whose(player: str, version: int, base: str) -> str:
+    """Return whose games a message is of: "player_0@7", or "player_0@7 on Qwen/Qwen3-4B"."""
+    return f"{player}@{version} on {base}" if base else f"{player}@{version}"
 
 
 class MismatchCheck:
@@ -275,6 +286,7 @@ class MismatchCheck:
             batch.reply_mask,
             tolerance=self._tolerance,
             gather=self._accelerator.gather,
+            base=self._policy.base_name(batch.player),
         )
 
     def check_games(
@@ -307,6 +319,9 @@ class MismatchCheck:
             first = stops[0]
             raise ParityError(f"{first.message}{self._likeliest(first.player, games)} {_NEXT_STEP}")
         return evidence, metrics
+
+    def _whose(self, player: str, games: CheckedGames) -> str:
+        return _whose(player, games.sampled_by, self._policy.base_name(player))
 
     # Measuring
 
@@ -345,9 +360,9 @@ class MismatchCheck:
         return [SCALED]
 
     def _others(self, player: str) -> list[str]:
-        names = self._policy.adapter_names
-        own = adapter_of(player, names)
-        return [BASE, *(name for name in names if name != own)]
+        # Another base model's adapter cannot be on this one.
+        own = adapter_of(player, self._policy.adapter_names)
+        return [BASE, *(name for name in self._policy.on_same_base(player) if name != own)]
 
     def _measure(
         self, games: CheckedGames, suspects: Mapping[str, Sequence[str]]
@@ -421,7 +436,7 @@ class MismatchCheck:
         All are 0 where the trainer's logprobs are not finite.
         """
         name = adapter_of(player, self._policy.adapter_names)
-        law = self._policy.float32_law(batch, name, CEILING)
+        law = self._policy.float32_law(batch, name, CEILING, FILTER_ROUNDING[self._dtype])
         sampler = batch.sampler_logprobs[batch.reply_mask].double()
         own = law.logprobs.double()
         if not bool(own.isfinite().all() & law.variance.isfinite().all()):
@@ -434,7 +449,7 @@ class MismatchCheck:
             float(len(gap)),
             # The same token in the same context has the same logprob, and others hardly ever.
             float(len(own.unique())),
-            *surprise_sums(sampler, own, mean, law.variance.double()),
+            *_surprise_sums(sampler, law),
         ]
         for suspect in suspects:
             other = self._logprobs(self._policy.float32_logprobs, batch, name, suspect, games)
@@ -507,7 +522,7 @@ class MismatchCheck:
         if gap <= limits.incident:
             return []
         message = (
-            f"{player}@{games.sampled_by}: trainer and sampler logprobs differ by {gap:.3g} on "
+            f"{self._whose(player, games)}: trainer and sampler logprobs differ by {gap:.3g} on "
             f"average over {num_tokens:.0f} tokens; {_gap_rule(limits, len(earlier))}."
         )
         is_stop = gap > limits.stop
@@ -577,7 +592,7 @@ class MismatchCheck:
         if score.sign > 0:
             seen, cause = "more", "a higher temperature, or a logits processor"
         message = (
-            f"{player}@{games.sampled_by}: the sampled tokens are {seen} surprising than the "
+            f"{self._whose(player, games)}: the sampled tokens are {seen} surprising than the "
             f"logprobs that came with them say, by {abs(by):.3g} nats a token in this step; that "
             f"is {score.z:.1f} standard errors over {score.num_steps} step(s), allowed are "
             f"{LIMIT:g}. The server reports this policy and samples from another: {cause}."
@@ -591,11 +606,15 @@ class MismatchCheck:
         evidence: dict[str, list[list[float]]],
         metrics: dict[str, float],
     ) -> list[_Finding]:
-        counts = count_repeats(games.groups)
+        token_filter = self._policy.token_filter
+        counts = count_repeats(games.groups, token_filter.top_p)
         num_episodes = sum(len(group) for group in games.groups)
         if not num_episodes:
             return []
         metrics["repeated_episode_share"] = counts[0] / num_episodes
+        if token_filter.top_k:
+            # How likely an equal episode is depends on what the other tokens are worth.
+            return []
         score = repeat_score(remember(evidence, "episodes|repeats", counts))
         if score.z <= WARNING:
             return []
@@ -672,7 +691,7 @@ class MismatchCheck:
             )
             fault = "another policy"
         return (
-            f"{player}@{games.sampled_by}: {verdict}, by {score.z:.1f} standard errors over "
+            f"{self._whose(player, games)}: {verdict}, by {score.z:.1f} standard errors over "
             f"{score.num_steps} step(s); allowed are {LIMIT:g}. Slope {comparison.slope:.2f} over "
             f"{measured.num_tokens:.0f} tokens of this step, where 0 is right and 1 is "
             f"{self._unit(suspect)}. The server samples {fault}."
@@ -710,6 +729,22 @@ def _unexplained(suspect: str, comparison: Comparison, measured: _Measured) -> f
         explained = comparison.product**2 / comparison.distance
         return max(0.0, measured.gap_squares - explained)
     return comparison.residual
+
+
+def _surprise_sums(sampler: torch.Tensor, law: TokenLaw) -> list[float]:
+    """Return `surprise_sums` of a player's [reply tokens].
+
+    With TOP_P or TOP_K what tokens are drawn from is the filtered law, at the places where it is
+    known; which these are does not depend on the token that was drawn there.
+    """
+    own = law.logprobs.double()
+    drawn = law.drawn
+    if drawn is None:
+        return surprise_sums(sampler, own, law.mean.double(), law.variance.double())
+    sure = drawn.is_sure
+    return surprise_sums(
+        sampler[sure], own[sure], drawn.mean[sure].double(), drawn.variance[sure].double()
+    )
 
 
 _FAULTS = {

@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.manifest import checkpoints_of
-from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base, read_adapters
+from hanabi_grpo.runs.saved_adapters import (
+    BASES,
+    SavedAdapters,
+    check_same_base,
+    facts_of_base,
+    read_adapters,
+)
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import (
     MAX_GUEST_ADAPTERS,
@@ -29,8 +35,9 @@ logger = logging.getLogger(__name__)
 
 UPLOAD_TRIES = 4
 """How often a request is made while the server drops guests of this run for another client's."""
-Upload = Callable[[int, bytes, Mapping[str, Any]], str]
-"""(version, safetensors bytes, PEFT configuration) -> the seat, "frozen_0123456789abcdef@50"."""
+Upload = Callable[..., str]
+"""(version, safetensors bytes, PEFT configuration) -> the seat, "frozen_0123456789abcdef@50"; with
+several base models base=, the fingerprint of the adapter's."""
 _Answer = TypeVar("_Answer")
 
 
@@ -55,6 +62,7 @@ class PartnerSeats:
         self._guests: dict[tuple[Place, str], str] = {}
         """Seats of what the server holds by checkpoint and adapter, least recently used first."""
         self._instance_id = ""
+        self._has_several_bases = False
         self._damaged: set[Path] = set()
 
     def load(
@@ -76,6 +84,7 @@ class PartnerSeats:
         if not self.pool:
             return
         self._instance_id = instance_id
+        self._has_several_bases = bool(facts.get(BASES))
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
             if isinstance(partner.ref, UrlRef):
@@ -188,7 +197,11 @@ class PartnerSeats:
         key = (place, adapter)
         if key not in self._guests and checkpoint is not None:
             weights, config = checkpoint.adapters[adapter]
-            self._guests[key] = self._upload(checkpoint.step, weights, config)
+            named_base = {}
+            if self._has_several_bases:
+                facts = facts_of_base(checkpoint.facts, adapter)
+                named_base["base"] = facts.get("model_fingerprint")
+            self._guests[key] = self._upload(checkpoint.step, weights, config, **named_base)
         # The server drops the least recently used adapter; this list is in the same order.
         seat = self._guests.pop(key)
         self._guests[key] = seat

@@ -3,19 +3,23 @@
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
+from peft import PeftModel
 from swift.arguments import RLHFArguments
-from swift.model import MODEL_MAPPING, model_meta
+from swift.model import MODEL_MAPPING, get_model_processor, model_meta
 from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
 from hanabi_grpo.client.curves import validation_setups
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
@@ -23,30 +27,29 @@ from hanabi_grpo.rollout.vocabulary import check_vocabulary
 from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.runs.validation import TRAINING_CURVE
-from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
+from hanabi_grpo.settings import Settings, batch_plan, read_settings
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.training.fleet_link import make_link
-from hanabi_grpo.training.model.adapters import adapter_names, add_adapters
-from hanabi_grpo.training.model.start_from import check_base, start_adapters
+from hanabi_grpo.training.model.adapters import adapter_names, add_adapters, add_team_adapters
+from hanabi_grpo.training.model.start_from import check_base, check_resumed_base, start_adapters
 from hanabi_grpo.training.tasks import TaskDataset
 from hanabi_grpo.training.trainer import (
     OPTIMIZER_PLUGIN,
     ZERO_STAGE_OF_SHARDED_WEIGHTS,
     HanabiGRPOTrainer,
+    other_tokenizers,
     register_optimizers,
 )
 
 logger = logging.getLogger(__name__)
 
 SAME_NAME_OPTIONS = (
-    "lora_rank",
-    "lora_alpha",
     "vllm_server_host",
     "vllm_server_port",
     "num_generations",
     "max_completion_length",
     "temperature",
-    "learning_rate",
     "lr_scheduler_type",
     "warmup_steps",
     "beta",
@@ -109,7 +112,12 @@ class HanabiArguments(RLHFArguments):
         super()._init_deepspeed()
         if not self.deepspeed:
             return
-        if self.deepspeed.get("zero_optimization", {}).get("stage") == 2:
+        stage = self.deepspeed.get("zero_optimization", {}).get("stage")
+        if stage == ZERO_STAGE_OF_SHARDED_WEIGHTS and not torch.cuda.is_available():
+            # Weights are divided while the model is loaded, for as many processes as DeepSpeed
+            # knows of. accelerate tells it of them before that on GPUs only.
+            deepspeed.init_distributed(dist_backend="gloo")
+        if stage == 2:
             # Else micro-batches add up in the model's own format: of 64 in bfloat16 the sum was off
             # by 1 %, so by .2 %. Under ZeRO-1 DeepSpeed would take another optimizer, whose state
             # `checkpoint` does not know.
@@ -143,17 +151,22 @@ def swift_options(
         num_steps: Optimizer steps of the whole run.
     """
     plan = batch_plan(settings)
-    model = resolve_model(settings.model)
+    # Of a team player_0's; `prepare_model` loads the others.
+    model = resolve_model(base_models(settings)[0])
     options: dict[str, object] = dict(FIXED_OPTIONS)
     for name in SAME_NAME_OPTIONS:
         options[name] = getattr(settings, name)
+    # Our adapters and optimizer have each player's own.
+    first = adapter_names(settings.players, settings.adapters)[0]
+    options["lora_rank"] = settings.rank_of(first)
+    options["lora_alpha"] = settings.alpha_of(first)
+    options["learning_rate"] = settings.rate_of(first)
     options["hanabi_settings"] = settings_path
     options["output_dir"] = run_folder
     options["model"] = model
-    # A folder's name says nothing to ms-swift, and one architecture may serve several of its types.
-    architecture = json.loads((model / "config.json").read_text()).get("model_type")
-    if architecture in MODEL_MAPPING:
-        options["model_type"] = architecture
+    model_type = swift_model_type(model)
+    if model_type is not None:
+        options["model_type"] = model_type
     # Rows are ours; ms-swift only wants a name.
     options["dataset"] = settings.dataset or settings.board
     options["torch_dtype"] = settings.dtype
@@ -173,9 +186,8 @@ def swift_options(
     if settings.sampler_correction != "none":
         options["rollout_importance_sampling_mode"] = settings.sampler_correction
         options["rollout_importance_sampling_threshold"] = settings.sampler_correction_limit
-    # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
-    clips_itself = deepspeed_stage(settings) != ZERO_STAGE_OF_SHARDED_WEIGHTS
-    options["max_grad_norm"] = 0 if clips_itself else settings.max_grad_norm
+    # Clipping is ours, player by player.
+    options["max_grad_norm"] = 0
     if settings.deepspeed != "none":
         options["deepspeed"] = settings.deepspeed
     if settings.device == "cpu":
@@ -188,6 +200,30 @@ def swift_options(
     for name, value in options.items():
         words += [f"--{name}", str(value)]
     return words
+
+
+def swift_model_type(folder: Path) -> str | None:
+    """Return what ms-swift calls a model's architecture; None: it finds out itself.
+
+    A folder's name says nothing to ms-swift, and one architecture may serve several of its types.
+    """
+    architecture = json.loads((folder / "config.json").read_text()).get("model_type")
+    return str(architecture) if architecture in MODEL_MAPPING else None
+
+
+def load_other_base(args: RLHFArguments, name: str) -> torch.nn.Module:
+    """Load a further base model as ms-swift has loaded the first: same format, same attention.
+
+    Args:
+        args: ms-swift's options.
+        name: As MODEL says it.
+    """
+    folder = resolve_model(name)
+    options = args.get_model_kwargs()
+    options["model_id_or_path"] = str(folder)
+    options["model_type"] = swift_model_type(folder)
+    model, _ = get_model_processor(**options)
+    return model
 
 
 class HanabiPipeline(SwiftRLHF):
@@ -208,15 +244,21 @@ class HanabiPipeline(SwiftRLHF):
     def prepare_model(
         cls, args: HanabiArguments, model: torch.nn.Module, **_: Any
     ) -> torch.nn.Module:
-        """Wrap the base model with the players' adapters."""
+        """Wrap the base model, or each of a team's, with its players' adapters."""
         settings: Settings = args.vllm_client.settings
-        peft_model = add_adapters(
-            model,
-            adapter_names(settings.players, settings.adapters),
-            rank=settings.lora_rank,
-            alpha=settings.lora_alpha,
-            seed=settings.seed,
-        )
+        names = adapter_names(settings.players, settings.adapters)
+        ranks = {name: settings.rank_of(name) for name in names}
+        alphas = {name: settings.alpha_of(name) for name in names}
+        peft_model: PeftModel
+        first, *others = base_models(settings)
+        if others:
+            models = {first: model} | {name: load_other_base(args, name) for name in others}
+            base_of = bases_by_player(settings)
+            peft_model = add_team_adapters(
+                models, base_of, rank=ranks, alpha=alphas, seed=settings.seed
+            )
+        else:
+            peft_model = add_adapters(model, names, rank=ranks, alpha=alphas, seed=settings.seed)
         start_adapters(peft_model, settings, read_resume(args.vllm_client.run_folder))
         return peft_model
 
@@ -225,15 +267,17 @@ class HanabiPipeline(SwiftRLHF):
         settings = trainer.settings
         setups = [*played_setups(training_rows(settings)), *validation_setups(settings)]
         tokenizer = trainer.processing_class
-        check_vocabulary(setups, tokenizer, settings.model)
+        base_of = bases_by_player(settings)
+        check_vocabulary(setups, tokenizer, base_models(settings)[0])
+        others = {base_of[name]: one for name, one in other_tokenizers(settings).items()}
+        for name, other in others.items():
+            check_vocabulary(setups, other, name)
         tracking = TrackingCallback(settings, trainer.link.run_folder)
         is_main_process = trainer.accelerator.is_main_process
         if is_main_process:
-            chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
-            budget = measure_budget(setups, chat, settings.max_completion_length)
-            warning = budget.warning(settings.max_model_len)
-            if warning:
-                logger.warning("%s", warning)
+            _warn_of_budget(settings, setups, tokenizer, "")
+            for name, other in others.items():
+                _warn_of_budget(settings, setups, other, f"{name}: ")
             trainer.link.connect(trainer.first_step)
             # Its dictionary per step says what the tracking callback's line says better.
             trainer.remove_callback(PrinterCallback)
@@ -241,6 +285,7 @@ class HanabiPipeline(SwiftRLHF):
         try:
             if is_main_process:
                 check_base(settings, trainer.resume, trainer.link.server_facts)
+                check_resumed_base(trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
             best = trainer.validation.best
             if is_main_process and best is not None:
@@ -260,6 +305,24 @@ class HanabiPipeline(SwiftRLHF):
             raise
         finally:
             trainer.link.disconnect()
+
+
+def _warn_of_budget(
+    settings: Settings, setups: Sequence[Setup[Any]], tokenizer: Any, whose: str
+) -> None:
+    """Warn where the longest conversation does not fit.
+
+    Args:
+        settings: The run's.
+        setups: What is played.
+        tokenizer: Of the base model that is looked at.
+        whose: Its name with a colon, or "" for the first.
+    """
+    chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
+    budget = measure_budget(setups, chat, settings.max_completion_length)
+    warning = budget.warning(settings.max_model_len)
+    if warning:
+        logger.warning("%s%s", whose, warning)
 
 
 def register_trainer() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +15,40 @@ from peft import PeftModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hanabi_grpo.errors import VersionError
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_law, reply_logps
-from hanabi_grpo.training.model.output_head import CHUNK, TokenLaw, computes_logits, in_float32
+from hanabi_grpo.training.model.output_head import (
+    CHUNK,
+    FilteredSampling,
+    TokenLaw,
+    computes_logits,
+    in_float32,
+)
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import adapter_of
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """One base model, and how logprobs are computed with it."""
+
+    model: PeftModel
+    """With the adapters on it."""
+    needs_whole_logits: bool
+    """Whether logits are held for a whole micro-batch, see `output_head.computes_logits`."""
+    token_filter: TokenFilter
+    """Which tokens of its vocabulary could be drawn."""
+
+
 class Policy:
     """A frozen base model with the run's adapters, and how logprobs of replies are computed.
+
+    Of a team the model is a `TeamModel`, and whatever is computed goes through the base model of
+    the micro-batch's player.
 
     Every method that computes uses one adapter, that of the micro-batch's player unless it says
     otherwise. Logprobs are in nats, at the temperature of sampling, [rows, tokens - 1], and 0 where
@@ -39,6 +62,7 @@ class Policy:
         *,
         temperature: float,
         has_whole_weights: bool,
+        token_filter: TokenFilter = ALL_TOKENS,
     ) -> None:
         """Prepare the forward pass.
 
@@ -46,6 +70,7 @@ class Policy:
             model: The base model with all adapters, not wrapped by DeepSpeed.
             adapter_names: The adapters of the run.
             temperature: That replies are sampled at.
+            token_filter: Which tokens could be drawn.
             has_whole_weights: False under ZeRO-3, where a process holds a part of each weight. Then
                 prefixes are not shared and logits are held for a whole micro-batch.
         """
@@ -53,26 +78,84 @@ class Policy:
         self.adapter_names = tuple(adapter_names)
         self.has_whole_weights = has_whole_weights
         self._temperature = temperature
+        parts = adapters.parts_of(model)
+        largest = max(part.config.get_text_config().vocab_size for part in parts)
+        self.token_filter = token_filter.within(largest)
+        """Which tokens could be drawn, of the largest vocabulary; logprobs are of all of them."""
         self._trained: torch.nn.Module = model
         self.adapter_parameters = adapter_parameters(model)
         """Every parameter of every adapter, by its name in the model."""
-        self._layers = [
+        self.layers = [
             module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
         ]
-        self.shares_prefixes = False
+        """Those that compute again in the backward pass, see `without_checkpointing`."""
+        self.shares_prefixes = has_whole_weights
         """Whether micro-batches need the tree of their shared prefixes."""
-        reason: str | None = "under ZeRO-3 the head's weights are not whole"
         if has_whole_weights:
             join_lora_products(model)
-            self.shares_prefixes = share_prefixes(model)
-            reason = computes_logits(model)
-        self._needs_whole_logits = reason is not None
+        self._bases: dict[str, _Base] = {}
+        """By adapter."""
+        for part in parts:
+            names = [name for name in self.adapter_names if adapters.part_of(model, name) is part]
+            adapters.use_adapter(model, names[0])
+            base = self._prepare(part, token_filter)
+            self._bases |= dict.fromkeys(names, base)
+        adapters.use_adapter(model, self.adapter_names[0])
+
+    def _prepare(self, part: PeftModel, token_filter: TokenFilter) -> _Base:
+        """Make a base model ready; what it cannot do is said in the log."""
+        reason: str | None = "under ZeRO-3 the head's weights are not whole"
+        if self.has_whole_weights:
+            # Players of all base models share prefixes, or none does: batches are cut alike.
+            self.shares_prefixes = share_prefixes(part) and self.shares_prefixes
+            reason = computes_logits(part)
         if reason is not None:
             logger.warning(
                 "logits are held for a whole micro-batch, not %d tokens at a time: %s",
                 CHUNK,
                 reason,
             )
+        return _Base(
+            model=part,
+            needs_whole_logits=reason is not None,
+            token_filter=token_filter.within(part.config.get_text_config().vocab_size),
+        )
+
+    @property
+    def has_several_bases(self) -> bool:
+        """Whether players have different base models."""
+        return len(adapters.parts_of(self.model)) > 1
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states, the largest of all base models."""
+        parts = adapters.parts_of(self.model)
+        return max(int(part.config.get_text_config().hidden_size) for part in parts)
+
+    def num_parameters(self) -> int:
+        """Return the parameters of a forward pass, adapters included; of a team the mean."""
+        total = 0
+        for base in self._bases.values():
+            total += base.model.num_parameters()
+        return total // len(self._bases)
+
+    def model_of(self, player: str) -> PeftModel:
+        """Return the base model of a player, with all adapters on it."""
+        return self._base_of(player).model
+
+    def _base_of(self, player: str) -> _Base:
+        return self._bases[adapter_of(player, self.adapter_names)]
+
+    def base_name(self, player: str) -> str:
+        """Return the name of a player's base model where there are several; else ""."""
+        if not self.has_several_bases:
+            return ""
+        return str(self.model_of(player).get_base_model().name_or_path)
+
+    def on_same_base(self, player: str) -> tuple[str, ...]:
+        """Return the adapters that are on a player's base model, its own included."""
+        model = self.model_of(player)
+        return tuple(name for name, base in self._bases.items() if base.model is model)
 
     def train_through(self, wrapped: torch.nn.Module) -> None:
         """Compute logprobs with a gradient through DeepSpeed's engine from now on."""
@@ -96,13 +179,14 @@ class Policy:
     def fixed_logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return logprobs under the adapter of the micro-batch's player, without a gradient."""
         self.use_adapter_of(batch.player)
-        with without_checkpointing(self._layers):
+        with without_checkpointing(self.layers):
             return self._reply_logprobs(self.model, batch)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Return logprobs under the base model, without a gradient."""
-        with adapters.base_only(self.model), without_checkpointing(self._layers):
+        """Return logprobs under the base model of the player, without a gradient."""
+        self.use_adapter_of(batch.player)
+        with adapters.base_only(self.model), without_checkpointing(self.layers):
             return self._reply_logprobs(self.model, batch)
 
     @torch.no_grad()
@@ -137,16 +221,19 @@ class Policy:
     def _logprobs_under(self, batch: MicroBatch, adapter: str | None, scale: float) -> torch.Tensor:
         context: AbstractContextManager[None] = contextlib.nullcontext()
         if adapter is None:
+            self.use_adapter_of(batch.player)
             context = adapters.base_only(self.model)
         else:
             adapters.use_adapter(self.model, adapter)
             context = adapters.scaled_by(self.model, adapter, scale)
         # What is called must be inside accelerate's autocast, which wraps the outermost model.
-        inner: Any = self.model.base_model
-        with context, without_checkpointing(self._layers):
+        inner: Any = self.model_of(batch.player).base_model
+        with context, without_checkpointing(self.layers):
             return self._reply_logprobs(inner, batch)[batch.reply_mask]
 
-    def float32_law(self, batch: MicroBatch, adapter: str, ceiling: float) -> TokenLaw:
+    def float32_law(
+        self, batch: MicroBatch, adapter: str, ceiling: float, rounding: float = 0.0
+    ) -> TokenLaw:
         """Return the law of the reply tokens in float32 under an adapter.
 
         Call it within `in_float32`.
@@ -155,45 +242,62 @@ class Policy:
             batch: The micro-batch.
             adapter: Name of the adapter.
             ceiling: Most nats that a surprise counts.
+            rounding: Relative error of a sampler's probabilities.
         """
+        base = self._base_of(batch.player)
+        sampling = None
+        if not base.token_filter.keeps_all:
+            sampling = FilteredSampling(token_filter=base.token_filter, rounding=rounding)
         adapters.use_adapter(self.model, adapter)
-        with without_checkpointing(self._layers):
+        with without_checkpointing(self.layers):
             return reply_law(
-                self.model.base_model,
-                self.model,
+                base.model.base_model,
+                base.model,
                 batch.ids,
                 batch.reply_mask,
                 self._temperature,
                 batch.tree,
                 ceiling=ceiling,
-                whole_logits=self._needs_whole_logits,
+                sampling=sampling,
+                whole_logits=base.needs_whole_logits,
             )
 
-    def in_float32(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def in_float32(self) -> Iterator[None]:
         """Compute in float32 for a while, with the weights as a server has them."""
-        return in_float32(self.model)
+        with contextlib.ExitStack() as stack:
+            for part in adapters.parts_of(self.model):
+                # Not the part itself: that of player_0 holds the others.
+                stack.enter_context(in_float32(part.base_model))
+            yield
 
-    def whole_adapters(self) -> AbstractContextManager[Any]:
-        """Hold whole adapter weights on every rank for a while.
+    def whole_adapters(self, *, written: bool = False) -> AbstractContextManager[Any]:
+        """Hold whole adapter weights on every rank for a while; all ranks must come here together.
 
         They always are but under ZeRO-3.
+
+        Args:
+            written: Whether the block puts the same values into them on every rank; else what it
+                puts there is lost under ZeRO-3.
         """
         if self.has_whole_weights:
             return contextlib.nullcontext()
         import deepspeed
 
         parameters = list(self.adapter_parameters.values())
-        return deepspeed.zero.GatheredParameters(parameters)
+        writer = 0 if written else None
+        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer)
 
     def _reply_logprobs(self, module: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+        base = self._base_of(batch.player)
         return reply_logps(
             module,
-            self.model,
+            base.model,
             batch.ids,
             batch.reply_mask,
             self._temperature,
             batch.tree,
-            whole_logits=self._needs_whole_logits,
+            whole_logits=base.needs_whole_logits,
         )
 
 

@@ -65,6 +65,7 @@ class GameRecorder:
         link: Link,
         *,
         end_id: int | None,
+        end_ids: Mapping[str, int | None] | None = None,
         is_main_process: bool,
         report: Callable[..., None],
     ) -> None:
@@ -76,6 +77,7 @@ class GameRecorder:
             setups: What is played, by the hash of its rules.
             link: To the server, for its log and the names of partners.
             end_id: The token that ends a reply.
+            end_ids: By adapter that of another base model than player_0's.
             is_main_process: Whether this process writes files.
             report: Called as report(kind, message, **details) for an incident.
         """
@@ -84,6 +86,7 @@ class GameRecorder:
         self._setups = setups
         self._link = link
         self._end_id = end_id
+        self._end_ids = end_ids
         self._is_main_process = is_main_process
         self._report = report
         self._num_empty_steps = 0
@@ -118,6 +121,7 @@ class GameRecorder:
             partners=partner_names if settings.partners else None,
             reply_limit=settings.max_completion_length,
             end_id=self._end_id,
+            end_ids=self._end_ids,
         )
         for problem in used.problems:
             self._report("games_dropped", problem, step=version)

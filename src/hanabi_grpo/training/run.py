@@ -10,9 +10,9 @@ players from moving each other, `checkpoint` saves, `record` counts.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
-from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.settings.partners import own_seats
@@ -45,7 +45,7 @@ from hanabi_grpo.training.checkpoint import (
 from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.groups import flatten_groups
-from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule
+from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, forget_gradients
 from hanabi_grpo.training.kl import Costs, adapted_weights, measure_batches, measure_costs
 from hanabi_grpo.training.late_games import (
     late_figures,
@@ -53,9 +53,11 @@ from hanabi_grpo.training.late_games import (
     read_late_tasks,
     remember_late_tasks,
 )
+from hanabi_grpo.training.learned.adapter_critic import AdapterCritics
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
+from hanabi_grpo.training.minibatches import parts_of_games
 from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.overlap import PlayAhead, StepGames
@@ -67,12 +69,12 @@ from hanabi_grpo.training.rewards import paid_groups
 from hanabi_grpo.training.seats import NOBODY, SeatAssignment
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
-from hanabi_grpo.training.thoughts import WithoutThoughts
+from hanabi_grpo.training.thoughts import WithoutThoughts, text_of
 from hanabi_grpo.training.updates import (
     EVERYBODY,
     Update,
-    game_log_ratios,
-    game_weights,
+    batch_log_ratios,
+    batch_weights,
     plan_updates,
     sum_log_ratios,
 )
@@ -181,6 +183,8 @@ class RunParts:
     """Of the frozen weights, see `adapters.base_checksum`."""
     started_from: Mapping[str, Any]
     """Of HANABI_START_FROM, for the manifest of checkpoints."""
+    tokenizers: Mapping[str, Any] = field(default_factory=dict)
+    """Of each player whose base model is not player_0's, that of its base model."""
 
 
 class TrainingRun:
@@ -234,10 +238,11 @@ class TrainingRun:
             parts.setups,
             parts.link,
             end_id=parts.end_id,
+            end_ids={name: one.eos_token_id for name, one in parts.tokenizers.items()},
             is_main_process=accelerator.is_main_process,
             report=parts.report,
         )
-        self._load = LoadMeter(self._device, self._policy.model.num_parameters())
+        self._load = LoadMeter(self._device, self._policy.num_parameters())
         self._saver = CheckpointSaver(
             self._policy,
             parts.optimizer,
@@ -265,20 +270,32 @@ class TrainingRun:
         self._verdict = self._validation.verdict(parts.first_step)
         self._step_started = time.perf_counter()
         self._step_losses: list[torch.Tensor] = []
-        self._log_ratios: list[dict[int, float]] = []
-        """In a sequential step, per earlier player its log ratio of each game."""
+        self._log_ratios: list[Mapping[Hashable, float]] = []
+        """In a sequential step, per earlier player its log ratio of each game, or of its steps."""
+        self._updates_of_player = settings.updates_per_step
+        """Updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
         self._reference = Reference(parts.policy, settings.reference)
-        self._trained: TrainedTokens = all_tokens
+        self._thoughts: WithoutThoughts | None = None
         if not settings.train_thoughts:
-            self._trained = WithoutThoughts(parts.token_text)
+            texts = {name: text_of(one) for name, one in parts.tokenizers.items()}
+            self._thoughts = WithoutThoughts(parts.token_text, texts)
         self._value_learner = self._make_value_learner()
         if parts.resume_folder is not None:
             self._restore(parts.resume_folder)
 
-    def _make_value_learner(self) -> ValueLearner | None:
+    def _make_value_learner(self) -> ValueLearner | AdapterCritics | None:
         """Return what learns values beside the model, where the run's estimator needs them."""
-        width = self._policy.model.config.get_text_config().hidden_size
+        if self._settings.critic == "adapter":
+            return AdapterCritics(
+                self._settings,
+                {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()},
+                policy=self._policy,
+                accelerator=self._accelerator,
+                cut=self._cut,
+                pad_id=self._parts.pad_id,
+            )
+        width = self._policy.width
         specs = {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()}
         learners = make_learners(self._settings, self._policy.adapter_names, specs, width)
         if learners is None:
@@ -293,12 +310,14 @@ class TrainingRun:
 
     def _restore(self, folder: Path) -> None:
         """Go on from a checkpoint as the run that wrote it would have gone on."""
-        for name in self._policy.adapter_names:
-            adapters.load_adapter(self._policy.model, name, folder / name)
+        with self._policy.whole_adapters(written=True):
+            for name in self._policy.adapter_names:
+                adapters.load_adapter(self._policy.model, name, folder / name)
         saved = TrainingState.load(folder / TRAINER_STATE, self._parts.first_step)
         parameters = self._policy.adapter_parameters
         optimizer = OptimizerState(parameters, self._parts.optimizer)
-        optimizer.restore(saved.moments)
+        with self._policy.whole_adapters():
+            optimizer.restore(saved.moments)
         optimizer.restore_counts(saved.groups)
         self._parts.schedule.refresh()
         self.state = saved.step_state
@@ -443,7 +462,7 @@ class TrainingRun:
             self._settings,
             seats.trained,
             self._kl_costs(played),
-            self._trained,
+            self._trained(played),
         )
         values = LearnedValues()
         if self._value_learner is not None:
@@ -464,9 +483,18 @@ class TrainingRun:
             device=self._device,
             unit=self._settings.loss_unit,
             options=AdvantageOptions(
-                whiten=self._settings.whiten_advantages, clip=self._settings.advantage_clip
+                whiten=self._settings.whiten_advantages,
+                clip=self._settings.advantage_clip,
+                of_tokens=self._settings.gae_unit == "token",
             ),
-            trained=self._trained,
+            trained=self._trained(played),
+            parts=parts_of_games(
+                groups,
+                self._settings.minibatches,
+                seed=self._settings.seed,
+                step=self.state.step,
+            ),
+            with_steps=self._settings.sequential_factor == "step",
         )
         # Of all own players: the baseline of one that rests in this step moves on.
         baselines = next_estimator_state(
@@ -477,6 +505,12 @@ class TrainingRun:
         if self._settings.beta and self._settings.kl_in == "loss":
             self._add_kl_term(batches)
         return batches
+
+    def _trained(self, played: PlayedStep) -> TrainedTokens:
+        """Return what says which tokens of a step's replies carry loss."""
+        if self._thoughts is None:
+            return all_tokens
+        return self._thoughts.in_seats(played.seats.players)
 
     def _kl_costs(self, played: PlayedStep) -> Costs:
         """Return what each reply costs in points; nothing unless HANABI_KL_IN=reward."""
@@ -493,7 +527,7 @@ class TrainingRun:
                 trained_seats=seats.trained,
                 players=seats.players,
                 reference=self._reference,
-                trained=self._trained,
+                trained=self._trained(played),
                 cut=self._cut,
                 pad_id=self._parts.pad_id,
                 device=self._device,
@@ -538,10 +572,11 @@ class TrainingRun:
         target = self._settings.entropy_target
         if target is not None:
             # Exploration ends with learning: the target falls as the learning rate does.
-            target *= self._learning_rate / self._settings.learning_rate
+            first = self._policy.adapter_names[0]
+            target *= self._learning_rate / self._settings.rate_of(first)
         seats = played.seats
         means = mean_logprobs(
-            played.used.drawn, seats.trained, seats.players, trained=self._trained
+            played.used.drawn, seats.trained, seats.players, trained=self._trained(played)
         )
         add_entropy_bonus(batches, bonus, means, target)
 
@@ -549,7 +584,9 @@ class TrainingRun:
         """Stop the run where the games are of another policy than the one that is trained.
 
         The absolute check of games by the version of now comes with the first forward pass
-        (`logprobs`), those of an earlier version are checked here.
+        (`logprobs`). Those of an earlier version are checked here, and those of a step whose parts
+        are learned from one after the other (HANABI_MINIBATCHES), because the policy has moved when
+        the later ones are met.
 
         Raises:
             ParityError: They are; nothing was updated in the step.
@@ -564,12 +601,19 @@ class TrainingRun:
         if sampled_by != played.version:
             # π_old, and what is compared with the sampler, is the policy that sampled.
             with self._metrics.timed("time/recall"), self._earlier.using(sampled_by):
-                for batch in batches:
-                    batch.old_logprobs = self._policy.fixed_logprobs(batch)
-                    self._check_gap(batch, batch.old_logprobs, sampled_by)
+                self._fix_old_logprobs(batches, sampled_by)
+        elif any(batch.part for batch in batches):
+            with self._metrics.timed("time/recall"):
+                self._fix_old_logprobs(batches, sampled_by)
         self._metrics.add(
             self._load.measure(batches, played.games, played.used, self._step_started)
         )
+
+    def _fix_old_logprobs(self, batches: Sequence[MicroBatch], sampled_by: int) -> None:
+        """Compute π_old of all micro-batches by the weights in use, and check it."""
+        for batch in batches:
+            batch.old_logprobs = self._policy.fixed_logprobs(batch)
+            self._check_gap(batch, batch.old_logprobs, sampled_by)
 
     def _checked_games(self, played: PlayedStep) -> CheckedGames:
         """Return what the mismatch check looks at: games as they were drawn, before any choice."""
@@ -632,11 +676,18 @@ class TrainingRun:
         self._guard.begin_step()
         self._log_ratios = []
         self._step_losses = []
+        num_parts = len({batch.part for batch in batches})
+        self._updates_of_player = self._settings.updates_per_step * num_parts
         for number, update in enumerate(updates):
             self._guard.begin_update(update.adapters)
             yield update
             if update.last_of_player != EVERYBODY and number + 1 < len(updates):
-                self._weigh_games(update, updates[number + 1])
+                following = updates[number + 1].player
+                self._weigh_games(
+                    [batch for batch in batches if batch.player == update.player],
+                    [batch for batch in batches if batch.player == following],
+                    has_moved=any(one.adapters for one in updates if one.player == update.player),
+                )
 
     def logprobs(self, batch: MicroBatch, update: Update) -> torch.Tensor:
         """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient.
@@ -686,26 +737,32 @@ class TrainingRun:
         self._parts.optimizer.step()
         self._events.after_update()
         self._policy.trained_module.zero_grad()
+        forget_gradients(self._parts.optimizer)
         for name, norm in self._guard.end_update().items():
             self._metrics.add({f"{name}/grad_norm": norm})
 
-    def _weigh_games(self, done: Update, following: Update) -> None:
-        """Weigh the next player's games by how much the last one has changed, see `updates`."""
-        parts: list[dict[int, float]] = []
-        if done.adapters:
-            for batch in done.micro_batches:
-                if batch.old_logprobs is None:
-                    raise RuntimeError(f"{batch.player}: a micro-batch was not computed.")
-                after = self._policy.fixed_logprobs(batch)
-                parts.append(
-                    game_log_ratios(after, batch.old_logprobs, batch.reply_mask, batch.games)
-                )
+    def _weigh_games(
+        self, done: Sequence[MicroBatch], following: Sequence[MicroBatch], *, has_moved: bool
+    ) -> None:
+        """Weigh the next player's games by how much the last one has changed, see `updates`.
+
+        Args:
+            done: All micro-batches of the last player.
+            following: All of the next one.
+            has_moved: Whether an adapter was updated by the last player's.
+        """
+        parts: list[Mapping[Hashable, float]] = []
+        if has_moved:
+            for batch in done:
+                parts.append(batch_log_ratios(batch, self._policy.fixed_logprobs(batch)))
         # All ranks hold the same players' rows, but of different games.
         self._log_ratios.append(sum_log_ratios(gather_object(parts)))
-        for batch in following.micro_batches:
-            weights = game_weights(self._log_ratios, batch.games).to(self._device)
-            batch.game_weights = weights
-            self._metrics.add({f"{batch.player}/game_weight": weights.mean().item()})
+        for batch in following:
+            weights = batch_weights(self._log_ratios, batch, self._settings.sequential_limit)
+            batch.game_weights = weights.to(self._device)
+            said = weights if batch.steps is None else weights[batch.reply_mask.cpu()]
+            mean = said.mean().item() if len(said) else 1.0
+            self._metrics.add({f"{batch.player}/game_weight": mean})
 
     # Behind a step
 
@@ -719,7 +776,11 @@ class TrainingRun:
                 "step_time": time.perf_counter() - self._step_started,
             }
         )
-        learning_rate = self._learning_rate
+        rates = {"learning_rate": self._learning_rate}
+        if isinstance(self._settings.learning_rate, str):
+            last_rates = self._parts.schedule.get_last_lr()
+            for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
+                rates[f"{name}/learning_rate"] = float(rate)
         if not self._accelerator.optimizer_step_was_skipped:
             self._parts.schedule.step()
         self._return_to_phase_best()
@@ -732,7 +793,7 @@ class TrainingRun:
         self._guard.end_step()
         is_last = self._verdict.ends_run or self.state.step == self._parts.max_steps
         self._events.end_step(self.state.step, is_last=is_last)
-        figures = self._mean_loss() | self._metrics.take() | {"learning_rate": learning_rate}
+        figures = self._mean_loss() | self._metrics.take() | rates
         self._events.log(figures)
 
     def should_save(self) -> bool:
@@ -779,21 +840,20 @@ class TrainingRun:
         return float(self._parts.schedule.get_last_lr()[0])
 
     def _mean_loss(self) -> dict[str, float]:
-        """Return the step's loss, a mean over passes and processes; nothing where it is not finite.
+        """Return the step's loss, a mean over updates and processes; nothing if it is not finite.
 
         Of several players it is the sum.
         """
-        total = torch.stack(self._step_losses).sum() / self._settings.updates_per_step
+        total = torch.stack(self._step_losses).sum() / self._updates_of_player
         mean = float(self._accelerator.gather(total[None].float()).mean())
         return {"loss": mean} if math.isfinite(mean) else {}
 
     def _weights_of(self, player: str) -> dict[str, torch.Tensor]:
-        """Return a copy of a player's adapter; nothing under ZeRO-3, where nobody holds it."""
-        if not self._policy.has_whole_weights:
-            return {}
+        """Return a copy of a player's adapter; all ranks must come here together."""
         adapter = adapter_of(player, self._policy.adapter_names)
         parameters = adapters.trainable_parameters(self._policy.model, adapter)
-        return adapters.copy_parameters(parameters)
+        with self._policy.whole_adapters():
+            return adapters.copy_parameters(parameters)
 
     def _return_to_phase_best(self) -> None:
         """Give the player whose phase is over the weights of its best version, see `phases`."""
@@ -805,8 +865,10 @@ class TrainingRun:
             logger.warning("%s stays at its last version: its best one was not kept", player)
             return
         parameters = self._policy.adapter_parameters
-        adapters.fill(parameters, best)
-        OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
+        with self._policy.whole_adapters(written=True):
+            adapters.fill(parameters, best)
+        with self._policy.whole_adapters():
+            OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
 
     def _checkpoint_facts(self) -> dict[str, object]:
         """Return what a checkpoint's manifest says beside its files."""

@@ -4,10 +4,15 @@ They stay in the conversation, so what a player does is still conditioned on the
 mismatch check. Only what is said outside <think>…</think>, and the end of the reply, is trained.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from hanabi_grpo.envs.texts import think_spans
 from hanabi_grpo.types import Turn
+
+TokenText: TypeAlias = Callable[[int], str]
+"""(token id) -> its text, special tokens included."""
 
 
 def trained_tokens(pieces: Sequence[str]) -> list[bool]:
@@ -37,20 +42,40 @@ def trained_tokens(pieces: Sequence[str]) -> list[bool]:
 class WithoutThoughts:
     """Says of a turn's tokens which carry loss, by the text of the tokens."""
 
-    def __init__(self, token_text: Callable[[int], str]) -> None:
+    def __init__(self, token_text: TokenText, texts: Mapping[str, TokenText] | None = None) -> None:
         """Take what a token reads.
 
         Args:
             token_text: (token id) -> its text, special tokens included.
+            texts: The same of players whose base model has other tokens.
         """
-        self._token_text = token_text
-        self._known: dict[int, str] = {}
+        self._first = functools.cache(token_text)
+        self._texts = {player: functools.cache(text) for player, text in (texts or {}).items()}
 
     def __call__(self, turn: Turn) -> list[bool]:
         """Return for each token of the turn's reply whether it carries loss."""
-        return trained_tokens([self._text(token) for token in turn.reply_ids])
+        return _trained_of(turn, self._first)
 
-    def _text(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = self._token_text(token)
-        return self._known[token]
+    def in_seats(self, players: Sequence[str]) -> Callable[[Turn], list[bool]]:
+        """Return the same for turns of games in which these players hold the seats."""
+        if not self._texts:
+            return self
+
+        def trained(turn: Turn) -> list[bool]:
+            text = self._texts.get(players[turn.player], self._first)
+            return _trained_of(turn, text)
+
+        return trained
+
+
+def _trained_of(turn: Turn, token_text: TokenText) -> list[bool]:
+    return trained_tokens([token_text(token) for token in turn.reply_ids])
+
+
+def text_of(tokenizer: Any) -> TokenText:
+    """Return what tokens of a tokenizer read."""
+
+    def text(token: int) -> str:
+        return str(tokenizer.decode([token], skip_special_tokens=False))
+
+    return text

@@ -7,11 +7,13 @@ trains through it and fails when a new version no longer comes here):
 
 - `_run_epoch`: a run is one epoch, and `loop.train` is what happens in it.
 - `_init_training_state`: a resumed run counts on from its checkpoint's step.
+- `_prepare_gradient_checkpointing`: a team has several base models.
 - `_prepare_vllm`: the engine is the server's, so nothing is prepared and vLLM is not imported.
 
 Optimizer and schedule come through ms-swift's own extension point, `PlayerOptimizers`.
 """
 
+import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,11 +22,13 @@ from typing import Any
 import torch
 from swift.optimizers import OptimizerCallback, optimizers_map
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
-from transformers import Trainer
+from transformers import AutoTokenizer, Trainer
 
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import Settings, deepspeed_stage
+from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.loop import train
@@ -32,11 +36,12 @@ from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.run import RunParts, TrainingRun
+from hanabi_grpo.training.thoughts import text_of
 from hanabi_grpo.training.validation import Validation
 
 OPTIMIZER_PLUGIN = "hanabi_players"
 """Name of `PlayerOptimizers` among ms-swift's optimizers (--optimizer)."""
-ZERO_STAGES_OF_SHARDED_GRADIENTS = (1, 2)
+ZERO_STAGES_OF_SHARDED_GRADIENTS = (1, 2, 3)
 ZERO_STAGE_OF_SHARDED_WEIGHTS = 3
 
 
@@ -65,7 +70,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         stage = deepspeed_stage(settings)
         has_whole_weights = stage != ZERO_STAGE_OF_SHARDED_WEIGHTS
         self.guard = PlayerGuard(
-            max_norm=settings.max_grad_norm if has_whole_weights else None,
+            max_norm=settings.max_grad_norm,
             sharded=stage in ZERO_STAGES_OF_SHARDED_GRADIENTS,
             report=self.report_incident,
             loss_scaled=settings.dtype == "float16",
@@ -75,6 +80,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
             self.model,
             self.adapter_names,
             temperature=settings.temperature,
+            token_filter=settings.token_filter,
             has_whole_weights=has_whole_weights,
         )
         self._base_checksum = adapters.base_checksum(self.model)
@@ -105,6 +111,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.control.should_training_stop = True
 
     def _run_parts(self) -> RunParts:
+        tokenizers = other_tokenizers(self.settings)
         return RunParts(
             settings=self.settings,
             link=self.link,
@@ -117,9 +124,10 @@ class HanabiGRPOTrainer(GRPOTrainer):
             setups=self.setups,
             events=TrainerEvents(self),
             report=self.report_incident,
-            pad_id=self.processing_class.pad_token_id,
+            pad_id=self._pad_id(tokenizers),
             end_id=self.processing_class.eos_token_id,
-            token_text=self._token_text,
+            token_text=text_of(self.processing_class),
+            tokenizers=tokenizers,
             max_steps=self.args.max_steps,
             first_step=self.first_step,
             resume_folder=self.resume.checkpoint if self.resume is not None else None,
@@ -127,8 +135,21 @@ class HanabiGRPOTrainer(GRPOTrainer):
             started_from=self._started_from,
         )
 
-    def _token_text(self, token: int) -> str:
-        return str(self.processing_class.decode([token], skip_special_tokens=False))
+    def _pad_id(self, tokenizers: Mapping[str, Any]) -> int:
+        """Return what fills rows up; the smallest is a token of every base model."""
+        pad_ids = [self.processing_class.pad_token_id]
+        for tokenizer in tokenizers.values():
+            has_pad = tokenizer.pad_token_id is not None
+            pad_ids.append(tokenizer.pad_token_id if has_pad else tokenizer.eos_token_id)
+        return int(min(pad_ids))
+
+    def _prepare_gradient_checkpointing(self, model: torch.nn.Module) -> None:
+        is_wanted = self.args.gradient_checkpointing
+        super()._prepare_gradient_checkpointing(model)
+        for part in adapters.parts_of(self.model)[1:]:
+            # ms-swift switches it off once it has been applied.
+            self.args.gradient_checkpointing = is_wanted
+            super()._prepare_gradient_checkpointing(part.get_base_model())
 
     def report_incident(self, kind: str, message: str, **details: object) -> None:
         """Record an incident of the run, once for all processes."""
@@ -140,6 +161,19 @@ class HanabiGRPOTrainer(GRPOTrainer):
         if self.run is None:
             return "no step was finished, so there is nothing to save"
         return self.run.save_interrupted()
+
+
+def other_tokenizers(settings: Settings) -> dict[str, Any]:
+    """Return the tokenizer of each player whose base model is not player_0's."""
+    first = base_models(settings)[0]
+    read_once = functools.cache(
+        lambda name: AutoTokenizer.from_pretrained(resolve_model(name)),
+    )
+    tokenizers = {}
+    for player, name in bases_by_player(settings).items():
+        if name != first:
+            tokenizers[player] = read_once(name)
+    return tokenizers
 
 
 class TrainerEvents:
@@ -215,7 +249,7 @@ class PlayerOptimizers(OptimizerCallback):
         """Make the optimizer that --optim names."""
         trainer = self.trainer
         kind, options = trainer.get_optimizer_cls_and_kwargs(self.args, trainer.model)
-        groups = player_groups(trainer.model, trainer.adapter_names)
+        groups = player_groups(trainer.model, trainer.adapter_names, trainer.settings.rate_of)
         for group in groups:
             group["weight_decay"] = self.args.weight_decay
         optimizer: torch.optim.Optimizer = kind(groups, **options)

@@ -2,7 +2,9 @@
 
 A step is one set of games, and the unit of versions, schedules, checkpoints and MAX_STEPS. It makes
 one update or several: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, with
-HANABI_UPDATE=sequential, these passes over one player's after the other's.
+HANABI_UPDATE=sequential, these passes over one player's after the other's. With HANABI_MINIBATCHES
+each pass makes an update for every part of the games (`minibatches`). Every update of a step
+compares with the policy that sampled the step, as it was before the first of them.
 
 **Sequential updates.** HAPPO (Kuba et al. 2022, arXiv 2109.11251) lets agent i_m, the m-th of a
 random order, follow its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) /
@@ -10,19 +12,28 @@ random order, follow its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_
 have no choice, so the product over that state is 1, and since the players' adapters share no
 weights, the update would be that of independent players, bit by bit.
 
-Here the advantages come from the returns of whole games, so the product goes over all replies of
-the earlier players in the game: games of the old team stand for games of the team in which they
-have moved already. It varies with the length of the game, so it is cut to [1 / MAX_WEIGHT,
-MAX_WEIGHT].
+Here the advantages come from the returns of whole games, so by default the product goes over all
+replies of the earlier players in the game: games of the old team stand for games of the team in
+which they have moved already. With HANABI_SEQUENTIAL_LIMIT=0 that is exact: the mean gradient is
+that of the new team's return. It varies with the length of the game, so by default it is cut to
+[1 / 2, 2], which is a bias for less noise.
+
+With HANABI_SEQUENTIAL_FACTOR=step it is HAPPO's own M, also that of MARFT (arXiv 2504.16129): for
+a token the product over the earlier players' replies in the same step of the game. It is 1 where
+one player moves at a time, and right where the advantage is that of the step alone; whole games'
+returns depend on what the others do in later steps, too.
 
 Only what a game is worth is weighted (`MicroBatch.game_weights`). The KL term and the entropy bonus
 keep the strength that their settings say, as the entropy term of HAPPO's own code, which M does not
 multiply.
 """
 
+import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -30,10 +41,20 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.types import adapter_of, player_names
 
-MAX_WEIGHT = 2.0
-"""Largest weight of a game in a sequential update; its inverse is the smallest."""
+_LARGEST_LOG = 20.0
+"""Largest |log weight| without a limit: e^20 is 5e8, and infinity would spoil the step."""
 EVERYBODY = ""
 """In the place of a player's name: the update is of all players."""
+
+
+_Place = TypeVar("_Place", bound=Hashable)
+
+
+class GameStep(NamedTuple):
+    """One step of one game, in which several players may have said something."""
+
+    game: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +66,10 @@ class Update:
     adapters: frozenset[str]
     """The adapters that move."""
     is_first_pass: bool
-    """Whether these micro-batches are met for the first time in the step: the policy is still the
-    one that sampled."""
+    """Whether these micro-batches are met for the first time in the step. The policy is still the
+    one that sampled, unless another part of the step's games came before."""
+    player: str = EVERYBODY
+    """Whose update this is, in a sequential step."""
     last_of_player: str = EVERYBODY
     """The player whose last update of the step this is, in a sequential step."""
 
@@ -66,30 +89,38 @@ def plan_updates(
     adapter_names: Sequence[str],
     active: Collection[str],
 ) -> list[Update]:
-    """Return the updates of a step, in order.
+    """Return the updates of a step, in order: players, then passes, then parts.
 
     Args:
         batches: All micro-batches of this rank.
         settings: The run's, for HANABI_UPDATE and HANABI_UPDATES_PER_STEP.
+            What HANABI_MINIBATCHES divided is in the micro-batches.
         step: Number of steps before this one.
         adapter_names: The run's adapters.
         active: Those of them that have data in this step and may move.
     """
     is_sequential = settings.update == "sequential"
     players = player_order(settings, step) if is_sequential else (EVERYBODY,)
+    parts = sorted({batch.part for batch in batches})
+    passes = list(product(range(settings.updates_per_step), parts))
     updates = []
     for player in players:
-        micro_batches = tuple(batch for batch in batches if player in (EVERYBODY, batch.player))
-        moving = frozenset(active)
-        if is_sequential:
-            moving &= {adapter_of(player, adapter_names)}
-        for number in range(settings.updates_per_step):
-            is_last = number == settings.updates_per_step - 1
+        for number, part in passes:
+            micro_batches = []
+            with_data = set()
+            for batch in batches:
+                if batch.part != part or player not in (EVERYBODY, batch.player):
+                    continue
+                micro_batches.append(batch)
+                if batch.has_data:
+                    with_data.add(adapter_of(batch.player, adapter_names))
+            is_last = (number, part) == passes[-1]
             updates.append(
                 Update(
-                    micro_batches=micro_batches,
-                    adapters=moving,
+                    micro_batches=tuple(micro_batches),
+                    adapters=frozenset(active) & with_data,
                     is_first_pass=number == 0,
+                    player=player,
                     last_of_player=player if is_last else EVERYBODY,
                 )
             )
@@ -118,27 +149,86 @@ def game_log_ratios(
     return ratios
 
 
-def sum_log_ratios(parts: Iterable[Mapping[int, float]]) -> dict[int, float]:
-    """Return one player's log ratio per game from those of its micro-batches, on all ranks."""
-    totals: dict[int, float] = {}
+def step_log_ratios(
+    new: torch.Tensor,
+    old: torch.Tensor,
+    mask: torch.Tensor,
+    games: Sequence[int],
+    steps: torch.Tensor,
+) -> dict[GameStep, float]:
+    """Return `game_log_ratios` of each step of each game by itself.
+
+    Args:
+        new: [rows, tokens] logprobs after the player's updates.
+        old: [rows, tokens] logprobs before them.
+        mask: [rows, tokens] True on reply tokens.
+        games: [rows] number of each row's game.
+        steps: [rows, tokens] step of the game in which each token was said.
+    """
+    differences = (new - old).double()
+    ratios: dict[GameStep, float] = {}
+    for row, position in mask.nonzero().tolist():
+        place = GameStep(games[row], int(steps[row, position]))
+        ratios[place] = ratios.get(place, 0.0) + float(differences[row, position])
+    return ratios
+
+
+def batch_log_ratios(batch: MicroBatch, new: torch.Tensor) -> dict[Any, float]:
+    """Return a player's log ratio of each game that a micro-batch has rows of, or of its steps.
+
+    Args:
+        batch: With the logprobs before the player's updates.
+        new: [rows, tokens] those after them.
+    """
+    if batch.old_logprobs is None:
+        raise RuntimeError(f"{batch.player}: a micro-batch was not computed.")
+    if batch.steps is None:
+        return game_log_ratios(new, batch.old_logprobs, batch.reply_mask, batch.games)
+    return step_log_ratios(new, batch.old_logprobs, batch.reply_mask, batch.games, batch.steps)
+
+
+def sum_log_ratios(parts: Iterable[Mapping[_Place, float]]) -> dict[_Place, float]:
+    """Return one player's log ratio per place from those of its micro-batches, on all ranks."""
+    totals: dict[_Place, float] = {}
     for part in parts:
-        for game, ratio in part.items():
-            totals[game] = totals.get(game, 0.0) + ratio
+        for place, ratio in part.items():
+            totals[place] = totals.get(place, 0.0) + ratio
     return totals
 
 
-def game_weights(log_ratios: Sequence[Mapping[int, float]], games: Sequence[int]) -> torch.Tensor:
-    """Return [rows, 1] weights of a later player's rows.
+def batch_weights(
+    log_ratios: Sequence[Mapping[Hashable, float]], batch: MicroBatch, limit: float
+) -> torch.Tensor:
+    """Return the weights of a later player's rows, or of their tokens where these have steps.
 
     Args:
-        log_ratios: Of each earlier player, see `game_log_ratios`; a game without replies of an
-            earlier player has the ratio 1.
-        games: [rows] number of each row's game.
+        log_ratios: Of each earlier player, see `batch_log_ratios`.
+        batch: The later player's.
+        limit: See `game_weights`.
+    """
+    if batch.steps is None:
+        return game_weights(log_ratios, batch.games, limit)
+    places: list[Hashable] = []
+    for game, steps in zip(batch.games, batch.steps.tolist(), strict=True):
+        places.extend(GameStep(game, step) for step in steps)
+    return game_weights(log_ratios, places, limit).view(batch.steps.shape)
+
+
+def game_weights(
+    log_ratios: Sequence[Mapping[Hashable, float]], places: Sequence[Hashable], limit: float
+) -> torch.Tensor:
+    """Return [places, 1] weights of what a later player said.
+
+    Args:
+        log_ratios: Of each earlier player; a place without replies of an earlier player has the
+            ratio 1.
+        places: A game, or a step of one, for each weight.
+        limit: HANABI_SEQUENTIAL_LIMIT, the largest weight; its inverse is the smallest. 0: none.
     """
     totals = []
-    for game in games:
-        ratios_of_game = [ratios.get(game, 0.0) for ratios in log_ratios]
-        totals.append(sum(ratios_of_game))
-    weights = torch.tensor(totals, dtype=torch.float64).exp()
-    limited = weights.clamp(1 / MAX_WEIGHT, MAX_WEIGHT)
-    return limited.nan_to_num(1.0).float()[:, None]
+    for place in places:
+        ratios_of_place = [ratios.get(place, 0.0) for ratios in log_ratios]
+        totals.append(sum(ratios_of_place))
+    largest = math.log(limit) if limit else _LARGEST_LOG
+    logs = torch.tensor(totals, dtype=torch.float64).clamp(-largest, largest)
+    return logs.exp().nan_to_num(1.0).float()[:, None]

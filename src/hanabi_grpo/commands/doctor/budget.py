@@ -37,6 +37,8 @@ _ALL_REDUCE_SECONDS = 40e-6
 
 Each layer has two of them where GPUs share a copy of the model.
 """
+CRITIC_UPDATES = 4
+"""Of a critic's adapter in a step: `PASSES` of `training.learned.adapter_critic`, without torch."""
 _FORWARDS_OF_LEARNING = 3
 _SEQUENCES_AT_ONCE = 256
 """The default of HANABI_MAX_NUM_SEQS."""
@@ -172,7 +174,13 @@ def step_seconds(context: Context, sizes: ModelSizes, card: Card, budget: Budget
     update = learning_seconds(
         step, card, context.num_parameters, sizes, processes=settings.nproc_per_node
     )
-    learning = update * settings.updates_per_step
+    # One more forward pass, before the first part of the games moves the policy.
+    passes_before = 1 / _FORWARDS_OF_LEARNING if settings.minibatches > 1 else 0.0
+    # A critic's adapter is shown the turns once, and learns from them in some passes.
+    critic_passes = CRITIC_UPDATES + 1 / _FORWARDS_OF_LEARNING
+    if settings.critic != "adapter":
+        critic_passes = 0.0
+    learning = update * (settings.updates_per_step + passes_before + critic_passes)
     total = max(games, learning) if settings.overlap else games + learning
     return StepSeconds(step=step, games=games, learning=learning, total=total)
 

@@ -4,9 +4,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -30,11 +30,13 @@ from hanabi_grpo.commands.doctor.check import (
     ok,
     print_checks,
     report_json,
+    skip,
     summary_line,
 )
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
+from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.sources import DOTENV
 
@@ -50,6 +52,9 @@ class Probe(NamedTuple):
     make: Callable[[Context], Check | Iterable[Check] | None]
     """Returns one check, several, or None where there is nothing to check."""
     roles: tuple[Role, ...] = ("server", "trainer")
+    bases: Literal["all", "each", "one"] = "all"
+    """What is checked of a team with several base models: all of it at once, each model by itself,
+    or nothing, because the check's arithmetic is of one model."""
 
 
 def settings_checks(context: Context) -> Check:
@@ -73,13 +78,13 @@ PROBES = (
     Probe("gpus", gpus.gpu_checks),
     Probe("dataset", games.dataset_checks, ("trainer",)),
     Probe("batch", games.batch_checks, ("trainer",)),
-    Probe("model", model.model_checks),
-    Probe("chat template", model.chat_checks),
-    Probe("context", games.context_checks),
-    Probe("history", games.history_checks, ("trainer",)),
-    Probe("vocabulary", games.vocabulary_checks),
-    Probe("memory", memory.memory_checks),
-    Probe("budget", budget.budget_checks),
+    Probe("model", model.model_checks, bases="each"),
+    Probe("chat template", model.chat_checks, bases="each"),
+    Probe("context", games.context_checks, bases="each"),
+    Probe("history", games.history_checks, ("trainer",), bases="each"),
+    Probe("vocabulary", games.vocabulary_checks, bases="each"),
+    Probe("memory", memory.memory_checks, bases="one"),
+    Probe("budget", budget.budget_checks, bases="one"),
     Probe("run folder", machine.run_folder_checks, ("trainer",)),
     Probe("partner urls", server.partner_url_checks),
     Probe("shared memory", machine.shared_memory_checks),
@@ -94,13 +99,13 @@ PLAN_PROBES = (
     Probe("gpus", gpus.gpu_checks),
     Probe("dataset", games.dataset_checks),
     Probe("batch", games.batch_checks),
-    Probe("model", model.model_checks),
-    Probe("chat template", model.chat_checks),
-    Probe("context", games.context_checks),
-    Probe("history", games.history_checks),
-    Probe("memory", memory.memory_checks),
-    Probe("budget", budget.budget_checks),
-    Probe("plan", plan.plan_checks),
+    Probe("model", model.model_checks, bases="each"),
+    Probe("chat template", model.chat_checks, bases="each"),
+    Probe("context", games.context_checks, bases="each"),
+    Probe("history", games.history_checks, bases="each"),
+    Probe("memory", memory.memory_checks, bases="one"),
+    Probe("budget", budget.budget_checks, bases="one"),
+    Probe("plan", plan.plan_checks, bases="one"),
 )
 """The checks of `--as`: those that ask nothing of this machine."""
 
@@ -247,13 +252,28 @@ def check_all(
     return checks
 
 
+def _made(probe: Probe, context: Context) -> Iterator[Check]:
+    result = probe.make(context)
+    if isinstance(result, Check):
+        yield result
+    elif result is not None:
+        yield from result
+
+
 def _run_probe(probe: Probe, context: Context) -> Iterator[Check]:
     try:
-        result = probe.make(context)
-        if isinstance(result, Check):
-            yield result
-        elif result is not None:
-            yield from result
+        names = () if probe.bases == "all" else base_models(context.settings)
+        if len(names) > 1 and probe.bases == "one":
+            each = ", then ".join(f"MODEL={name}" for name in names)
+            yield skip(probe.name, f"estimated for one base model at a time: doctor {each}")
+        elif len(names) > 1:
+            for name in names:
+                for check in _made(probe, context.with_model(name)):
+                    is_named = check.finding.startswith(f"{name}: ")
+                    finding = check.finding if is_named else f"{name}: {check.finding}"
+                    yield replace(check, finding=finding)
+        else:
+            yield from _made(probe, context)
     except Exception as error:
         next_step = _SHOW_SETTINGS if isinstance(error, HanabiGrpoError) else _REPORT_BUG
         problem = f"the check itself failed ({type(error).__name__}: {error})"

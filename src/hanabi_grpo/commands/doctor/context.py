@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings import LoadedSettings, Settings
+from hanabi_grpo.settings.base_models import bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Context:
     role: Role = "both"
     planned_gpus: "tuple[Gpu, ...]" = ()
     """The GPUs of a machine that is planned; empty where this machine is examined."""
+    num_on_model: int | None = None
+    """Players on the base model that is looked at; None: all of them."""
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -62,6 +65,15 @@ class Context:
     def settings(self) -> Settings:
         """The settings."""
         return self.loaded.settings
+
+    def with_model(self, name: str) -> "Context":
+        """Return the context of one of a team's base models."""
+        settings = self.settings.model_copy(update={"model": name})
+        players = [
+            player for player, base in bases_by_player(self.settings).items() if base == name
+        ]
+        loaded = replace(self.loaded, settings=settings)
+        return replace(self, loaded=loaded, num_on_model=len(players))
 
     @property
     def serves(self) -> bool:
@@ -75,7 +87,9 @@ class Context:
 
     @property
     def num_adapters(self) -> int:
-        """Number of adapters of a run."""
+        """Number of adapters of a run on its base model."""
+        if self.num_on_model is not None:
+            return self.num_on_model
         return 1 if self.settings.adapters == "shared" else self.settings.players
 
     @cached_property
@@ -142,7 +156,7 @@ class Context:
 
     @cached_property
     def adapter_parameters(self) -> int:
-        """Parameters of one adapter; 0 without a model.
+        """Parameters of one adapter, the largest; 0 without a model.
 
         An adapter of rank r adds matrices of r × inputs and outputs × r to each linear layer.
         """
@@ -154,7 +168,7 @@ class Context:
             return 0
         total = 0
         for num_outputs, num_inputs in shapes.values():
-            total += self.settings.lora_rank * (num_outputs + num_inputs)
+            total += self.settings.largest_rank * (num_outputs + num_inputs)
         return total
 
     @cached_property

@@ -27,7 +27,8 @@ def dataset_checks(context: Context) -> Check:
         remedy = "unset DATASET   # or remove its line from .env; the settings decide then"
         return fail("dataset", str(error), remedy)
     source = settings.dataset or "none: the board of the settings"
-    return ok("dataset", f"{source}: {len(rows)} row(s), {mix_line(rows)}")
+    num_rows = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+    return ok("dataset", f"{source}: {num_rows}, {mix_line(rows)}")
 
 
 def batch_checks(context: Context) -> Check:

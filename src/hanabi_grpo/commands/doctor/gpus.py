@@ -25,6 +25,8 @@ _MAX_SHARE_ON_ONE_GPU = 0.6
 """Largest share for the engine where the trainer uses the same GPU."""
 _UNCOUNTED_MIB = 1536
 """Of a shared GPU, beside both shares: the trainer's CUDA context and what the driver keeps."""
+_ASLEEP_MIB = 3072
+"""What a sleeping engine keeps at most, an estimate: its CUDA context, CUDA graphs and buffers."""
 _OF_GPUS = ("gpu_memory_utilization", "trainer_memory")
 """Settings that a profile has for GPUs alone."""
 _VISIBLE = (
@@ -260,7 +262,16 @@ def _check_shared(
         f"{settings.trainer_memory:g} of it"
     )
     uncounted = _UNCOUNTED_MIB / total if total else 0.0
+    if settings.sleep:
+        engine_share = _ASLEEP_MIB / total if total else 0.0
+        finding += " while the engine sleeps (HANABI_SLEEP=1)"
     rest = math.floor(100 * (1 - engine_share - uncounted)) / 100
+    if settings.sleep and settings.trainer_memory > rest:
+        finding += (
+            f": what a sleeping engine keeps ({_ASLEEP_MIB / 1024:g} GiB), the trainer's CUDA "
+            f"context and the driver ({_UNCOUNTED_MIB / 1024:g} GiB) leave {rest:g}"
+        )
+        return warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={rest:g}")
     if settings.trainer_memory > rest:
         finding += (
             f": an engine that starts again may not find its {engine_share:g}, for neither share "

@@ -68,11 +68,13 @@ def disk_checks(context: Context) -> Check:
     """Compare the free disk space with the checkpoints that a run keeps."""
     settings = context.settings
     wanted = (settings.output_dir or Path("outputs")).absolute()
-    parent = next(folder for folder in (wanted, *wanted.parents) if folder.is_dir())
+    parent = next(path for path in (wanted, *wanted.parents) if path.exists())
+    elsewhere = 'export OUTPUT_DIR="$HOME/hanabi-run"'
+    if not parent.is_dir():
+        return fail("disk", f"{parent} is a file, so nothing can be made below it", elsewhere)
     free = shutil.disk_usage(parent).free
     if not os.access(parent, os.W_OK):
-        remedy = 'export OUTPUT_DIR="$HOME/hanabi-run"'
-        return fail("disk", f"{parent} cannot be written to", remedy)
+        return fail("disk", f"{parent} cannot be written to", elsewhere)
     free_amount = amount(free, "B")
     if not context.adapter_parameters:
         finding = f"{free_amount} free at {parent}; the size of a checkpoint needs the model"

@@ -229,13 +229,16 @@ def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
         weights /= settings.nproc_per_node
     # Adapters are float32 whatever the base model is.
     adapters = 4.0 * context.num_adapters * context.adapter_parameters
+    if settings.critic == "adapter":
+        # Critics have as many of their own.
+        adapters *= 2
     tokens, reply_tokens = _largest_micro_batch(context)
     batch = batch_parts(
         sizes,
         tokens,
         reply_tokens,
         bytes_per_number=BYTES[settings.dtype],
-        rank=settings.lora_rank,
+        rank=settings.largest_rank,
         checkpointed=settings.device != "cpu",
         whole=is_sharded,
     )

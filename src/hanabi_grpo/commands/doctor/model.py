@@ -42,9 +42,16 @@ def model_checks(context: Context) -> Check:
     finding = (
         f"{name}: {context.config.get('model_type')}, {amount(context.num_parameters)} parameters; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
-        f"{amount(context.adapter_parameters)} each, on {', '.join(sorted(modules))}"
+        f"{_adapter_size(context)}, on {', '.join(sorted(modules))}"
     )
     return ok("model", finding)
+
+
+def _adapter_size(context: Context) -> str:
+    """Return the parameters of an adapter, or of the largest, in words."""
+    size = amount(context.adapter_parameters)
+    is_same_for_all = not isinstance(context.settings.lora_rank, str)
+    return f"{size} each" if is_same_for_all else f"at most {size} each"
 
 
 def _planned_model(context: Context) -> Check:
@@ -66,7 +73,7 @@ def _planned_model(context: Context) -> Check:
     finding = (
         f"{name}: sizes of {source}: {amount(context.num_parameters)} parameters; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
-        f"{amount(context.adapter_parameters)} each"
+        f"{_adapter_size(context)}"
     )
     return ok("model", finding)
 

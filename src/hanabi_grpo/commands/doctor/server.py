@@ -136,6 +136,13 @@ def _continues_run(context: Context, run: str) -> bool:
 def partner_url_checks(context: Context) -> Iterator[Check]:
     """Ask each of HANABI_PARTNER_URLS which models it has, which costs no tokens."""
     partners = UrlPartners(context.settings)
+    judge = context.settings.judge
+    # The trainer's terminal needs no URL of the judge.
+    if judge and judge not in partners.by_spec and context.role != "trainer":
+        known = ", ".join(partners.by_spec) or "none"
+        finding = f"HANABI_JUDGE={judge} is not among HANABI_PARTNER_URLS, which has {known}"
+        name = judge.removeprefix("url:")
+        yield fail("partner urls", finding, f"export HANABI_PARTNER_URLS={name}=URL#MODEL")
     for spec, partner in partners.by_spec.items():
         try:
             models = asyncio.run(partners.list_models(spec))

@@ -185,10 +185,10 @@ class Hanabi(base.Environment[EnvConfig]):
         The recorded board may have another hash: with the same rules it may deal other decks.
         """
         if recording.episode.env != self.name:
-            raise base.other_game(self.spec(config), recording)
+            raise base.other_game(base.Setup(self, config).spec, recording)
         table = recorded_table(recording)
         if table.spec.rules_hash != config.spec().rules_hash:
-            raise base.other_game(self.spec(config), recording)
+            raise base.other_game(base.Setup(self, config).spec, recording)
         return HanabiGame(config, table), _deck_id(table.deck)
 
     def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Teams that answer problems together: vote, debate, summary, pioneer and observer.
+"""Teams that answer problems together: vote, debate, summary, pioneer and observer, revise.
 
 docs/teams.md describes them.
 """

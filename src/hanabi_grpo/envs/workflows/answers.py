@@ -4,34 +4,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from hanabi_grpo.envs.texts import think_parts
-
 MAX_CHARS = 4000
 """Longest text that counts as an answer."""
 _DECORATION = " \t\r*_`#>"
 _LABEL = frozenset({"the", "my", "final", "answer"})
 """Words that may stand before the colon of a line such as "My final answer: 7"."""
 _BOX = "\\boxed{"
-_MARKUP = re.compile(r"<(?=[|\uff5c/!\w])|\[(?=/?[A-Z_]+\])")
-"""Where a tag begins that a chat template or a tokenizer might take for its own."""
 _CURRENCY = "$\u20ac%"
 _MAX_DIGITS = 100
 """Longer texts are compared as texts, never as numbers."""
 _NUMBER = re.compile(r"([+-]?)0*(\d*)(?:\.(\d*?)0*)?", re.ASCII)
-
-
-def public_text(reply: str) -> str | None:
-    """Return what a reply says beside its thoughts, None where a thought was cut off.
-
-    Others read it as a part of their prompts, so nothing in it may be a special token:
-    `<|im_end|>` becomes `< |im_end|>`.
-    """
-    _, parts, is_cut_off = think_parts(reply)
-    if is_cut_off:
-        return None
-    stripped = [part.strip() for part in parts]
-    text = "\n".join(filter(None, stripped))
-    return _MARKUP.sub(r"\g<0> ", text)
 
 
 def read_answer(text: str, style: str) -> str | None:

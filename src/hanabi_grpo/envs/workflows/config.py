@@ -13,7 +13,14 @@ class WorkflowConfig(StateConfig):
     """Settings of every workflow."""
 
     problems: str = Field(default=CHAIN_SUM, json_schema_extra={"allowed": ALLOWED})
-    """What is asked: own sums, a file of questions and answers, or a data set of reasoning-gym."""
+    """What is asked: own sums, files of questions and answers, or a data set of reasoning-gym."""
+    verify: Literal["text", "math"] = Field(
+        default="text",
+        # What has none is hashed as before there was one.
+        exclude_if="text".__eq__,
+    )
+    """What makes an answer right: the same text or number, or also, by the package math-verify, the
+    same value."""
     chain_terms: int = Field(default=3, ge=2, le=20)
     """Numbers of a chain sum."""
     chain_highest: int = Field(default=4, ge=1, le=10**9)
@@ -64,3 +71,18 @@ class PioneerObserverConfig(WorkflowConfig):
     reward_correct: float = 0.0
     reward_sum: float = 1.0
     """Reward of both for each right answer, as in CORY."""
+
+
+class ReviseConfig(WorkflowConfig):
+    """One seat answers several times, with its last answer before it."""
+
+    rounds: int = Field(default=2, ge=1, le=8)
+    """Answers to a problem, at most."""
+    feedback: Literal["none", "verdict", "comment"] = "none"
+    """What is said of the last answer: nothing; that it was wrong (a right one ends the episode);
+    or the comment of a second seat, the critic.
+    """
+    reward_correct: float = 0.0
+    reward_team: float = 1.0
+    reward_gain: float = 0.0
+    """Reward of every seat for a wrong answer that became right; as much is lost by the reverse."""

@@ -1,4 +1,4 @@
-"""The four workflows as environments, and scripts that are right as often as one likes."""
+"""The workflows as environments, and scripts that are right as often as one likes."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -9,11 +9,21 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.workflows.config import (
     DebateConfig,
     PioneerObserverConfig,
+    ReviseConfig,
     SummaryConfig,
     VoteConfig,
     WorkflowConfig,
 )
-from hanabi_grpo.envs.workflows.game import DebateGame, PioneerObserverGame, VoteGame, WorkflowGame
+from hanabi_grpo.envs.workflows.game import (
+    CRITIC,
+    SOLVER,
+    WRONG,
+    DebateGame,
+    PioneerObserverGame,
+    ReviseGame,
+    VoteGame,
+    WorkflowGame,
+)
 from hanabi_grpo.envs.workflows.problems import (
     CHAIN_SUM,
     REASONING_GYM,
@@ -21,6 +31,7 @@ from hanabi_grpo.envs.workflows.problems import (
     Source,
     draw_problem,
     load_source,
+    with_math,
 )
 from hanabi_grpo.types import player_name
 
@@ -30,13 +41,19 @@ SYSTEM = (
     "answered, weigh it: they may be wrong."
 )
 """Of every seat in every workflow, so that the first step is the same question in all of them."""
+CRITIC_SYSTEM = (
+    "Another player answers a problem, and you comment on the answer; then the player answers "
+    "again. Think, then say whether the answer is right, and where it is not, what is wrong with "
+    "it. The player reads all that you write beside your thoughts."
+)
+"""Of the critic in `revise`."""
 NOISY = 0.7
 """How often the script `noisy` is right by itself."""
 _SCRIPTS = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
 """Scripts by name, with the chance that each is right by itself."""
 _RULES_VERSION = 1
 """Part of the environment's hash; goes up when the rules change."""
-_COMMON_REWARDS = ("reward_team", "reward_sum")
+_COMMON_REWARDS = ("reward_team", "reward_sum", "reward_gain")
 """Rewards that pay every seat the same."""
 _ATTEMPTS = 50
 """Problems that a wrong guess looks at until one has a solution to take."""
@@ -70,13 +87,18 @@ class Workflow(base.Environment[C], Generic[C]):
         """Return the seats that answer in each step."""
         raise NotImplementedError
 
+    def step_of_round(self, config: C, number: int) -> int:
+        """Return the step in which round `number`, counted from 1, is answered."""
+        return number - 1
+
     def reward_ranges(self, config: C) -> Mapping[str, Range]:
         """Return the range of each reward setting beside `reward_correct` and `reward_team`."""
         return {}
 
     def source(self, config: C) -> Source:
         """Return where the problems come from; SettingsError where they cannot be had."""
-        return load_source(config.problems, config.chain_terms, config.chain_highest)
+        source = load_source(config.problems, config.chain_terms, config.chain_highest)
+        return with_math(source) if config.verify == "math" else source
 
     def outside(self, config: C) -> Mapping[str, base.Outside]:
         """Return the source of problems, unless it is made here."""
@@ -89,8 +111,11 @@ class Workflow(base.Environment[C], Generic[C]):
         return {"problems": outside}
 
     def may_block(self, config: C) -> bool:
-        """Return True for reasoning-gym, some of whose problems take seconds to make."""
-        return config.problems.startswith(REASONING_GYM)
+        """Return True where a problem or an answer may take seconds.
+
+        Some of reasoning-gym's problems do, and some answers that math-verify looks at.
+        """
+        return config.problems.startswith(REASONING_GYM) or config.verify == "math"
 
     def problem(self, config: C, *, split: str, seed: int) -> Problem:
         """Return the problem of a start."""
@@ -99,7 +124,10 @@ class Workflow(base.Environment[C], Generic[C]):
     def spec(self, config: C) -> base.EnvSpec:
         """Return the spec; problems count by their content, wherever their file is."""
         fields = config.model_dump(exclude={"preset", "problems"})
-        digest = self.source(config).digest
+        source = self.source(config)
+        digest = source.digest
+        if source.verifier:
+            digest += f" {source.verifier}"
         roles = self.roles(config)
         return base.EnvSpec(
             env=self.name,
@@ -250,6 +278,44 @@ class PioneerObserver(Workflow[PioneerObserverConfig]):
         return {"reward_sum": (0.0, 2.0)}
 
 
+class Revise(Workflow[ReviseConfig]):
+    """One seat answers again and again; a critic may comment in between."""
+
+    name = "revise"
+    Config = ReviseConfig
+    Game = ReviseGame
+
+    def steps(self, config: ReviseConfig) -> tuple[tuple[int, ...], ...]:
+        if config.feedback != "comment":
+            return ((SOLVER,),) * config.rounds
+        return ((SOLVER,), (CRITIC,)) * (config.rounds - 1) + ((SOLVER,),)
+
+    def step_of_round(self, config: ReviseConfig, number: int) -> int:
+        return 2 * (number - 1) if config.feedback == "comment" else number - 1
+
+    def roles(self, config: ReviseConfig) -> tuple[str, ...]:
+        has_critic = config.feedback == "comment" and config.rounds > 1
+        return ("solver", "critic") if has_critic else ("solver",)
+
+    def system(self, config: ReviseConfig, player: int) -> str:
+        if config.style == "full" and player == CRITIC:
+            return CRITIC_SYSTEM
+        return super().system(config, player)
+
+    def person_rules(self, config: ReviseConfig, player: int) -> str:
+        if player == CRITIC:
+            return CRITIC_SYSTEM
+        return super().person_rules(config, player)
+
+    def reply_words(self, config: ReviseConfig) -> tuple[str, ...]:
+        words = super().reply_words(config)
+        # Whatever the feedback: a tiny model is made for all of them.
+        return (*words, WRONG) if words else ()
+
+    def reward_ranges(self, config: ReviseConfig) -> Mapping[str, Range]:
+        return {"reward_gain": (-1.0, 1.0)}
+
+
 class Solver:
     """A script that knows the solution and gives it with the chance `right`.
 
@@ -308,5 +374,6 @@ VOTE = Vote()
 DEBATE = Debate()
 SUMMARY = Summary()
 PIONEER_OBSERVER = PioneerObserver()
-WORKFLOWS = (VOTE.name, DEBATE.name, SUMMARY.name, PIONEER_OBSERVER.name)
+REVISE = Revise()
+WORKFLOWS = (VOTE.name, DEBATE.name, SUMMARY.name, PIONEER_OBSERVER.name, REVISE.name)
 """Names of all workflows."""

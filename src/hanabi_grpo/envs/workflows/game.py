@@ -6,6 +6,7 @@
 | debate | all, all, … | the majority of the last round |
 | summary | all but the last; the last one | the last seat's |
 | pioneer_observer | the first; the second | the second seat's |
+| revise | the solver (the critic, the solver), … | the solver's last |
 
 So the last step's majority is the team's answer in all of them.
 """
@@ -19,15 +20,16 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.people import Choice, Scene
+from hanabi_grpo.envs.texts import public_text
 from hanabi_grpo.envs.workflows.answers import (
     majority_worth,
     normalize,
-    public_text,
     read_answer,
 )
 from hanabi_grpo.envs.workflows.config import (
     DebateConfig,
     PioneerObserverConfig,
+    ReviseConfig,
     VoteConfig,
     WorkflowConfig,
 )
@@ -40,6 +42,8 @@ GAMMA = 0.3
 """How much less a round later counts in `later_rounds`."""
 _RESAMPLED_ANSWERS = 1000
 """Numbers from which `resampled` draws the texts that take the place of hidden ones."""
+WRONG = "wrong"
+"""The verdict on an answer in the compact style."""
 _SOLUTION = "solution"
 _OTHERS_TEXTS = "what others said"
 
@@ -55,6 +59,8 @@ class View(NamedTuple):
     """What the player said last, None before its first turn."""
     others: tuple[str, ...]
     """What the others said in the step before."""
+    verdict: str = ""
+    """What the verifier says of `own`; "" where it says nothing."""
 
 
 class WorkflowGame(base.Game, Generic[C]):
@@ -336,3 +342,129 @@ class PioneerObserverGame(WorkflowGame[PioneerObserverConfig]):
             for seat_parts in parts:
                 seat_parts["sum"] = self.config.reward_sum * sum(self.correct[-1].values())
         return parts
+
+
+SOLVER = 0
+"""The seat that answers in `revise`."""
+CRITIC = 1
+"""The seat that comments there, if there is one."""
+_WRONG = {"full": "That is wrong.", "compact": WRONG}
+
+
+class ReviseGame(WorkflowGame[ReviseConfig]):
+    """One seat, several times; in between perhaps a critic.
+
+    A verdict says that an answer is wrong and no more, so the solution stays hidden. A right answer
+    ends the episode, because there is nothing to revise.
+    """
+
+    def to_act(self) -> tuple[int, ...]:
+        return () if self._is_solved() else super().to_act()
+
+    def view(self, player: int) -> View:
+        view = super().view(player)
+        if self.config.feedback == "verdict" and view.own is not None and self.to_act():
+            view = view._replace(verdict=_WRONG[self.config.style])
+        if player == SOLVER and view.others:
+            comment = self.texts[-1][CRITIC]
+            view = view._replace(others=(self._comment(comment),))
+        return view
+
+    def parse(self, player: int, reply: str) -> str | None:
+        """Return what a reply says beside its thoughts; a comment needs no answer in it."""
+        if player == SOLVER:
+            return super().parse(player, reply)
+        return public_text(reply) or None
+
+    def step(self, actions: Mapping[int, str]) -> Parts:
+        """Take an answer or a comment, and pay for what an answer changed."""
+        if CRITIC in actions:
+            self.texts.append(dict(actions))
+            self.correct.append({})
+            return [{} for _ in range(self.num_players)]
+        parts = super().step(actions)
+        worths = self._worths()
+        if self.config.reward_gain and len(worths) > 1:
+            for seat_parts in parts:
+                seat_parts["gain"] = self.config.reward_gain * (worths[-1] - worths[-2])
+        return parts
+
+    def result(self) -> Mapping[str, float]:
+        """Add how right each round's answer was, an answer that ended it standing for the rest."""
+        figures = dict(super().result())
+        worths = self._worths()
+        figures["rounds"] = float(len(worths))
+        last = worths[-1] if self._is_solved() else 0.0
+        for number in range(self.config.rounds):
+            was_played = number < len(worths)
+            figures[f"round_{number + 1}"] = worths[number] if was_played else last
+        return figures
+
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        """Return what base says, without the solution where the end has told it."""
+        secrets = dict(super().hidden(player))
+        if self._is_solved():
+            del secrets[_SOLUTION]
+        return secrets
+
+    def resampled(self, player: int, rng: random.Random) -> Self:
+        """Return another game with a solution that no verdict has ruled out."""
+        other = super().resampled(player, rng)
+        if self._is_solved():
+            other.problem = self.problem
+            return other
+        if self.config.feedback != "verdict":
+            return other
+        wrong = set()
+        for texts in self.texts:
+            answer = self.answer(texts[SOLVER])
+            if answer is not None:
+                wrong.add(normalize(answer))
+        while normalize(other.problem.answer) in wrong:
+            solution = str(rng.randrange(_RESAMPLED_ANSWERS))
+            other.problem = Problem(self.problem.question, solution)
+        return other
+
+    def _is_solved(self) -> bool:
+        """Return whether a verdict has said that the last answer is right."""
+        worths = self._worths()
+        return self.config.feedback == "verdict" and bool(worths) and worths[-1] == 1.0
+
+    def _worths(self) -> list[float]:
+        """Return how right each answer was, without the steps of the critic."""
+        return [correct[SOLVER] for correct in self.correct if SOLVER in correct]
+
+    def _answers_again(self, seat: int) -> bool:
+        return bool(self.to_act()) and super()._answers_again(seat)
+
+    def _agreement(self) -> float | None:
+        return None
+
+    def _comment(self, text: str) -> str:
+        """Return what the solver is shown of a comment."""
+        is_compact = self.config.style == "compact"
+        if text == base.SKIP:
+            return "none" if is_compact else "(no comment)"
+        return (self.answer(text) or text) if is_compact else text
+
+    def _prompt(self, view: View) -> str:
+        if self.config.style == "compact":
+            words = super()._prompt(view)
+            return f"{words} {view.verdict}" if view.verdict else words
+        is_comment = self.to_act() == (CRITIC,)
+        paragraphs = [view.question] if view.question else []
+        if view.own is not None:
+            said = "You wrote" if is_comment else "You answered"
+            paragraphs.append(f"{said}:\n{view.own}")
+        if view.verdict:
+            paragraphs.append(view.verdict)
+        for text in view.others:
+            said = "The solver answered" if is_comment else "The critic wrote"
+            paragraphs.append(f"{said}:\n{text}")
+        if is_comment:
+            paragraphs.append("Your comment?")
+        elif self.texts:
+            paragraphs.append("Look at your answer once more. Your answer now?")
+        else:
+            paragraphs.append("Your answer?")
+        return "\n\n".join(paragraphs)

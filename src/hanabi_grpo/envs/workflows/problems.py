@@ -1,28 +1,41 @@
-"""Where problems come from: sums of one's own, a file, or reasoning-gym.
+"""Where problems come from: sums of one's own, files, or reasoning-gym.
 
 A source makes problem number n. Which split a problem belongs to follows from its question alone,
 by a hash, so no question is ever in two of them: of ten shares `test` has one, `eval-…`
-(validation) one, `eval` one, training the rest.
+(validation) one, `eval` one, training the rest. A folder with files of its own for `train` and
+`test` keeps them: all of `test` is its test file, and the others are shares of its training file.
 """
 
 import functools
-import hashlib
 import importlib
-import json
-import os
-import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.workflows.answers import normalize
+from hanabi_grpo.envs.workflows.math_answers import load_math_verify, means_the_same
+from hanabi_grpo.envs.workflows.problem_files import (
+    FILE_ENDINGS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    is_problem_folder,
+    read_problem_file,
+    read_problem_folder,
+)
 from hanabi_grpo.errors import SettingsError, VerifierError, did_you_mean, shown
+
+logger = logging.getLogger(__name__)
 
 CHAIN_SUM = "chain_sum"
 REASONING_GYM = "reasoning-gym:"
-ALLOWED = f"{CHAIN_SUM}, a file of JSON lines (*.jsonl), {REASONING_GYM}DATASET"
+ALLOWED = (
+    f"{CHAIN_SUM}, a file of JSON lines (*.jsonl) or parquet (*.parquet), a folder with train and "
+    f"test files of either kind, {REASONING_GYM}DATASET"
+)
 _SHARES = ("eval", "eval-", "test")
 """Shares that have the first tenths of all questions, one each; training has the others."""
 _TRAINING = "train"
@@ -37,12 +50,7 @@ _POOL = 20_000
 """Problems of a data set of reasoning-gym; some of its generators make all of them at once."""
 _RIGHT = 1.0
 """Score of a fully right answer; less is a verifier's partial credit."""
-_FILE_ENDING = ".jsonl"
 _SHA256 = "sha256:"
-MAX_FILE_BYTES = 256 << 20
-"""Longest file of problems; GSM8K has 4 MB."""
-_GSM8K_MARK = "####"
-"""What stands before the answer at the end of a solution in GSM8K."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +84,23 @@ class Source:
     """Returns the problem of a number."""
     score: Callable[[Problem, str], float] = _equals_solution
     """Returns what an answer to a problem is worth, 1.0 for a right one."""
+    verifier: str = ""
+    """Name and version of the package that compares answers; "": none but the source's own."""
+    is_local: bool = False
+    """Whether the name is a path of this machine."""
+    by_share: Mapping[str, Sequence[Problem]] | None = field(default=None, compare=False)
+    """The problems of each share where the source says which these are, in the order of their
+    tasks; None: the hash of a question says it."""
 
     @property
     def public_name(self) -> str:
         """The name without a path, which may differ from machine to machine."""
-        return self.name.rpartition("/")[2]
+        return self.name.rstrip("/").rpartition("/")[2]
 
     @property
     def public_digest(self) -> str:
-        """The digest of a file as "sha256:…", else the whole digest."""
-        return f"{_SHA256}{self.digest}" if self.name.endswith(_FILE_ENDING) else self.digest
+        """The digest of files as "sha256:…", else the whole digest."""
+        return f"{_SHA256}{self.digest}" if self.is_local else self.digest
 
     def is_right(self, problem: Problem, answer: str) -> bool:
         """Tell whether an answer is fully right.
@@ -103,6 +118,31 @@ class Source:
             ) from error
 
 
+def _equals_or_means_solution(problem: Problem, answer: str) -> float:
+    if _equals_solution(problem, answer):
+        return _RIGHT
+    return float(means_the_same(problem.answer, answer))
+
+
+def with_math(source: Source) -> Source:
+    """Return a source whose answers are compared by math-verify where their texts differ.
+
+    Raises:
+        SettingsError: The package is missing, or the source has a verifier of its own.
+    """
+    if source.name == CHAIN_SUM:
+        raise SettingsError(
+            f"HANABI_VERIFY=math with HANABI_PROBLEMS={CHAIN_SUM}: its answers are numbers, which "
+            "are compared as numbers anyway; unset HANABI_VERIFY."
+        )
+    if source.score is not _equals_solution:
+        raise SettingsError(
+            f"HANABI_VERIFY=math with HANABI_PROBLEMS={source.name}, which has a verifier of its "
+            "own; unset HANABI_VERIFY."
+        )
+    return replace(source, score=_equals_or_means_solution, verifier=load_math_verify())
+
+
 @functools.lru_cache(maxsize=4096)
 def draw_problem(source: Source, split: str, seed: int) -> Problem:
     """Return problem `seed` of a split, the same on every machine.
@@ -111,6 +151,9 @@ def draw_problem(source: Source, split: str, seed: int) -> Problem:
         SettingsError: The source has no problem for the split.
     """
     share = _share_of_split(split)
+    if source.by_share is not None:
+        problems = source.by_share[share]
+        return problems[seed % len(problems)]
     for attempt in range(_ATTEMPTS):
         problem = source.make(base.draw("problem", split, seed, attempt, below=_NUM_PROBLEMS))
         if share_of(problem.question) == share:
@@ -169,8 +212,10 @@ def _chain_sums(terms: int, highest: int) -> Source:
 def _load_outside(problems: str) -> Source:
     if problems.startswith(REASONING_GYM):
         return _reasoning_gym(problems)
-    if problems.endswith(_FILE_ENDING):
-        return _read_file(problems)
+    if problems.endswith(FILE_ENDINGS):
+        return _file(problems)
+    if is_problem_folder(problems):
+        return _folder(problems)
     raise SettingsError(f"HANABI_PROBLEMS={shown(problems)}: allowed: {ALLOWED}.")
 
 
@@ -193,100 +238,75 @@ def chain_sum(number: int, terms: int, highest: int) -> Problem:
     return Problem(f"{question} = ?", answer, tuple(work))
 
 
-def _read_file(name: str) -> Source:
-    """Read a file of {"question": …, "answer": …}.
-
-    As in GSM8K, the answer is what follows the last ####.
-    """
-    content = _read_bytes(name)
-    problems: dict[str, Problem] = {}
-    first_lines: dict[str, int] = {}
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"HANABI_PROBLEMS={name}, line {number}"
-        problem = _read_line(line, where)
-        question = problem.question
-        if question not in problems:
-            problems[question] = problem
-            first_lines[question] = number
-        elif normalize(problems[question].answer) != normalize(problem.answer):
-            raise SettingsError(
-                f"{where}: the question of line {first_lines[question]} with another answer; keep "
-                "one of them."
-            )
-    shares = {share_of(question) for question in problems}
+def _file(name: str) -> Source:
+    """Return the source of one file, whose questions are divided by their hash."""
+    content = read_problem_file(name)
+    rows = [Problem(row.question, row.answer) for row in content.rows]
+    shares = {share_of(problem.question) for problem in rows}
     absent = sorted({*_SHARES, _TRAINING} - shares)
     if absent:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: {len(problems)} different problems, of which none falls to "
+            f"HANABI_PROBLEMS={name}: {len(rows)} different problems, of which none falls to "
             f"{', '.join(absent)} by the hash of its question; give more of them, some 100 or more."
         )
-    rows = list(problems.values())
     return Source(
         name=name,
-        digest=hashlib.sha256(content).hexdigest(),
+        digest=content.digest,
         make=lambda number: rows[number % len(rows)],
+        is_local=True,
     )
 
 
-def _read_bytes(name: str) -> bytes:
-    """Return the content of a regular file; a pipe or a device may never end."""
-    if "\0" in name:
-        raise SettingsError(f"HANABI_PROBLEMS={shown(name)}: a file's name has no NUL.")
-    try:
-        # O_NONBLOCK: opening a pipe would wait for its other end.
-        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            _check_regular(name, os.fstat(descriptor))
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                # No more: it may grow meanwhile.
-                return file.read(MAX_FILE_BYTES)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise SettingsError(
-            f"HANABI_PROBLEMS={name}: cannot be read ({error.strerror})."
-        ) from error
-
-
-def _check_regular(name: str, status: os.stat_result) -> None:
-    """Refuse what is no regular file, or is too large, by a SettingsError."""
-    if not stat.S_ISREG(status.st_mode):
-        raise SettingsError(
-            f"HANABI_PROBLEMS={name}: is no regular file; give a file of JSON lines."
+def _folder(name: str) -> Source:
+    """Return the source of a folder, which says itself what is tested on."""
+    content = read_problem_folder(name)
+    if content.num_left_out:
+        logger.warning(
+            "HANABI_PROBLEMS=%s: %d questions of its train or validation files are in a later "
+            "split too; they stay there alone.",
+            name,
+            content.num_left_out,
         )
-    if status.st_size > MAX_FILE_BYTES:
+    by_share: dict[str, list[Problem]] = {share: [] for share in (*_SHARES, _TRAINING)}
+    has_validation = VALIDATION in content.rows
+    for split, rows in content.rows.items():
+        for row in rows:
+            share = _share_in_folder(split, row.question, has_validation)
+            by_share[share].append(Problem(row.question, row.answer))
+    absent = sorted(share for share, problems in by_share.items() if not problems)
+    if absent:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: {status.st_size} bytes, at most {MAX_FILE_BYTES} are read; "
-            "leave some problems out."
+            f"HANABI_PROBLEMS={name}: train has {len(content.rows[TRAIN])} different problems, of "
+            f"which none falls to {', '.join(absent)} by the hash of its question; give more of "
+            "them, some 100 or more."
         )
+    ordered = {}
+    for share, problems in by_share.items():
+        # Files may be sorted by difficulty; tasks 0 to n - 1 are a sample.
+        ordered[share] = tuple(sorted(problems, key=_shuffled_place))
+    everything = tuple(problem for problems in ordered.values() for problem in problems)
+    return Source(
+        name=name,
+        digest=content.digest,
+        make=lambda number: everything[number % len(everything)],
+        is_local=True,
+        by_share=ordered,
+    )
 
 
-def _read_line(line: bytes, where: str) -> Problem:
-    """Return the problem of one line of a file.
+def _share_in_folder(split: str, question: str, has_validation: bool) -> str:
+    """Return the share of a question of one of a folder's files."""
+    if split == TEST:
+        return "test"
+    if split == VALIDATION:
+        return "eval-"
+    share = share_of(question)
+    is_given_away = share == "test" or (share == "eval-" and has_validation)
+    return _TRAINING if is_given_away else share
 
-    Args:
-        line: A JSON object.
-        where: File and line for errors.
 
-    Raises:
-        SettingsError: The line is not JSON or lacks a question or an answer.
-    """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{where}: not JSON ({error!s:.80}).") from error
-    fields = row if isinstance(row, dict) else {}
-    question = str(fields.get("question") or "").strip()
-    solution = str(fields.get("answer") or "").strip()
-    answer = solution.rpartition(_GSM8K_MARK)[2].strip()
-    if not question or not answer:
-        missing = "answer" if question else "question"
-        raise SettingsError(
-            f'{where}: no "{missing}"; each line needs {{"question": …, "answer": …}}.'
-        )
-    return Problem(question, answer)
+def _shuffled_place(problem: Problem) -> int:
+    return base.draw("place", " ".join(problem.question.split()), below=_NUM_PROBLEMS)
 
 
 def _reasoning_gym(name: str) -> Source:

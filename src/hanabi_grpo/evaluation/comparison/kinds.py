@@ -29,6 +29,8 @@ class TaskKey:
     suite: str
     seeds: tuple[int, ...]
     temperature: float | None
+    top_p: float
+    top_k: int
 
     @classmethod
     def of(cls, result: EvaluationResult) -> "TaskKey":
@@ -39,6 +41,8 @@ class TaskKey:
             suite=result.suite,
             seeds=result.seeds,
             temperature=result.temperature,
+            top_p=result.top_p,
+            top_k=result.top_k,
         )
 
 
@@ -75,6 +79,8 @@ class EvaluationKind:
             self.tasks.suite,
             self.tasks.seeds,
             temperature,
+            self.tasks.top_p,
+            self.tasks.top_k,
         )
 
 

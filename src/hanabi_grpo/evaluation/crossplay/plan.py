@@ -16,6 +16,7 @@ from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.refs import CheckpointRef, Ref
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 
 MIN_ENTRIES = 2
 MAX_ENTRIES = 64
@@ -49,6 +50,8 @@ class Plan:
     """Suite of the tasks."""
     temperature: float | None
     """Sampling temperature; None: only scripts play."""
+    token_filter: TokenFilter = ALL_TOKENS
+    """Which tokens models may draw."""
     seats: tuple[tuple[str, ...], ...]
     """Per entry, what each seat of its self-play team is; see `settings.refs`."""
     cells: Mapping[str, Lineup]
@@ -167,6 +170,7 @@ def make_plan(
         num_tasks=num_tasks,
         suite=suite,
         temperature=served.temperature if served and needs_server else None,
+        token_filter=served.token_filter if served and needs_server else ALL_TOKENS,
         seats=tuple(seats),
         cells=cells,
     )

@@ -116,6 +116,8 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "num_tasks": plan.num_tasks,
         "num_starts": summary.num_starts,
         "temperature": plan.temperature,
+        "top_p": plan.token_filter.top_p,
+        "top_k": plan.token_filter.top_k,
         "complete": len(summary.cells) == len(plan.cells),
         "num_played": len(summary.cells),
         "num_pairs": len(plan.cells),
@@ -177,6 +179,8 @@ def describe(summary: Summary) -> list[str]:
         sampling = ", greedy"
     elif plan.temperature is not None:
         sampling = f", temperature {plan.temperature:g}"
+        if not plan.token_filter.keeps_all:
+            sampling += f", {plan.token_filter}"
     board = spec.env if spec.preset == spec.env else f"{spec.env} {spec.preset}"
     lines = [
         f"{board}, {spec.num_players} players, rules {spec.hash}, {spec.score} "

@@ -14,6 +14,7 @@ from hanabi_grpo.evaluation.sheets import with_error
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.report.page import templates
 from hanabi_grpo.runs.manifest import spec_hashes
+from hanabi_grpo.runs.saved_adapters import SavedAdapters
 from hanabi_grpo.settings.variables import typed
 from hanabi_grpo.tracking.artifact import table_cell
 
@@ -88,11 +89,19 @@ def _facts(origin: Origin, base: str) -> dict[str, Any]:
         "base model": base,
         "weights of the base model (fingerprint)": saved.facts.get("model_fingerprint", "unknown"),
         "optimizer steps": saved.step,
-        "LoRA rank": saved.lora_rank,
+        "LoRA rank": _ranks(saved),
         "played": ", ".join(presets(origin)) or "unknown",
         "score of the last training games": origin.score.text if origin.score else "unknown",
         **origin.settings,
     }
+
+
+def _ranks(saved: SavedAdapters) -> str:
+    """Return the LoRA rank of all adapters, or of each."""
+    ranks = {name: config["r"] for name, (_, config) in saved.adapters.items()}
+    if len(set(ranks.values())) == 1:
+        return str(saved.lora_rank)
+    return ", ".join(f"{name} {rank}" for name, rank in ranks.items())
 
 
 def _example_lineup(origin: Origin, env: str, players: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ PEFT makes one model of base and adapter, for software without PEFT:
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from hanabi_grpo.report.export.card import write_card
 from hanabi_grpo.report.export.origin import PUBLISHED, Origin
 from hanabi_grpo.runs.manifest import write_manifest
 from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
-from hanabi_grpo.runs.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
+from hanabi_grpo.runs.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS, facts_of_base
+from hanabi_grpo.settings.base_models import model_entries, names_several
+from hanabi_grpo.settings.per_player import OTHERS
 from hanabi_grpo.tracking.artifact import base_name, write_sample_games
 
 _NOT_OF_LORA = ("peft_type", "inference_mode")
@@ -50,10 +53,12 @@ def export(
         say: Receives messages for the user.
 
     Raises:
-        SettingsError: The folder exists or cannot be written.
+        SettingsError: The folder exists or cannot be written, or the players have different base
+            models.
     """
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
+    origin = _of_one_base(origin, players)
     base, is_on_hub = base_name(origin.model)
     if base_model is not None:
         base = base_model
@@ -77,6 +82,26 @@ def export(
             f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is "
             "left."
         ) from error
+
+
+def _of_one_base(origin: Origin, players: Sequence[str]) -> Origin:
+    """Return an origin whose base model is the one of some players of a team.
+
+    Raises:
+        SettingsError: They have different ones, and a folder's card is of one.
+    """
+    if not names_several(origin.model):
+        return origin
+    models = model_entries(origin.model)
+    bases = {name: models.get(name) or models[OTHERS] for name in players}
+    if len(set(bases.values())) > 1:
+        each = ", ".join(f"{name} on {base_name(base)[0]}" for name, base in bases.items())
+        raise SettingsError(
+            f"{origin.folder}: its players have different base models ({each}), and the card of a "
+            "folder names one; export one player, with :player_0 behind the folder."
+        )
+    facts = {**origin.saved.facts, **facts_of_base(origin.saved.facts, players[0])}
+    return replace(origin, model=bases[players[0]], saved=replace(origin.saved, facts=facts))
 
 
 def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:

@@ -31,6 +31,7 @@ from hanabi_grpo.report.run_views.figures import (
 )
 from hanabi_grpo.report.run_views.run_watch import RunState
 from hanabi_grpo.runs.validation import validation_lines
+from hanabi_grpo.settings.base_models import short_names
 from hanabi_grpo.texts import visible
 
 _WIDE = 108
@@ -196,12 +197,12 @@ def _title(state: RunState) -> Text:
     """Return the run's name with its environment, preset, players and model."""
     settings = state.settings
     num_players = settings.get("HANABI_PLAYERS")
-    model = str(settings.get("MODEL") or "").rstrip("/")
+    model = short_names(str(settings.get("MODEL") or ""))
     facts = (
         settings.get("HANABI_ENV"),
         settings.get("HANABI_PRESET"),
         f"{num_players} players" if num_players else None,
-        model.rpartition("/")[2],
+        model,
     )
     texts = []
     for fact in facts:

@@ -106,8 +106,13 @@ class ForkServer:
 
     def kill(self, pid: int) -> None:
         """End a child, if it lives."""
-        if pid in self._children and not self.is_closed:
+        if pid not in self._children or self.is_closed:
+            return
+        try:
             self._control.send(encode(Kill(pid=pid)))
+        except ConnectionError:
+            # The fork server has died, and its children with it.
+            self.close()
 
     def close(self) -> None:
         """End the process and all its children."""

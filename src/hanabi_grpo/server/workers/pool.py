@@ -1,7 +1,8 @@
 """The server's side of worker processes: which worker plays what, and what becomes of a stuck one.
 
 A worker that runs code of one episode for longer than its patience is *blocked*. Its other episodes
-move to another worker at once. The episode itself may go on until the call has taken
+move to another worker at once; from the first time on, one worker more than needed plays along, so
+that they need not wait for a new process. The episode itself may go on until the call has taken
 HANABI_CALL_TIMEOUT, or the episode HANABI_GAME_TIMEOUT; then the worker is killed. The clock of an
 episode stands still while it waits for a worker, or behind another episode's call.
 """
@@ -39,7 +40,7 @@ from hanabi_grpo.types import Episode, Reply
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.1
+PATIENCE = 0.05
 """Seconds for which one episode may keep its worker from the others."""
 FIRST_PATIENCE = 10.0
 """The same for a worker's first call, which imports the environment."""
@@ -49,7 +50,7 @@ _START_SECONDS = 120.0
 """For a new process to have imported what it needs."""
 _MAX_FAILED_STARTS = 3
 """Processes in a row that end before they have started, after which episodes fail."""
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.01
 """Between two looks at what runs."""
 
 
@@ -177,6 +178,8 @@ class WorkerPool:
         """Those that have started."""
         self._starting = {True: 0, False: 0}
         """How many are being started, for the session and for guests."""
+        self._has_blocked = {True: False, False: False}
+        """Whether one has ever been blocked, of the session's and of the guests'."""
         self._failed_starts = 0
         """How many in a row ended before they had started."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -294,6 +297,9 @@ class WorkerPool:
     async def _choose(self, for_session: bool) -> _Worker:
         """Return the worker with the fewest episodes that is not blocked; starts some if needed.
 
+        Where one has been blocked before, one more than the limit plays along: when another is
+        blocked, its episodes move there without waiting for a new process.
+
         Waits while those that may exist are starting or blocked.
 
         Raises:
@@ -309,7 +315,8 @@ class WorkerPool:
                     num_processes += 1
                     if not worker.is_blocked(now):
                         free.append(worker)
-            num_missing = limit - len(free) - self._starting[for_session]
+            num_wanted = limit + self._has_blocked[for_session]
+            num_missing = num_wanted - len(free) - self._starting[for_session]
             for _ in range(min(num_missing, MAX_BLOCKED * limit - num_processes)):
                 self._starting[for_session] += 1
                 start = asyncio.create_task(self._start(for_session))
@@ -374,11 +381,12 @@ class WorkerPool:
             self._receive(worker, message)
         code = await worker.process.wait()
         culprit = worker.running
+        is_own_end = not worker.process.server.is_closed
         self._end(worker)
         for number, play in list(worker.plays.items()):
             if play.result.done():
                 continue
-            if number == culprit or culprit is None:
+            if number == culprit or (culprit is None and is_own_end):
                 reason = f"the process that played it died ({_how_it_ended(code)})"
                 play.result.set_exception(EpisodeFailedError(reason))
             else:
@@ -449,6 +457,7 @@ class WorkerPool:
             for worker in list(self._workers):
                 if not worker.is_blocked(now):
                     continue
+                self._has_blocked[worker.for_session] = True
                 for number, play in list(worker.plays.items()):
                     if number != worker.running and not play.result.done():
                         play.result.set_exception(_MovedError())

@@ -16,6 +16,7 @@ from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 from hanabi_grpo.terminal import VisibleConsole
+from hanabi_grpo.training import quiet
 
 TINY_MANIFEST = "tiny_model.json"
 """In a tiny model's folder: the recipe that made it."""
@@ -65,11 +66,13 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         HanabiGrpoError: A preset is unknown or not for this number of players.
         RunFolderError: `out` is a file, or a folder that holds something else.
     """
+    quiet.before_imports()
     # Not at the top: looking at the shipped model needs no torch.
     import torch
 
     from hanabi_grpo.sft.tiny_model.network import trained_model
 
+    quiet.after_imports()
     console = VisibleConsole(stderr=True)
     chat = recipe.chat()
     recipe_hash = recipe.hash(chat)

@@ -92,6 +92,48 @@ def lambda_advantages(
     return advantages
 
 
+def token_advantages(
+    episode: Episode,
+    player: int,
+    values: Mapping[int, Sequence[float]],
+    decay: float,
+    gamma: float = 1.0,
+) -> dict[int, list[float]]:
+    """Return GAE over the tokens of a player's replies, by the number of the turn.
+
+    The chain is of the player's own tokens: s_k is what stands before one. What the player is paid
+    from a turn on until its next one is paid with the turn's last token; the state behind that is
+    the first one of its next turn.
+
+    Source: generalised advantage estimation (arXiv 1506.02438), equation 16, over tokens as in
+    PPO of language models.
+
+    Args:
+        episode: One game.
+        player: Number of the seat.
+        values: V before each token of the reply, by the number of the turn; at least one each.
+        decay: λ, from 0 to 1, from token to token.
+        gamma: γ, from token to token.
+    """
+    advantages: dict[int, list[float]] = {}
+    reward = 0.0
+    value_after = 0.0
+    advantage = 0.0
+    for turns in _steps_backwards(episode):
+        reward += sum(turn.reward(player) for _, turn in turns)
+        for number, turn in turns:
+            if turn.player != player or number not in values:
+                continue
+            backwards = []
+            for value in reversed(values[number]):
+                advantage = reward + gamma * value_after - value + gamma * decay * advantage
+                backwards.append(advantage)
+                value_after = value
+                reward = 0.0
+            advantages[number] = backwards[::-1]
+    return advantages
+
+
 def _steps_backwards(episode: Episode) -> list[list[tuple[int, Turn]]]:
     """Return the numbered turns of each of the game's steps, the last step and turn first."""
     backwards = list(enumerate(episode.turns))

@@ -72,6 +72,19 @@ class LearnedValues:
         turns = enumerate(episode.turns)
         return {number: 0.0 for number, turn in turns if turn.player == player}
 
+    def token_chain(self, episode: Episode, player: int) -> Mapping[int, Sequence[float]] | None:
+        """Return the values before each token of the player's replies, in points.
+
+        Args:
+            episode: One of the step's episodes.
+            player: Number of the seat.
+
+        Returns:
+            By the turn's number in the episode, without turns that have no reply. None: turns are
+            credited, not tokens (HANABI_GAE_UNIT).
+        """
+        return None
+
     def share(self, episode: Episode, player: int) -> float:
         """Return the player's part in the episode's return, in points; unlearned, its own return.
 
@@ -192,6 +205,8 @@ class Estimator:
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
         """Return what each turn of a player is credited with, before it is compared with others.
+
+        With HANABI_GAE_UNIT=token it is each token of its replies, in their order.
 
         HANABI_NORMALIZE compares these. By default it is R_i for every turn of game i. What is
         compared with something learned, remembered or met before (a critic, a moving baseline, the

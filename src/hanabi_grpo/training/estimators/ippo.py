@@ -1,8 +1,8 @@
 """IPPO: what came from a turn on, beside what the player's own critic expected."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from hanabi_grpo.training.estimators.arithmetic import lambda_advantages
+from hanabi_grpo.training.estimators.arithmetic import lambda_advantages, token_advantages
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
     Estimator,
@@ -17,7 +17,8 @@ from hanabi_grpo.types import Episode
 class Ippo(Estimator):
     """A_it − mean A for turn t of game i, A by GAE; scaled, divided by (std A + ε).
 
-    A_it is that of `lambda_advantages` along the player's chain of turns; HANABI_GAMMA discounts
+    With HANABI_GAE_UNIT=token t are the tokens of its replies (`token_advantages`). Else A_it is
+    that of `lambda_advantages` along the player's chain of turns; HANABI_GAMMA discounts
     along that chain, which in a team's game is of all its turns. Mean and deviation are
     over all turns of this player in the step.
 
@@ -47,6 +48,10 @@ class Ippo(Estimator):
         """Return A_it, see `Estimator.credits`."""
         values: TurnValues = []
         for episode in episodes:
+            tokens = context.values.token_chain(episode, player)
+            if tokens is not None:
+                values.append(self._token_credits(episode, player, tokens))
+                continue
             chain = context.values.chain(episode, player)
             by_turn = lambda_advantages(
                 episode, player, chain, self.options.gae_lambda, self.options.gamma
@@ -57,3 +62,16 @@ class Ippo(Estimator):
                     game_values.append(by_turn.get(number, 0.0))
             values.append(game_values)
         return values
+
+    def _token_credits(
+        self, episode: Episode, player: int, tokens: Mapping[int, Sequence[float]]
+    ) -> list[float]:
+        """Return the advantage of each token of the player's replies, in their order."""
+        by_turn = token_advantages(
+            episode, player, tokens, self.options.gae_lambda, self.options.gamma
+        )
+        credits: list[float] = []
+        for number, turn in enumerate(episode.turns):
+            if turn.player == player:
+                credits.extend(by_turn.get(number, [0.0] * len(turn.reply_ids)))
+        return credits

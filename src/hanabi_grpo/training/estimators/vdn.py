@@ -15,10 +15,13 @@ from hanabi_grpo.types import Episode
 
 
 class Vdn(Estimator):
-    """q_i − mean q for every turn of game i; scaled (q_i − mean q) / (std q + ε).
+    """(q_i − mean q) / (std q + ε) for every turn of game i; unscaled q_i − mean q.
 
     q_i is the player's learned share of what game i paid the team, and the penalties of its
     replies.
+
+    It is divided by default: a share is smaller than the return, the more so the more players there
+    are, and HANABI_ENTROPY_BONUS would outweigh it.
 
     The heads that learn the shares (`training.learned.credit`) are always a bias while they are
     wrong.
@@ -31,7 +34,7 @@ class Vdn(Estimator):
     compared_with = "its group: the mean"
     source = "shares of VDN, arXiv 1706.05296"
     pool = Pool.GROUP
-    divides_by_deviation = False
+    divides_by_deviation = True
     needs = Learned.CREDIT_SUM
     is_experimental = True
 

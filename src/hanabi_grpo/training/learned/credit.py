@@ -1,7 +1,16 @@
 """Learned credit: each player's share of the team's return, for `vdn` and `qmix`. Experimental.
 
     q_p = Σ_{turns t of p} head_p(h(t)),   Q_tot = mixer(q_1 … q_n)
-    loss = mean over games (Q_tot − R)²
+    loss = mean over games, and over their steps k, of (Q_k − R)²
+
+Q_k is Q_tot of what was said up to step k, in which the heads' values of earlier steps are fixed:
+each turn explains what the turns before it have left unexplained. This decides whose doing it was
+where moves are seen. A later turn's features show what happened before it, so that its head could
+explain the earlier moves as well: fitted all at once, as in the sources, the first of two players
+who are paid for the same move gets nothing of its own share (`tests/exact_game.py`), and in Hanabi
+a turn's message shows nearly everything that a game was paid for so far. With perfect heads a
+turn's value is E[R | what is known with it] − E[R | what was known before]. Only its own move is
+in it beside what its player could not change, so that the mean gradient is that of the return.
 
 h(t) are the features of a turn (`features`): its reply's pooled hidden states, its message, its
 reply, all detached. R is what the game paid the team: the mean over its seats without the penalties
@@ -23,6 +32,7 @@ unchanged, and no head learns from it. The heads learn from a step's games befor
 them; otherwise the rewards of these games would not reach the advantages.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +50,7 @@ from hanabi_grpo.training.learned.heads import (
     Observation,
     PlayerTurns,
     StepTurns,
+    TurnPlace,
     explained_variance,
     sort_by_place,
     value_head,
@@ -93,7 +104,7 @@ class AdapterTurns:
     """A step's turns of one adapter."""
 
     cells: torch.Tensor
-    """[turns] game · seats + seat of each."""
+    """[turns] (game · seats + seat) · stages + stage of each, see `_CreditStep.num_stages`."""
     features: torch.Tensor
     """[turns, size]."""
 
@@ -117,43 +128,38 @@ class CreditNetwork(nn.Module):
         for name in adapters:
             self.heads[name] = value_head(TURN_WIDTHS * width)
         self.mixer = MonotoneMixer(num_seats, num_seats * width) if is_monotone else None
+        self.start = nn.Parameter(torch.zeros(()))
+        """What VDN's parts are added to: nobody's doing."""
 
     def total(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return [games] Q_tot of [games, seats] parts and [games, size] states."""
         if self.mixer is None:
-            return parts.sum(1)
+            return self.start + parts.sum(1)
         return self.mixer(parts, states)
 
-    def parts(
-        self, turns: Mapping[str, AdapterTurns], num_games: int, num_seats: int
-    ) -> torch.Tensor:
-        """Return [games, seats] q, the sum of each player's heads over its turns.
+    def parts(self, turns: Mapping[str, AdapterTurns], shape: Sequence[int]) -> torch.Tensor:
+        """Return the heads' values of all turns, 0 where there is none.
 
         Args:
             turns: The step's, by adapter.
-            num_games: In the step.
-            num_seats: Of a game.
+            shape: Games, seats and stages.
+
+        Returns:
+            [games, seats, stages]; a player's q is the sum over stages.
         """
-        parts = torch.zeros(num_games * num_seats)
+        parts = torch.zeros(math.prod(shape))
         for name, adapter_turns in turns.items():
             head_values = self.heads[name](adapter_turns.features)[:, 0]
             parts = parts.index_add(0, adapter_turns.cells, head_values)
-        return parts.view(num_games, num_seats)
+        return parts.view(*shape)
 
-    def start_at(self, mean: float, *, num_games: int, num_turns: int) -> None:
-        """Predict the mean return for every game, before anything was learned.
-
-        Args:
-            mean: Of the returns of a step.
-            num_games: In the step.
-            num_turns: In all these games; heads that are summed share the mean among them.
-        """
+    def start_at(self, mean: float) -> None:
+        """Predict the mean return of a step for every game, before anything was learned."""
         with torch.no_grad():
             if self.mixer is not None:
                 self.mixer.last_bias[-1].bias.fill_(mean)
-                return
-            for head in self.heads.values():
-                head[-1].bias.fill_(mean * num_games / num_turns)
+            else:
+                self.start.fill_(mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +184,10 @@ class _CreditStep:
     episodes: Sequence[Episode]
     turns: Mapping[str, AdapterTurns]
     """By adapter; without those that had no turn."""
+    num_stages: int
+    """Most steps of a game in which trained players said something; the first is stage 0."""
+    stages: torch.Tensor
+    """[games, stages] 1 where the game has the stage, over how many it has; else 0."""
     states: torch.Tensor
     """[games, seats · width], see `Credits._see_tasks`."""
     spans: torch.Tensor
@@ -238,15 +248,10 @@ class Credits(Learners):
             no_shares = torch.zeros(len(step.episodes), self._num_seats)
             return Observation(metrics={}, values=_shares_by_episode(step.episodes, no_shares))
         if self._learner.steps == 0:
-            num_turns = 0
-            for adapter_turns in step.turns.values():
-                num_turns += len(adapter_turns.cells)
-            mean_target = float(step.targets.mean())
-            self._network.start_at(mean_target, num_games=len(step.episodes), num_turns=num_turns)
-        before = self._predict(step).detach()
+            self._network.start_at(float(step.targets.mean()))
+        before = self._network.total(self._parts(step).sum(2), step.states).detach()
         for _ in range(PASSES):
-            errors = self._predict(step) - step.targets
-            self._learner.update(errors.square().mean())
+            self._learner.update(self._loss(step))
         self._learner.steps += 1
         return Observation(
             metrics={"credit_explained": explained_variance(step.targets, before)},
@@ -259,16 +264,24 @@ class Credits(Learners):
         return network
 
     def _parts(self, step: _CreditStep) -> torch.Tensor:
-        """Return [games, seats] q."""
-        return self._network.parts(step.turns, len(step.episodes), self._num_seats)
+        """Return [games, seats, stages] the heads' values."""
+        shape = (len(step.episodes), self._num_seats, step.num_stages)
+        return self._network.parts(step.turns, shape)
 
-    def _predict(self, step: _CreditStep) -> torch.Tensor:
-        """Return [games] Q_tot."""
-        return self._network.total(self._parts(step), step.states)
+    def _loss(self, step: _CreditStep) -> torch.Tensor:
+        """Return the mean square of what each stage leaves unexplained, see the module."""
+        parts = self._parts(step)
+        earlier = (parts.cumsum(2) - parts).detach()
+        loss = torch.zeros(())
+        for stage in range(step.num_stages):
+            so_far = earlier[:, :, stage] + parts[:, :, stage]
+            errors = self._network.total(so_far, step.states) - step.targets
+            loss = loss + (step.stages[:, stage] * errors.square()).sum()
+        return loss / len(step.episodes)
 
     def _shares(self, step: _CreditStep) -> ReturnShares:
         """Return each player's part in points: q times the slope of Q_tot, averaged over games."""
-        parts = self._parts(step)
+        parts = self._parts(step).sum(2)
         returns = self._network.total(parts, step.states)
         [slopes] = torch.autograd.grad(returns.sum(), parts)
         mean_slopes = slopes.mean(0)
@@ -284,7 +297,15 @@ class Credits(Learners):
             turn = episodes[place.game].turns[place.turn]
             games.append(place.game)
             seats.append(turn.player)
-        cells = self._cells(games, seats)
+        stage_of_turn = _stages(episodes, turns.places)
+        num_stages = max(stage_of_turn, default=-1) + 1
+        stages = torch.zeros(len(episodes), num_stages)
+        for game, stage in zip(games, stage_of_turn, strict=True):
+            stages[game, stage] = 1.0
+        stages = stages / stages.sum(1, keepdim=True).clamp(min=1)
+        cells = self._cells(games, seats) * num_stages + torch.tensor(
+            stage_of_turn, dtype=torch.long
+        )
 
         rows_of: dict[str, list[int]] = defaultdict(list)
         for row, player in enumerate(turns.players):
@@ -301,6 +322,8 @@ class Credits(Learners):
         return _CreditStep(
             episodes=episodes,
             turns=adapter_turns,
+            num_stages=num_stages,
+            stages=stages,
             states=self._see_tasks(group_sizes, turns, seats),
             spans=spans,
             targets=returns / spans,
@@ -350,6 +373,22 @@ class Credits(Learners):
         for number, seat in zip(numbers, seats, strict=True):
             cells.append(number * self._num_seats + seat)
         return torch.tensor(cells, dtype=torch.long)
+
+
+def _stages(episodes: Sequence[Episode], places: Sequence[TurnPlace]) -> list[int]:
+    """Return for each turn how many steps of its game with other such turns came before it."""
+    steps_of_game: dict[int, set[int]] = defaultdict(set)
+    for place in places:
+        steps_of_game[place.game].add(episodes[place.game].turns[place.turn].step)
+    stage_of_step = {}
+    for game, steps in steps_of_game.items():
+        for stage, step in enumerate(sorted(steps)):
+            stage_of_step[game, step] = stage
+    stages = []
+    for place in places:
+        step = episodes[place.game].turns[place.turn].step
+        stages.append(stage_of_step[place.game, step])
+    return stages
 
 
 def _shares_by_episode(episodes: Sequence[Episode], shares: torch.Tensor) -> ReturnShares:

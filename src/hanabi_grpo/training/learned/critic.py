@@ -9,8 +9,9 @@ s_k are the states in which a player was asked for a reply. Where all players ar
 (`EnvSpec.payoff`), every value estimates the same return, so the team's turns form one chain;
 elsewhere a player's chain consists of its own turns.
 
-- `ippo`: one critic per adapter, which sees that player's conversation: independent PPO (arXiv
-  2011.09533), over turns instead of tokens as in MARSHAL (arXiv 2510.15414).
+- `ippo`: one critic per adapter, which sees that player's conversation (with HANABI_CRITIC=adapter
+  see `adapter_critic`): independent PPO (arXiv 2011.09533), over turns instead of tokens as in
+  MARSHAL (arXiv 2510.15414).
 - `mappo`, experimental: central critics, which see the joint state (`joint_features`), as in MAPPO
   (arXiv 2103.01955): one for a team, elsewhere one per seat. They exist in the trainer only; no
   prompt contains anything of the joint state.
@@ -201,7 +202,14 @@ class Critics(Learners):
         values = self._evaluate(episodes, critic_turns)
         metrics = {}
         for own_turns in critic_turns:
-            targets = self._targets(episodes, own_turns.places, values)
+            targets = lambda_targets(
+                episodes,
+                own_turns.places,
+                values,
+                [self._span(episode) for episode in episodes],
+                decay=self._gae_lambda,
+                gamma=self._gamma,
+            )
             critic = self.by_name[own_turns.critic]
             explained = critic.learn(own_turns.features, targets)
             metrics[f"{own_turns.critic}/value_explained"] = explained
@@ -247,32 +255,47 @@ class Critics(Learners):
                 by_episode[id(episode)][place.turn] = share * self._span(episode)
         return CriticValues(episodes=episodes, by_episode=by_episode, team_boards=self._team_boards)
 
-    def _targets(
-        self, episodes: Sequence[Episode], places: Sequence[TurnPlace], values: CriticValues
-    ) -> torch.Tensor:
-        """Return [turns] V(s_k) + A_k, as a share of what the board pays.
-
-        These are GAE's λ-returns, the targets of a value function.
-        """
-        targets: dict[TurnPlace, float] = {}
-        done: set[tuple[int, int]] = set()
-        for place in places:
-            episode = episodes[place.game]
-            player = episode.turns[place.turn].player
-            if (place.game, player) in done:
-                continue
-            done.add((place.game, player))
-            chain = values.chain(episode, player)
-            advantages = lambda_advantages(episode, player, chain, self._gae_lambda, self._gamma)
-            for turn, value in chain.items():
-                if episode.turns[turn].player == player:
-                    target = (value + advantages[turn]) / self._span(episode)
-                    targets[TurnPlace(place.game, turn)] = target
-        return torch.tensor([targets[place] for place in places])
-
     def _span(self, episode: Episode) -> float:
         """Return what the episode's board pays, from its worst to its best game."""
         return self._specs[episode.spec_hash].span
+
+
+def lambda_targets(
+    episodes: Sequence[Episode],
+    places: Sequence[TurnPlace],
+    values: LearnedValues,
+    spans: Sequence[float],
+    *,
+    decay: float,
+    gamma: float,
+) -> torch.Tensor:
+    """Return [turns] V(s_k) + A_k, as a share of what the board pays.
+
+    These are GAE's λ-returns, the targets of a value function.
+
+    Args:
+        episodes: The step's.
+        places: Of the turns.
+        values: The critics' values of the states.
+        spans: Per episode what its board pays.
+        decay: HANABI_GAE_LAMBDA.
+        gamma: HANABI_GAMMA.
+    """
+    targets: dict[TurnPlace, float] = {}
+    done: set[tuple[int, int]] = set()
+    for place in places:
+        episode = episodes[place.game]
+        player = episode.turns[place.turn].player
+        if (place.game, player) in done:
+            continue
+        done.add((place.game, player))
+        chain = values.chain(episode, player)
+        advantages = lambda_advantages(episode, player, chain, decay, gamma)
+        for turn, value in chain.items():
+            if episode.turns[turn].player == player:
+                target = (value + advantages[turn]) / spans[place.game]
+                targets[TurnPlace(place.game, turn)] = target
+    return torch.tensor([targets[place] for place in places])
 
 
 def _seat_critic(seat: int) -> str:

@@ -52,13 +52,16 @@ class TurnRow(TokenRow):
     replies: list[Span] = field(default_factory=list)
     """Tokens of each turn's reply; empty where only prompts are read."""
 
-    def add_turn(self, turn: Turn, place: TurnPlace, *, replies: bool) -> None:
+    def add_turn(
+        self, turn: Turn, place: TurnPlace, *, replies: bool, each_token: bool = False
+    ) -> None:
         """Append a turn's tokens and mark where its hidden states are read.
 
         Args:
             turn: With a reply of one token or more.
             place: Of the turn in the step.
             replies: Read along the reply, not at the end of the prompt.
+            each_token: Read before each token of the reply; not with `replies`.
         """
         message_start = len(self.ids)
         reply_start = message_start + len(turn.prompt_ids)
@@ -77,6 +80,8 @@ class TurnRow(TokenRow):
             self.replies.append(reply)
             for position in range(reply.start, reply.end):
                 self.mask[position + 1] = True
+        elif each_token:
+            self.mask[reply.start : reply.end] = [True] * len(turn.reply_ids)
         else:
             self.mask[reply.start] = True
 
@@ -94,6 +99,7 @@ def turn_rows(
     trained_seats: Sequence[str],
     *,
     replies: bool = False,
+    each_token: bool = False,
 ) -> list[TurnRow]:
     """Return the sequences of a trained player, cut as in `batching.sequences_of`.
 
@@ -104,6 +110,7 @@ def turn_rows(
         player: Number of the seat.
         trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
         replies: Mark the replies, not the ends of the prompts.
+        each_token: Mark each token of the replies, to be predicted.
     """
     rows: list[TurnRow] = []
     for game, episode in enumerate(flatten_groups(groups)):
@@ -116,7 +123,7 @@ def turn_rows(
             if row is None or turn.fresh:
                 row = TurnRow(ids=[], mask=[], logprobs=[], advantages=[], game=game)
                 rows.append(row)
-            row.add_turn(turn, TurnPlace(game, number), replies=replies)
+            row.add_turn(turn, TurnPlace(game, number), replies=replies, each_token=each_token)
     for row in rows:
         row.finish(replies=replies)
     return rows

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
+from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.training.estimators import LearnedValues
 from hanabi_grpo.types import Episode
 
@@ -103,6 +104,10 @@ class Learner:
         """Take one step down a loss."""
         self.optimizer.zero_grad()
         loss.backward()
+        self.step()
+
+    def step(self) -> None:
+        """Take one step down the gradient that is there."""
         nn.utils.clip_grad_norm_(self.head.parameters(), MAX_NORM)
         self.optimizer.step()
 
@@ -113,15 +118,19 @@ class Learner:
         """
         state: dict[str, torch.Tensor] = {}
         for name, value in self.head.state_dict().items():
-            state[f"head.{name}"] = value.clone()
+            state[f"head.{name}"] = _copy_to_cpu(value)
         for number, moments in self.optimizer.state_dict()["state"].items():
             for name, value in moments.items():
-                state[f"optimizer.{number}.{name}"] = value.clone()
+                state[f"optimizer.{number}.{name}"] = _copy_to_cpu(value)
         state["steps"] = torch.tensor(self.steps)
         return state
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back."""
+        """Put a `state` back.
+
+        Raises:
+            RunFolderError: It is of another network.
+        """
         parameters: dict[str, torch.Tensor] = {}
         moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in state.items():
@@ -131,11 +140,22 @@ class Learner:
             elif part == "optimizer":
                 number, _, moment = name.partition(".")
                 moments[int(number)][moment] = value.clone()
-        self.head.load_state_dict(parameters)
+        try:
+            self.head.load_state_dict(parameters)
+        except RuntimeError as error:
+            raise RunFolderError(
+                "what the checkpoint has learned beside the model does not fit this version's "
+                f"networks ({' '.join(str(error).split())}). Go on with the version that wrote it, "
+                "or begin a new run with HANABI_START_FROM at the checkpoint."
+            ) from error
         optimizer_state = self.optimizer.state_dict()
         optimizer_state["state"] = dict(moments)
         self.optimizer.load_state_dict(optimizer_state)
         self.steps = int(state["steps"])
+
+
+def _copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().to("cpu", copy=True)
 
 
 class Learners(ABC):

@@ -31,7 +31,7 @@ def make_learners(
         settings: Of the run.
         adapter_names: Of its players, or the shared one.
         specs: Of the boards that are played, by hash.
-        width: The model's.
+        width: The model's, of several base models the widest one's.
     """
     needs = ESTIMATORS[settings.advantage].needs
     if needs.is_critic:
@@ -39,6 +39,23 @@ def make_learners(
     if needs.is_credit:
         return Credits(settings, adapter_names, specs, width)
     return None
+
+
+def widened(features: torch.Tensor, width: int, widest: int) -> torch.Tensor:
+    """Return the features of a narrower base model as wide as those of a team's widest.
+
+    Args:
+        features: [turns, parts · width].
+        width: Of the base model.
+        widest: Of all base models.
+
+    Returns:
+        [turns, parts · widest], each part filled up with zeros.
+    """
+    if width == widest:
+        return features
+    parts = features.unflatten(-1, (-1, width))
+    return torch.nn.functional.pad(parts, (0, widest - width)).flatten(-2)
 
 
 class ValueLearner:
@@ -114,10 +131,13 @@ class ValueLearner:
         all_rows = turn_rows(groups, seat, trained_seats, replies=replies)
         turns = []
         model = self._policy.model
+        unwrapped = self._policy.model_of(player)
         for rows in cut_rows(all_rows, self._cut):
             # The number of tokens would divide a loss, and there is none.
             batch = collate(rows, player, 1, self._pad_id, model.device, self._cut.shares_prefixes)
-            features = turn_features(model, model, batch, rows, replies=replies)
+            features = turn_features(model, unwrapped, batch, rows, replies=replies)
+            width = unwrapped.config.get_text_config().hidden_size
+            features = widened(features, width, self._policy.width)
             places: list[TurnPlace] = []
             for row in rows:
                 places.extend(row.places)

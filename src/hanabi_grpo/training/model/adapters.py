@@ -19,6 +19,7 @@ from safetensors.torch import save as to_safetensors
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
+from hanabi_grpo.training.model.team_model import TeamModel
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -42,7 +43,12 @@ def adapter_names(num_players: int, mode: str) -> tuple[str, ...]:
 
 
 def add_adapters(
-    model: torch.nn.Module, names: Sequence[str], *, rank: int, alpha: int, seed: int
+    model: torch.nn.Module,
+    names: Sequence[str],
+    *,
+    rank: int | Mapping[str, int],
+    alpha: int | Mapping[str, int],
+    seed: int,
 ) -> PeftModel:
     """Wrap a base model with one trainable adapter per name.
 
@@ -52,29 +58,97 @@ def add_adapters(
     Args:
         model: The base model; its own parameters are frozen.
         names: Of the adapters; the first one is in use afterwards.
-        rank: LORA_RANK.
-        alpha: LORA_ALPHA.
+        rank: LORA_RANK, of all or by adapter.
+        alpha: LORA_ALPHA, of all or by adapter.
         seed: Of the first adapter's weights; each further one has the next.
     """
-
-    def config() -> LoraConfig:
-        return LoraConfig(
-            r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
-
+    configs = _lora_configs(names, rank, alpha)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft_model = get_peft_model(model, config(), adapter_name=names[0])
+        peft_model = get_peft_model(model, configs[names[0]], adapter_name=names[0])
         for position, name in enumerate(names[1:], start=1):
             torch.manual_seed(seed + position)
-            peft_model.add_adapter(name, config())
-    for name, parameter in peft_model.named_parameters():
+            peft_model.add_adapter(name, configs[name])
+    _train_adapters_alone(peft_model)
+    use_adapter(peft_model, names[0])
+    return peft_model
+
+
+def add_team_adapters(
+    models: Mapping[str, torch.nn.Module],
+    base_of: Mapping[str, str],
+    *,
+    rank: Mapping[str, int],
+    alpha: Mapping[str, int],
+    seed: int,
+) -> TeamModel:
+    """Wrap several base models, each with the trainable adapters of its players, as one.
+
+    An adapter's weights are those that `add_adapters` would give it on its own base model.
+
+    Args:
+        models: The base models by name, that of the first adapter first.
+        base_of: The name of each adapter's base model, in the order of the adapters.
+        rank: LORA_RANK by adapter.
+        alpha: LORA_ALPHA by adapter.
+        seed: Of the first adapter's weights; each further one has the next.
+    """
+    positions = {name: position for position, name in enumerate(base_of)}
+    configs = _lora_configs(list(base_of), rank, alpha)
+    team: TeamModel | None = None
+    with torch.random.fork_rng(devices=[]):
+        for base, model in models.items():
+            first, *others = [name for name in base_of if base_of[name] == base]
+            torch.manual_seed(seed + positions[first])
+            if team is None:
+                config = configs[first]
+                config.base_model_name_or_path = str(getattr(model, "name_or_path", base))
+                team = TeamModel(model, config, adapter_name=first)
+                part: PeftModel = team
+            else:
+                part = get_peft_model(model, configs[first], adapter_name=first)
+            for name in others:
+                torch.manual_seed(seed + positions[name])
+                part.add_adapter(name, configs[name])
+            if part is not team:
+                team.add(part)
+    assert team is not None, "a team has a base model"
+    _train_adapters_alone(team)
+    use_adapter(team, next(iter(base_of)))
+    return team
+
+
+def _lora_configs(
+    names: Sequence[str], rank: int | Mapping[str, int], alpha: int | Mapping[str, int]
+) -> dict[str, LoraConfig]:
+    configs = {}
+    for name in names:
+        configs[name] = LoraConfig(
+            r=rank if isinstance(rank, int) else rank[name],
+            lora_alpha=alpha if isinstance(alpha, int) else alpha[name],
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+    return configs
+
+
+def _train_adapters_alone(model: torch.nn.Module) -> None:
+    """Freeze the base models' parameters, and let adapters be trained in float32."""
+    for name, parameter in model.named_parameters():
         is_lora = "lora_" in name
         parameter.requires_grad_(is_lora)
         if is_lora:
             parameter.data = parameter.data.float()
-    use_adapter(peft_model, names[0])
-    return peft_model
+
+
+def part_of(model: PeftModel, adapter: str) -> PeftModel:
+    """Return the base model of an adapter with the adapters on it; of one model it is all of it."""
+    return model.part_of(adapter) if isinstance(model, TeamModel) else model
+
+
+def parts_of(model: PeftModel) -> list[PeftModel]:
+    """Return every base model with its adapters, player_0's first."""
+    return list(model.parts()) if isinstance(model, TeamModel) else [model]
 
 
 def lora_layers(model: torch.nn.Module) -> list[LoraLayer]:
@@ -83,9 +157,11 @@ def lora_layers(model: torch.nn.Module) -> list[LoraLayer]:
 
 
 def use_adapter(model: torch.nn.Module, name: str) -> None:
-    """Let the next forward pass use one player's adapter."""
+    """Let the next forward pass use one player's adapter, on its base model."""
     for layer in lora_layers(model):
         layer._active_adapter = [name]
+    if isinstance(model, TeamModel):
+        model.choose(name)
 
 
 @contextlib.contextmanager
@@ -135,18 +211,29 @@ def trainable_parameters(
 def base_checksum(model: torch.nn.Module) -> str:
     """Return a checksum of every frozen parameter's bits, computed where the parameters are.
 
-    Under ZeRO-3 it covers this rank's shards.
+    Of a team it covers all base models; `base_checksums` has each player's.
+
+    Under ZeRO-3 it covers this rank's shards, so that it depends on the number of processes.
     """
     total = 0
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             continue
-        integer = _INTEGER_OF_SIZE[parameter.element_size()]
-        bits = parameter.detach().contiguous().view(integer)
+        # ZeRO-3 leaves an empty tensor in the place of a weight that is divided.
+        held = getattr(parameter, "ds_tensor", parameter)
+        integer = _INTEGER_OF_SIZE[held.element_size()]
+        bits = held.detach().contiguous().view(integer)
         # Position counts too, so that two swapped parameters do not cancel.
         total = total * _CHECKSUM_FACTOR + int(bits.sum(dtype=torch.int64))
         total %= _CHECKSUM_MODULUS
     return f"{total:016x}"
+
+
+def base_checksums(model: PeftModel, names: Sequence[str]) -> dict[str, str]:
+    """Return the checksum of each adapter's base model; nothing where all have the same."""
+    if not isinstance(model, TeamModel):
+        return {}
+    return {name: base_checksum(part_of(model, name).base_model) for name in names}
 
 
 def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -170,7 +257,7 @@ def _parameters_of(model: PeftModel, name: str) -> dict[str, torch.nn.Parameter]
     """Return one adapter's parameters in PEFT's file naming, which leaves out its name."""
     suffix = f".{name}.weight"
     parameters = {}
-    for key, value in model.named_parameters():
+    for key, value in part_of(model, name).named_parameters():
         if key.endswith(suffix):
             parameters[key.removesuffix(suffix) + ".weight"] = value
     return parameters
@@ -184,7 +271,7 @@ def export_adapter(model: PeftModel, name: str, dtype: torch.dtype) -> tuple[byt
         name: Of the adapter.
         dtype: Of the weights that are sent.
     """
-    config = adapter_config_for_wire(model.peft_config[name].to_dict())
+    config = adapter_config_for_wire(part_of(model, name).peft_config[name].to_dict())
     return to_safetensors(adapter_tensors(model, name, dtype)), config
 
 
@@ -253,7 +340,7 @@ def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
     The weights are float32.
     """
     folder.mkdir(parents=True)
-    config = copy.copy(model.peft_config[name])
+    config = copy.copy(part_of(model, name).peft_config[name])
     config.inference_mode = True
     if isinstance(config.target_modules, set):
         # A set has another order in each process; the same adapter is to be the same bytes.

@@ -28,6 +28,7 @@ from trl.trainer.utils import selective_log_softmax
 
 from hanabi_grpo.training.model.adapters import lora_layers
 from hanabi_grpo.training.model.output_head import (
+    FilteredSampling,
     TokenLaw,
     chosen_logps,
     law_of_logits,
@@ -88,6 +89,7 @@ def reply_law(
     tree: PrefixTree | None = None,
     *,
     ceiling: float,
+    sampling: FilteredSampling | None = None,
     whole_logits: bool = False,
 ) -> TokenLaw:
     """Return the law of the reply tokens, in their order, without a gradient.
@@ -100,6 +102,7 @@ def reply_law(
         temperature: That the replies were sampled at.
         tree: Of `ids` and `mask`, for a model that shares prefixes.
         ceiling: Most nats that a surprise counts, see `output_head.TokenLaw`.
+        sampling: What the replies were drawn with; None: every token could be drawn.
         whole_logits: As in `reply_logps`.
 
     Returns:
@@ -109,18 +112,14 @@ def reply_law(
         model, unwrapped, ids, mask, tree, whole_logits=whole_logits
     )
     if whole_logits:
-        law = law_of_logits(states[0], choices.tokens, temperature, ceiling)
+        law = law_of_logits(states[0], choices.tokens, temperature, ceiling, sampling)
     else:
         head = unwrapped.get_output_embeddings()
-        law = token_law(head, states[0], choices.tokens, temperature, ceiling)
+        law = token_law(head, states[0], choices.tokens, temperature, ceiling, sampling)
     position = choices.of_replies
     if position is not ...:
         position = position[0]
-    return TokenLaw(
-        logprobs=law.logprobs[choices.of_replies].flatten(),
-        mean=law.mean[position],
-        variance=law.variance[position],
-    )
+    return law.at(choices.of_replies, position)
 
 
 def reply_features(
@@ -130,7 +129,19 @@ def reply_features(
     mask: torch.Tensor,
     tree: PrefixTree | None = None,
 ) -> torch.Tensor:
-    """Return what the output head reads for each reply token, without a gradient.
+    """Return `reply_states` without a gradient."""
+    with torch.no_grad():
+        return reply_states(model, unwrapped, ids, mask, tree)
+
+
+def reply_states(
+    model: torch.nn.Module,
+    unwrapped: PeftModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    tree: PrefixTree | None = None,
+) -> torch.Tensor:
+    """Return what the output head reads for each reply token.
 
     Args:
         model: What is called, as in `reply_logps`.
@@ -142,7 +153,7 @@ def reply_features(
     Returns:
         [tokens in mask, width] in float32.
     """
-    with torch.no_grad(), return_hidden_states(unwrapped.get_output_embeddings()):
+    with return_hidden_states(unwrapped.get_output_embeddings()):
         states, nodes = reply_logits(model, unwrapped, ids, mask, tree)
     if nodes is None:
         return states[0].float()

@@ -10,7 +10,7 @@ adapter on it counts.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 import transformers.integrations.sdpa_attention
 from torch.utils.checkpoint import checkpoint
 
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.training.model.shared_prefixes import largest_gap
 
 CHUNK = 1024
@@ -135,6 +136,78 @@ def chosen_logps(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilteredSampling:
+    """What tokens were drawn with, and how exactly both sides know their probabilities."""
+
+    token_filter: TokenFilter
+    rounding: float
+    """Relative error of a probability; whether a token passes is not known within it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnLaw:
+    """How surprising a token is that is drawn of those that pass a filter, see `TokenLaw`."""
+
+    mean: torch.Tensor
+    """[rows] float64, mean surprise, which is of the whole distribution as in `TokenLaw`."""
+    variance: torch.Tensor
+    """[rows] its variance."""
+    is_sure: torch.Tensor
+    """[rows] bool, whether rounding cannot decide which tokens pass."""
+
+    @classmethod
+    def join(cls, laws: Sequence["DrawnLaw"]) -> "DrawnLaw":
+        """Return the rows of all laws."""
+        return cls(
+            mean=torch.cat([law.mean for law in laws]),
+            variance=torch.cat([law.variance for law in laws]),
+            is_sure=torch.cat([law.is_sure for law in laws]),
+        )
+
+
+def drawn_law(
+    probabilities: torch.Tensor,
+    surprise: torch.Tensor,
+    ceiling: float,
+    sampling: FilteredSampling,
+) -> DrawnLaw:
+    """Return the law of tokens that pass a filter, as vLLM's `apply_top_k_top_p` applies it.
+
+    Top-p leaves out the least likely tokens as long as they sum up to 1 − p or less. Where such a
+    sum is 1 − p but for rounding, sampler and trainer may disagree on a token, always the same way
+    in the same context. Top-k has no such place: two tokens whose order is not known are equally
+    surprising.
+
+    Args:
+        probabilities: [rows, vocabulary] of the whole distribution.
+        surprise: [rows, vocabulary] under the same, at most the ceiling.
+        ceiling: Most that a surprise counts.
+        sampling: What tokens were drawn with.
+    """
+    token_filter = sampling.token_filter
+    kept = probabilities
+    if token_filter.top_k:
+        least = kept.topk(token_filter.top_k, -1).values[:, -1:]
+        kept = torch.where(kept >= least, kept, 0.0)
+        kept = kept / kept.sum(-1, keepdim=True)
+    is_sure = torch.ones(len(kept), dtype=torch.bool, device=kept.device)
+    if token_filter.top_p < 1:
+        rest = 1 - token_filter.top_p
+        ascending, order = kept.sort(-1)
+        sums = ascending.double().cumsum(-1)
+        passes = sums > rest
+        passes[:, -1] = True
+        # Tokens that top-k has left out sum up to nothing.
+        near = ((sums - rest).abs() <= sampling.rounding * rest) & (ascending > 0)
+        # The likeliest token passes whatever its sum is.
+        is_sure = ~near[:, :-1].any(-1)
+        kept = torch.where(passes.gather(-1, order.argsort(-1)), kept, 0.0)
+        kept = kept / kept.sum(-1, keepdim=True)
+    mean, variance = surprise_moments(kept, surprise, ceiling)
+    return DrawnLaw(mean=mean, variance=variance, is_sure=is_sure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLaw:
     """How likely tokens are, and how surprising a token drawn in their place would be.
 
@@ -147,10 +220,37 @@ class TokenLaw:
     """[rows] float64, mean surprise of a token that is drawn; without a ceiling the entropy."""
     variance: torch.Tensor
     """[rows] its variance."""
+    drawn: DrawnLaw | None = None
+    """The same of a token that passes a filter, where there is one."""
+
+    def at(self, choices: Any, position: Any) -> "TokenLaw":
+        """Return a part of it.
+
+        Args:
+            choices: Index of `logprobs`, whose part is made flat.
+            position: Index of everything else.
+        """
+        drawn = None
+        if self.drawn is not None:
+            drawn = DrawnLaw(
+                mean=self.drawn.mean[position],
+                variance=self.drawn.variance[position],
+                is_sure=self.drawn.is_sure[position],
+            )
+        return TokenLaw(
+            logprobs=self.logprobs[choices].flatten(),
+            mean=self.mean[position],
+            variance=self.variance[position],
+            drawn=drawn,
+        )
 
 
 def law_of_logits(
-    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, ceiling: float
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float,
+    ceiling: float,
+    sampling: FilteredSampling | None = None,
 ) -> TokenLaw:
     """Return the law of tokens under softmax(logits / temperature), without a gradient.
 
@@ -159,11 +259,29 @@ def law_of_logits(
         tokens: [rows, choices] ids.
         temperature: That the tokens were sampled at.
         ceiling: Most that a surprise counts.
+        sampling: What tokens were drawn with; None: all of them could be drawn.
     """
     logps = torch.log_softmax(logits.float() / temperature, -1)
     surprise = (-logps).clamp(max=ceiling)
-    below_ceiling = ceiling - surprise
     probabilities = logps.exp()
+    mean, variance = surprise_moments(probabilities, surprise, ceiling)
+    drawn = None
+    if sampling is not None:
+        drawn = drawn_law(probabilities, surprise, ceiling, sampling)
+    return TokenLaw(logprobs=logps.gather(-1, tokens), mean=mean, variance=variance, drawn=drawn)
+
+
+def surprise_moments(
+    probabilities: torch.Tensor, surprise: torch.Tensor, ceiling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean in float64 and variance, [rows] each, of the surprise of a token that is drawn.
+
+    Args:
+        probabilities: [rows, vocabulary] with which tokens are drawn.
+        surprise: [rows, vocabulary] at most the ceiling.
+        ceiling: Most that a surprise counts.
+    """
+    below_ceiling = ceiling - surprise
     mean_surprise = (probabilities * surprise).sum(-1)
     mean_below = (probabilities * below_ceiling).sum(-1)
     # Where nearly every token of a large vocabulary is as surprising as counts, the sum of
@@ -172,7 +290,7 @@ def law_of_logits(
     is_unsure = mean_below < mean_surprise
     mean = torch.where(is_unsure, ceiling - mean_below.double(), mean_surprise.double())
     variance = (probabilities * (surprise - mean.float()[:, None]).square()).sum(-1)
-    return TokenLaw(logprobs=logps.gather(-1, tokens), mean=mean, variance=variance)
+    return mean, variance
 
 
 @torch.no_grad()
@@ -182,6 +300,7 @@ def token_law(
     tokens: torch.Tensor,
     temperature: float,
     ceiling: float,
+    sampling: FilteredSampling | None = None,
 ) -> TokenLaw:
     """Return the law of tokens under softmax(head(hidden) / temperature), see `law_of_logits`.
 
@@ -191,15 +310,18 @@ def token_law(
         tokens: [rows, choices] ids.
         temperature: That the tokens were sampled at.
         ceiling: Most that a surprise counts.
+        sampling: See `law_of_logits`.
     """
     laws = []
     for some_hidden, some_tokens in zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True):
         logits = _logits(head, some_hidden)
-        laws.append(law_of_logits(logits, some_tokens, temperature, ceiling))
+        laws.append(law_of_logits(logits, some_tokens, temperature, ceiling, sampling))
+    drawn = [law.drawn for law in laws if law.drawn is not None]
     return TokenLaw(
         logprobs=torch.cat([law.logprobs for law in laws]),
         mean=torch.cat([law.mean for law in laws]),
         variance=torch.cat([law.variance for law in laws]),
+        drawn=DrawnLaw.join(drawn) if drawn else None,
     )
 
 

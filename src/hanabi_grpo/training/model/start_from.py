@@ -15,11 +15,15 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
-from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
+from hanabi_grpo.runs.saved_adapters import (
+    SavedAdapters,
+    check_same_base,
+    check_same_base_of_each,
+)
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import CheckpointRef, parse_checkpoint, split_player
 from hanabi_grpo.tracking.used_checkpoints import read_used
-from hanabi_grpo.training.model.adapters import adapter_names, put_tensors
+from hanabi_grpo.training.model.adapters import adapter_names, part_of, put_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +144,8 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
         return
     for start in read_start(settings):
         weights, config = start.saved.adapters[start.adapter]
-        own_config = adapter_config_for_wire(model.peft_config[start.name].to_dict())
+        peft_config = part_of(model, start.name).peft_config[start.name]
+        own_config = adapter_config_for_wire(peft_config.to_dict())
         for key in _SAME_CONFIG:
             if key in config and config[key] != own_config[key]:
                 raise SettingsError(
@@ -172,13 +177,30 @@ def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[st
         return
     for start in read_start(settings):
         try:
-            is_recorded = check_same_base(start.folder, start.saved, facts)
+            is_recorded = check_same_base(
+                start.folder, start.saved, facts, adapter=start.adapter, player=start.name
+            )
         except SettingsError as error:
             raise SettingsError(f"HANABI_START_FROM={start.entry}: {error}") from error
         if not is_recorded:
             logger.warning(
                 "%s: there is no record of the base model that it was trained on", start.folder
             )
+
+
+def check_resumed_base(resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
+    """Compare each player's base model of a resumed run with what its server has now.
+
+    Args:
+        resume: Where the run is resumed; None for a new run.
+        facts: The server's, as for `check_base`.
+
+    Raises:
+        SettingsError: Another base model, tokenizer or chat format than the checkpoint's.
+    """
+    if resume is None:
+        return
+    check_same_base_of_each(resume.checkpoint, read_manifest(resume.checkpoint).facts, facts)
 
 
 def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, Any]:

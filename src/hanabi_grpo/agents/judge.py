@@ -1,0 +1,224 @@
+"""HANABI_JUDGE: a frozen model behind a URL that scores finished games, as the reward part `judge`.
+
+Only games are judged that the session's trainer learns from: guests never spend its tokens, and
+validations stay what they are without it. What it is asked is a template, filled with what was
+said; the same question is asked once. A call that fails, or an answer without a score, raises a
+`PartnerError`; what becomes of its game is HANABI_JUDGE_FAILURE's matter (`server.judging`).
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.agents.url_calls import MAX_FAILED_CALLS, Budget, CallLimits, UrlCalls
+from hanabi_grpo.agents.url_client import UrlSampling
+from hanabi_grpo.agents.url_transcript import Transcript
+from hanabi_grpo.envs.base import Task
+from hanabi_grpo.envs.texts import public_text
+from hanabi_grpo.errors import PartnerError, SettingsError, shown
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.judge import PLACEHOLDER, judge_description, judge_template
+from hanabi_grpo.settings.values import PartnerUrl, split_partner_url
+from hanabi_grpo.types import Episode, Turn, player_name, task_name
+
+BEST_SCORE = 10.0
+"""The greatest score that a judge gives; the least is 0."""
+_SCORE_LINE = re.compile(
+    r"score\W{0,8}?([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(?:/\s*10)?\W*", re.ASCII | re.IGNORECASE
+)
+"""The line that holds the score, e.g. "**Score:** 7/10"."""
+_SIGN = re.compile(r"[-−–]\s*[0-9]")
+_MAX_CACHED = 10_000
+"""Scores that are kept."""
+_SILENT = "(nothing)"
+"""Stands for a reply that is nothing but thoughts, or a thought that was cut off."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FailedCalls:
+    """How many calls in a row failed in one request."""
+
+    number: int = 0
+
+
+class Judge:
+    """The judge of one server process. To be used from one event loop."""
+
+    def __init__(self, settings: Settings, transcript: Path | None = None) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            settings: Name the judge, its template and its limits (HANABI_JUDGE_…).
+            transcript: File in which calls are recorded; None: they are not recorded.
+
+        Raises:
+            SettingsError: HANABI_PARTNER_URLS has no such URL, or there is no HANABI_JUDGE.
+        """
+        self.spec = settings.judge or ""
+        """The policy spec of its URL, e.g. "url:big"."""
+        urls: dict[str, PartnerUrl] = {}
+        for entry in settings.partner_urls:
+            url = split_partner_url(entry)
+            urls[f"url:{url.name}"] = url
+        if self.spec not in urls:
+            known = ", ".join(urls) or "none"
+            raise SettingsError(
+                f"HANABI_JUDGE={self.spec}: HANABI_PARTNER_URLS has {known}; set it in the "
+                "server's terminal, e.g. HANABI_PARTNER_URLS=big=http://localhost:8001/v1#MODEL."
+            )
+        self.agreement = judge_description(settings)
+        """What server and trainer must have in common."""
+        url = urls[self.spec]
+        self.model = f"{url.base}#{url.model}"
+        """URL and model."""
+        self.described = f"{self.agreement}; {self.model}"
+        self.weight = settings.judge_weight
+        """Reward of the best score."""
+        self.failure = settings.judge_failure
+        """See HANABI_JUDGE_FAILURE."""
+        self._template = judge_template(settings.judge_template)
+        self._sampling = UrlSampling(max_tokens=settings.judge_reply_tokens, temperature=0.0)
+        calls = Transcript(transcript)
+        self._budget = Budget(
+            variable="HANABI_JUDGE_TOKENS",
+            limit=settings.judge_tokens or None,
+            spent=calls.spent().total,
+        )
+        self._calls = UrlCalls(
+            urls,
+            key=settings.partner_key.get_secret_value() if settings.partner_key else "",
+            limits=CallLimits(
+                seconds=settings.judge_timeout,
+                variable="HANABI_JUDGE_TIMEOUT",
+                at_once=settings.judge_requests,
+                length_variable="HANABI_JUDGE_REPLY_TOKENS",
+            ),
+            transcript=calls,
+            totals=lambda: {"spent": self._budget.spent, "guests_spent": 0},
+        )
+        self._scores: OrderedDict[str, asyncio.Task[float]] = OrderedDict()
+        """By question, the least recently used first; also those that are being asked."""
+
+    @property
+    def spent(self) -> int:
+        """Tokens of all questions and answers so far, as the URL counted them."""
+        return self._budget.spent
+
+    async def score(self, task: Task[Any], episode: Episode, failed: FailedCalls) -> float:
+        """Return what a finished game is worth, 0 to 1.
+
+        Args:
+            task: Its start.
+            episode: The game.
+            failed: Counts failures of the request that asks.
+
+        Raises:
+            PartnerDownError: The budget is exhausted, or `MAX_FAILED_CALLS` consecutive calls
+                failed, including this one.
+            PartnerError: The call failed, or the answer holds no score.
+        """
+        question = fill_template(self._template, task, episode)
+        score = self._scores.get(question)
+        if score is None:
+            where = {
+                "task": f"{episode.env} {task_name(episode.suite, episode.seed)}",
+                "game": episode.game,
+            }
+            score = asyncio.create_task(self._ask(question, where, failed))
+            self._scores[question] = score
+            score.add_done_callback(lambda done: self._forget_failed(question, done))
+            if len(self._scores) > _MAX_CACHED:
+                self._scores.popitem(last=False)
+        self._scores.move_to_end(question)
+        # A game that is given up must not take the answer from others that wait for it.
+        return await asyncio.shield(score)
+
+    async def _ask(self, question: str, where: Mapping[str, Any], failed: FailedCalls) -> float:
+        messages = [{"role": "user", "content": question}]
+        outcome = await self._calls.ask(
+            self.spec, messages, self._sampling, budget=self._budget, where=where
+        )
+        if outcome.reason:
+            failed.number += 1
+            failure = f"judge {self._calls.describe(self.spec, outcome)}"
+            if failed.number < MAX_FAILED_CALLS:
+                raise PartnerError(failure)
+            raise self._calls.down(failure, failed.number)
+        failed.number = 0
+        score = read_score(outcome.reply)
+        if score is None:
+            raise PartnerError(
+                f'judge {self.spec}: no line "Score: …" with a number from 0 to '
+                f"{BEST_SCORE:g} in its answer: {shown(outcome.reply[-80:])}."
+            )
+        return score / BEST_SCORE
+
+    def _forget_failed(self, question: str, done: "asyncio.Task[float]") -> None:
+        """Ask again next time where there is no score."""
+        has_failed = done.cancelled() or done.exception() is not None
+        if has_failed and self._scores.get(question) is done:
+            del self._scores[question]
+
+
+def read_score(answer: str) -> float | None:
+    r"""Return the score on the last line of an answer that begins with "Score"; None without one.
+
+    Example:
+        read_score("Well argued.\n**Score: 7/10**") == 7.0
+    """
+    text = public_text(answer)
+    for line in reversed((text or "").splitlines()):
+        words = line.strip(" \t*_`#>")
+        if not words.lower().startswith("score"):
+            continue
+        match = _SCORE_LINE.fullmatch(words)
+        if match is None or _SIGN.search(words):
+            return None
+        score = float(match[1])
+        return score if score <= BEST_SCORE else None
+    return None
+
+
+def fill_template(template: str, task: Task[Any], episode: Episode) -> str:
+    """Return the question to the judge.
+
+    What was said is quoted without thoughts and without special tokens, and what looks like a
+    placeholder in it stays as it is.
+
+    Args:
+        template: Text with `{rules}`, `{prompt}`, `{reply}` and `{episode}`.
+        task: Start of the game.
+        episode: The game.
+    """
+    # Scripts are shown no message, and what they say needs no judge.
+    turns = [turn for turn in episode.turns if turn.prompt] or episode.turns
+    last_step = [turn for turn in turns if turn.step == turns[-1].step]
+    values = {
+        "rules": task.environment.system_message(task.config, last_step[0].player),
+        "prompt": last_step[0].prompt,
+        "reply": _said_together(last_step),
+        "episode": "\n\n".join(map(_shown_and_said, episode.turns)),
+    }
+    return PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+def _said_together(turns: list[Turn]) -> str:
+    """Return the replies of one step; who said what where there are several."""
+    if len(turns) == 1:
+        return _said(turns[0])
+    return "\n\n".join(f"{player_name(turn.player)}:\n{_said(turn)}" for turn in turns)
+
+
+def _shown_and_said(turn: Turn) -> str:
+    name = player_name(turn.player)
+    if not turn.prompt:
+        return f"{name} answered:\n{_said(turn)}"
+    return f"{name} was shown:\n{turn.prompt}\n\n{name} answered:\n{_said(turn)}"
+
+
+def _said(turn: Turn) -> str:
+    return public_text(turn.reply) or _SILENT

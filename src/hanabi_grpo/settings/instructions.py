@@ -1,0 +1,85 @@
+"""HANABI_INSTRUCTION: the files that it names are read here, and nowhere else.
+
+The value that settings, run folders and requests hold is the text. So a request never names a file,
+and a run that is resumed has the text that it began with.
+"""
+
+from pathlib import Path
+
+from hanabi_grpo.envs.instructions import (
+    MAX_CHARACTERS,
+    NamedFile,
+    file_names,
+    split_instruction,
+)
+from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.files import read_text
+from hanabi_grpo.types import player_name
+
+_MAX_BYTES = 4 * MAX_CHARACTERS
+"""Most bytes of as many characters."""
+
+
+def read_instruction(value: object) -> object:
+    """Return the text of HANABI_INSTRUCTION, whose files are read.
+
+    Args:
+        value: The value as it was given; one that is no text is returned as it is.
+
+    Raises:
+        SettingsError: A file cannot be read or holds no instruction, or a seat has two of them.
+    """
+    if not isinstance(value, str):
+        return value
+    files = file_names(value)
+    parts: dict[int | None, str] = {}
+    for file in files:
+        if file.player in parts:
+            seat = "every seat" if file.player is None else player_name(file.player)
+            raise SettingsError(
+                f"instruction={shown(value)}: {seat} has two files; put their texts into one."
+            )
+        parts[file.player] = _read(file)
+    if not files:
+        try:
+            split_instruction(value)
+        except ValueError as error:
+            raise SettingsError(f"instruction={shown(value)}: {error}.") from error
+        return value
+    # The text of every seat comes first; a seat's own begins with its name.
+    lines = []
+    for player in sorted(parts, key=lambda number: -1 if number is None else number):
+        prefix = "" if player is None else f"{player_name(player)}="
+        lines.append(prefix + parts[player])
+    text = "\n".join(lines)
+    try:
+        split_instruction(text)
+    except ValueError as error:
+        raise SettingsError(f"instruction={shown(value)}: {error}.") from error
+    return text
+
+
+def _read(file: NamedFile) -> str:
+    """Return the text of a file."""
+    try:
+        text = read_text(Path(file.path), _MAX_BYTES).strip()
+    except OSError as error:
+        raise SettingsError(
+            f"instruction={file.path}: cannot be read ({error.strerror or error}); a value that "
+            "ends in .txt or .md and has no space is the path of a file, seen from the folder of "
+            "the command."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"instruction={file.path}: is not UTF-8; save it as UTF-8.") from error
+    if not text:
+        raise SettingsError(f"instruction={file.path}: is empty; write the instruction into it.")
+    if file_names(text):
+        raise SettingsError(
+            f"instruction={file.path}: holds only the name of a file, {shown(text)}; name that one."
+        )
+    if file.player is not None and any(player is not None for player in split_instruction(text)):
+        raise SettingsError(
+            f"instruction={file.path}: is for {player_name(file.player)} and has lines that begin "
+            "with player_N=; give it without a seat, or take these out."
+        )
+    return text

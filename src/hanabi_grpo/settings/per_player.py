@@ -1,0 +1,148 @@
+"""Settings that may differ from player to player: one number, or NAME=VALUE for each.
+
+As a field such a setting is a number, or the text of its entries in one form, so that everything
+that stores and compares settings can.
+
+Example:
+    LEARNING_RATE=2e-5
+    LEARNING_RATE=player_0=1e-5,player_1=3e-5
+    LEARNING_RATE=player_0=1e-5,3e-5, where the others have 3e-5
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import BeforeValidator
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.variables import typed
+from hanabi_grpo.types import MAX_PLAYERS, player_names
+
+_Number = TypeVar("_Number", int, float)
+
+OTHERS = ""
+"""In the place of a player's name: the entry is of those who are not named."""
+FORM = "for all players, or for each as in {example}"
+"""How `allowed` says that a setting may be typed so."""
+
+
+def entries(value: float | str) -> dict[str, float]:
+    """Return the numbers of a per-player setting by player; `OTHERS` for all that are not named.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    if not isinstance(value, str):
+        return {OTHERS: value}
+    numbers: dict[str, float] = {}
+    for entry in value.split(","):
+        name, equals, number = entry.strip().rpartition("=")
+        if equals and name not in player_names(MAX_PLAYERS):
+            raise ValueError(f"{entry!r}: no player is called {name!r}")
+        if name in numbers:
+            raise ValueError(f"{entry!r}: a second value for {name or 'the others'}")
+        numbers[name] = float(number)
+    return numbers
+
+
+def value_of(value: float | str, adapter: str, variable: str) -> float:
+    """Return the number that holds for an adapter.
+
+    Args:
+        value: Of the setting.
+        adapter: E.g. "player_0", or the shared one.
+        variable: The setting's name, for the message.
+
+    Raises:
+        SettingsError: No entry is the adapter's.
+    """
+    numbers = entries(value)
+    if adapter in numbers:
+        return numbers[adapter]
+    if OTHERS not in numbers:
+        raise SettingsError(
+            f"{variable}={value}: adapter {adapter} has none; name it too, or give a number "
+            "without a name for those that are not named."
+        )
+    return numbers[OTHERS]
+
+
+def check_per_player(values: Mapping[str, float | str], names: Sequence[str]) -> None:
+    """Refuse entries that are of nobody, or that leave somebody out.
+
+    Args:
+        values: Per-player settings, by variable.
+        names: The run's adapters; one alone is that of all players.
+
+    Raises:
+        SettingsError: An entry is of nobody, or an adapter has no number.
+    """
+    for variable, value in values.items():
+        numbers = entries(value)
+        named = [name for name in numbers if name != OTHERS]
+        strangers = [name for name in named if name not in names]
+        if strangers and len(names) == 1:
+            raise SettingsError(
+                f"{variable}={value} with HANABI_ADAPTERS=shared: the players are one adapter, "
+                "which has one number; set a number alone, or HANABI_ADAPTERS=per_player."
+            )
+        if strangers:
+            raise SettingsError(
+                f"{variable}={value}: {strangers[0]} is not at the table; allowed are "
+                f"{', '.join(names)}."
+            )
+        for name in names:
+            value_of(value, name, variable)
+        if OTHERS in numbers and len(named) == len(names):
+            raise SettingsError(
+                f"{variable}={value}: {typed(numbers[OTHERS])} is of nobody, every player is "
+                "named; leave it out."
+            )
+
+
+def per_player(number: Callable[[Any], _Number], is_right: Callable[[_Number], bool]) -> Any:
+    """Return the type of a field that holds one number, or one for each player.
+
+    Args:
+        number: Returns the number of a value, e.g. `float`; raises a ValueError where it is none.
+        is_right: Tells whether a number may be set.
+    """
+
+    def checked(value: Any) -> _Number:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError("not a number")
+        parsed = number(value)
+        if number(value) != float(value) or not math.isfinite(parsed) or not is_right(parsed):
+            raise ValueError("not allowed")
+        return parsed
+
+    def read(value: Any) -> float | str:
+        if not isinstance(value, str) or not ("=" in value or "," in value):
+            return checked(value)
+        words = []
+        for name, given in entries(value).items():
+            text = typed(checked(given))
+            words.append(f"{name}={text}" if name != OTHERS else text)
+        return ",".join(words)
+
+    return BeforeValidator(read)
+
+
+def _whole(value: Any) -> int:
+    return int(float(value))
+
+
+PerPlayer: TypeAlias = float | str
+"""What such a field holds."""
+Rate: TypeAlias = Annotated[PerPlayer, per_player(float, lambda rate: rate > 0)]
+"""A number above 0, for all players or for each."""
+
+
+def whole_numbers(is_right: Callable[[int], bool]) -> Any:
+    """Return the annotation of a field that holds a whole number, or one for each player.
+
+    Args:
+        is_right: Tells whether a number may be set.
+    """
+    return per_player(_whole, is_right)

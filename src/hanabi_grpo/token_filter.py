@@ -1,0 +1,39 @@
+"""TOP_P and TOP_K: which tokens may be drawn. Logprobs are always of the whole distribution."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFilter:
+    """The tokens that may be drawn, by their probabilities after the temperature.
+
+    First the `top_k` likeliest; of these, made to sum up to 1, the likeliest until their sum
+    reaches `top_p`. The likeliest token always stays.
+    """
+
+    top_p: float = 1.0
+    """Share of the probability; 1: all of it."""
+    top_k: int = 0
+    """Number of tokens; 0: all of them."""
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token may be drawn."""
+        return self.top_p >= 1 and self.top_k <= 0
+
+    def within(self, vocab_size: int) -> "TokenFilter":
+        """Return what it does in a vocabulary: a `top_k` that keeps every token is none."""
+        top_k = self.top_k if 0 < self.top_k < vocab_size else 0
+        return TokenFilter(top_p=self.top_p, top_k=top_k)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.top_p < 1:
+            parts.append(f"top-p {self.top_p:g}")
+        if self.top_k > 0:
+            parts.append(f"top-k {self.top_k}")
+        return ", ".join(parts)
+
+
+ALL_TOKENS = TokenFilter()
+"""Keeps every token."""
