@@ -23,6 +23,7 @@ from hanabi_grpo.settings.base_models import (
     names_several,
     short_names,
 )
+from hanabi_grpo.settings.sleep import check_sleep
 
 TEAM = "player_0=A,player_1=B"
 NOWHERE = Path("/nonexistent/.env")
@@ -120,6 +121,15 @@ def test_zero_3_and_commands_for_one_model_refuse_a_team_of_models() -> None:
     batch_plan(Settings(model=TEAM, deepspeed="zero2"))
     with pytest.raises(SettingsError, match="one is wanted here; set MODEL to one of them"):
         resolve_model(TEAM)
+
+
+def test_what_is_for_one_engine_or_one_models_critic_refuses_a_team_of_models() -> None:
+    with pytest.raises(SettingsError, match=f"HANABI_SLEEP=1 with MODEL={TEAM}: it is for one"):
+        check_sleep(Settings(model=TEAM, sleep=True, device="gpu"))
+    one_gpu = {"vllm_data_parallel_size": 1, "nproc_per_node": 1}
+    check_sleep(Settings(model="A", sleep=True, device="gpu", **one_gpu))
+    with pytest.raises(SettingsError, match="a critic's adapter belongs to one base model"):
+        batch_plan(Settings(model=TEAM, critic="adapter", advantage="ippo"))
 
 
 def test_the_doctor_looks_at_each_base_model_and_leaves_the_arithmetic_of_one_out(

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.base_models import base_models
 
 if TYPE_CHECKING:
     from hanabi_grpo.settings.model import Settings
@@ -25,6 +26,11 @@ def check_sleep(settings: "Settings") -> None:
         raise SettingsError(
             "HANABI_SLEEP=1 with HANABI_OVERLAP=1: then games are played while the trainer learns, "
             "so the engine never sleeps; unset one of them."
+        )
+    if len(base_models(settings)) > 1:
+        raise SettingsError(
+            f"HANABI_SLEEP=1 with MODEL={settings.model}: it is for one engine, and a server has "
+            "one for each base model; unset HANABI_SLEEP, or set one MODEL."
         )
     sizes = {
         "VLLM_TENSOR_PARALLEL_SIZE": settings.vllm_tensor_parallel_size,
