@@ -322,9 +322,6 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
     save_adapter(tmp_path / "best", "player_0")
     with pytest.raises(SettingsError, match="how many steps"):
         read_adapters(tmp_path / "best")
-    save_adapter(tmp_path / "best", "player_1", rank=16)
-    with pytest.raises(SettingsError, match="need one LoRA rank"):
-        read_adapters(tmp_path / "best")
 
 
 def saved_checkpoint(run_folder: Path) -> Path:
