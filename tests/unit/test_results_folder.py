@@ -79,7 +79,7 @@ def test_a_run_may_begin_in_a_folder_that_was_evaluated_and_played_in() -> None:
 
 
 def test_an_evaluation_that_is_stopped_at_once_names_no_file() -> None:
-    assert _stop_summary({"iggi": 0, "random": 0}, 4, " in outputs/evaluations") == (
+    assert _stop_summary({"iggi": 0, "random": 0}, 8, " in outputs/evaluations") == (
         "stopped: none of 8 tasks is done."
     )
 
