@@ -221,7 +221,7 @@ def test_a_rollout_that_cannot_be_played_is_422_with_the_reason(app: RunningApp)
     for body, reason in (
         ("", "rollout request: not JSON"),
         (with_fields(tasks=[]), "tasks=[]: Expected `array` of length >= 1"),
-        (with_fields(top_p=0.9), "top_p=0.9: no such field"),
+        (with_fields(min_p=0.9), "min_p=0.9: no such field"),
         ('{"tasks": ' + DEEP, "tasks.0: Expected `object`, got `array`"),
         (with_task(suite="a/b"), "tasks.0.suite='a/b': Expected `str` matching regex"),
         (with_task(env_config={"preset": "labtop"}), "did you mean"),
