@@ -237,7 +237,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
         # Like the real one it blocks the event loop.
         assert go.wait(60)
         app = JSONResponse({"instance_id": "i"})
-        yield SimpleNamespace(app=app, engine=engine, identity=SimpleNamespace(instance_id="i"))
+        yield SimpleNamespace(app=app, health=engine, identity=SimpleNamespace(instance_id="i"))
 
     monkeypatch.setattr(assembly, "rollout_server", rollout_server)
     monkeypatch.setattr(assembly, "prepare_environment", lambda on_cpu: None)
