@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 from peft import PeftModel
 from swift.arguments import RLHFArguments
@@ -114,6 +113,8 @@ class HanabiArguments(RLHFArguments):
             return
         stage = self.deepspeed.get("zero_optimization", {}).get("stage")
         if stage == ZERO_STAGE_OF_SHARDED_WEIGHTS and not torch.cuda.is_available():
+            import deepspeed
+
             # Weights are divided while the model is loaded, for as many processes as DeepSpeed
             # knows of. accelerate tells it of them before that on GPUs only.
             deepspeed.init_distributed(dist_backend="gloo")
