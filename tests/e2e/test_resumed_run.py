@@ -42,9 +42,8 @@ def recorded_steps(folder: Path) -> list[int]:
     return [row["step"] for row in read_metrics(folder)]
 
 
-@pytest.mark.parametrize(
-    "stage", ["torch", "zero1", "zero3", "critics", "mappo", "qmix", "bfloat16"]
-)
+# One process and torch's optimizer are those of qmix, and critics those of mappo.
+@pytest.mark.parametrize("stage", ["zero1", "zero3", "mappo", "qmix", "bfloat16"])
 def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     stage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +128,7 @@ def test_zero3_takes_the_gradients_of_zero2_also_with_weights_in_the_hosts_memor
     assert norms[2] == norms[1]
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero3", "critics"])
+@pytest.mark.parametrize("stage", ["zero3", "critics"])
 def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     stage: str, tiny_model: Path, tmp_path: Path
 ) -> None:
