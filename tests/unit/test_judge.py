@@ -26,7 +26,8 @@ from hanabi_grpo.envs.rewards import with_rewards
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.settings import Settings, load_settings
-from hanabi_grpo.settings.judge import judge_description, judge_template
+from hanabi_grpo.settings.judge import judge_description
+from hanabi_grpo.settings.judge_template import judge_template
 from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.types import Episode, Reply
 from local_service import served

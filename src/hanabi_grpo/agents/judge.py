@@ -21,7 +21,8 @@ from hanabi_grpo.envs.base import Task
 from hanabi_grpo.envs.texts import public_text
 from hanabi_grpo.errors import PartnerError, SettingsError, shown
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.judge import PLACEHOLDER, judge_description, judge_template
+from hanabi_grpo.settings.judge import judge_description
+from hanabi_grpo.settings.judge_template import PLACEHOLDER, judge_template
 from hanabi_grpo.settings.values import PartnerUrl, split_partner_url
 from hanabi_grpo.types import Episode, Turn, player_name, task_name
 

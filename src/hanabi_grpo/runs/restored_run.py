@@ -9,7 +9,6 @@ Example:
     become metrics.jsonl and checkpoint-50/manifest.json, checkpoint-50/player_0/… and so on
 """
 
-import re
 import shutil
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, read
 from hanabi_grpo.runs.run_folder import (
     OUTPUTS,
     new_folder,
+    plain_name,
+    some_of,
     sync_folder,
     used_entries,
     write_json_atomic,
@@ -37,7 +38,6 @@ _RECORD = "restored.json"
 """In a run folder that was made from an artifact."""
 _LEFT_OUT = ("args.json", "logging.jsonl", "resume.json", _RECORD)
 """Files of a run folder that each start writes anew."""
-_NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 class Restored(BaseModel):
@@ -104,7 +104,7 @@ def restored_folder(settings: Settings) -> Path:
     else:
         folder = Path(resume).resolve()
         name = f"{folder.parent.name}-{folder.name}"
-    return OUTPUTS / _NOT_IN_A_NAME.sub("-", name).strip("-.")
+    return OUTPUTS / plain_name(name).strip("-.")
 
 
 def is_restored(folder: Path, resume: str) -> bool:
@@ -137,7 +137,7 @@ def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
     if used and not is_unfinished:
         raise RunFolderError(
             f"RESUME={resume}: OUTPUT_DIR={str(folder)!r} holds another run already "
-            f"({', '.join(used[:3])}). Choose another OUTPUT_DIR, or go on with the run in it: "
+            f"({some_of(used)}). Choose another OUTPUT_DIR, or go on with the run in it: "
             "RESUME=latest"
         )
     made = Restored(source=resume, artifact=str(artifact), step=manifest.step, is_whole=False)

@@ -45,6 +45,7 @@ SECRET = ".run-secret"
 """File with the secret that proves to a rollout server that a trainer works in the folder."""
 OUTPUTS = Path("outputs")
 """Folder of runs without OUTPUT_DIR."""
+_NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
 _PUBLIC_DIGITS = 12
 _ID_DIGITS = 12
 _SECRET_BYTES = 32
@@ -65,6 +66,11 @@ def results_folder(settings: Settings) -> Path:
     It is OUTPUT_DIR, or `outputs/` where that is not set.
     """
     return settings.output_dir or OUTPUTS
+
+
+def plain_name(text: str) -> str:
+    """Return a text as a file or an artifact may be called: what else is in it becomes dashes."""
+    return _NOT_IN_A_NAME.sub("-", text)
 
 
 def run_folder_name(settings: Settings, now: datetime) -> str:

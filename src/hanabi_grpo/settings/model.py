@@ -29,7 +29,12 @@ from hanabi_grpo.settings.game import (
     game_model,
     game_values,
 )
-from hanabi_grpo.settings.judge import TEMPLATE_ALLOWED, is_judge, is_template, read_template
+from hanabi_grpo.settings.judge_template import (
+    TEMPLATE_ALLOWED,
+    is_judge,
+    is_template,
+    read_template,
+)
 from hanabi_grpo.settings.per_player import (
     FORM,
     PerPlayer,

@@ -35,7 +35,13 @@ from hanabi_grpo.rollout.recordings import (
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
 from hanabi_grpo.runs.restored_run import RUN_FILES, TRAINER_STATE, run_files
-from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
+from hanabi_grpo.runs.run_folder import (
+    json_text,
+    new_folder,
+    plain_name,
+    write_json_atomic,
+    write_text_atomic,
+)
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model
@@ -56,7 +62,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASC
 
 _MAX_GAME_BYTES = 4_000_000
 """Of sample games; tasks that would not fit are left out."""
-_NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
 _NAME_SUFFIX = "-adapters"
 _MAX_NAME = 128
 """Characters of a name that W&B takes."""
@@ -219,7 +224,7 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
     """
     if settings.ckpt_artifact_name:
         return settings.ckpt_artifact_name
-    name = _NOT_IN_A_NAME.sub("-", run_folder.resolve().name).strip("-.") or "run"
+    name = plain_name(run_folder.resolve().name).strip("-.") or "run"
     return name[: _MAX_NAME - len(_NAME_SUFFIX)] + _NAME_SUFFIX
 
 
@@ -281,7 +286,7 @@ def base_name(model: str) -> tuple[str, bool]:
     is_local = is_local_model(model) or Path(model).exists()
     if HUB_NAME.fullmatch(model) and not is_local:
         return model, True
-    return _NOT_IN_A_NAME.sub("-", Path(model).name) or "an unknown base model", False
+    return plain_name(Path(model).name) or "an unknown base model", False
 
 
 def table_cell(value: object) -> str:

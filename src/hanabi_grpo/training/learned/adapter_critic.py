@@ -42,6 +42,8 @@ from hanabi_grpo.training.learned.heads import (
     Observation,
     TurnPlace,
     explained_variance,
+    restore_states,
+    states_of,
     value_head,
 )
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
@@ -229,22 +231,11 @@ class AdapterCritics:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of all that a resumed run needs, by "<adapter>|<key>"."""
-        state: dict[str, torch.Tensor] = {}
-        for name, learner in self._learners.items():
-            for key, value in learner.state().items():
-                state[f"{name}|{key}"] = value
-        return state
+        return states_of(self._learners)
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Put a `state` back; a critic that is not in it stays new."""
-        for name, learner in self._learners.items():
-            prefix = f"{name}|"
-            own = {}
-            for key, value in state.items():
-                if key.startswith(prefix):
-                    own[key.removeprefix(prefix)] = value
-            if own:
-                learner.restore(own)
+        restore_states(self._learners, state)
 
     def _shares(
         self,

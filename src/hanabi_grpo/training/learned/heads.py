@@ -179,22 +179,32 @@ class Learners(ABC):
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of all states, by "<name>|<key>"."""
-        state: dict[str, torch.Tensor] = {}
-        for name, learner in self.by_name.items():
-            for key, value in learner.state().items():
-                state[f"{name}|{key}"] = value
-        return state
+        return states_of(self.by_name)
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Put a `state` back; a network that is not in it stays new."""
-        for name, learner in self.by_name.items():
-            prefix = f"{name}|"
-            learner_state = {}
-            for key, value in state.items():
-                if key.startswith(prefix):
-                    learner_state[key.removeprefix(prefix)] = value
-            if learner_state:
-                learner.restore(learner_state)
+        restore_states(self.by_name, state)
+
+
+def states_of(learners: Mapping[str, Learner]) -> dict[str, torch.Tensor]:
+    """Return copies of the states of all learners, by "<name>|<key>"."""
+    state: dict[str, torch.Tensor] = {}
+    for name, learner in learners.items():
+        for key, value in learner.state().items():
+            state[f"{name}|{key}"] = value
+    return state
+
+
+def restore_states(learners: Mapping[str, Learner], state: Mapping[str, torch.Tensor]) -> None:
+    """Put what `states_of` returned back; a learner that is not in it stays new."""
+    for name, learner in learners.items():
+        prefix = f"{name}|"
+        learner_state = {}
+        for key, value in state.items():
+            if key.startswith(prefix):
+                learner_state[key.removeprefix(prefix)] = value
+        if learner_state:
+            learner.restore(learner_state)
 
 
 def sort_by_place(turns: Sequence[PlayerTurns]) -> StepTurns:
