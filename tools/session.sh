@@ -2,7 +2,7 @@
 #
 #   name=demo folder=outputs/demo-...   what messages call the script, and where its logs go
 #   start_session [PORT]                chooses the port and exports where the server is; sets the traps
-#   start_server                        starts it in the background, log in $folder/server.log; says for how long it waits
+#   start_server [OPTION...]            starts it in the background, log in $folder/server.log; says for how long it waits
 #   stop_server                         ends it, so that another model can be served
 #   run LOG COMMAND...                  runs a command beside it ("-": no log) and watches over both
 #   say TEXT                            prints a heading with the seconds so far
@@ -125,7 +125,7 @@ except HanabiGrpoError as error:
 '
 
 start_server() {
-    HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh >"$folder/server.log" 2>&1 &
+    HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh "$@" >"$folder/server.log" 2>&1 &
     server=$!
     run - python -c "$WAIT_FOR_SERVER"
 }

@@ -13,9 +13,9 @@ from accelerate import Accelerator
 
 from hanabi_grpo.errors import ParityError
 from hanabi_grpo.training.check_sample import check_rows
-from hanabi_grpo.training.evidence import STEPS
+from hanabi_grpo.training.evidence import STEPS, Comparison
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
-from hanabi_grpo.training.mismatch import STALE, CheckedGames, MismatchCheck, check_mismatch
+from hanabi_grpo.training.mismatch import SCALED, STALE, CheckedGames, MismatchCheck, check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.types import Episode
@@ -421,9 +421,32 @@ def test_an_update_that_16_bits_lose_does_not_make_an_honest_sampler_look_stale(
     assert "player_0/parity_slope" not in metrics
     assert not checked.incidents
     # Without the rule the float32 numbers say the opposite.
-    monkeypatch.setattr("hanabi_grpo.training.mismatch.KEPT_SHARE", -10.0)
+    monkeypatch.setattr(Comparison, "survives_rounding", True)
     with pytest.raises(ParityError, match="closer to those of"):
         checked.metrics_of_steps(40)
+
+
+UPDATES = (2e-6, 2e-4, 2e-3)
+"""Sizes of an update, of which bfloat16 loses much, some and nothing."""
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("suspect", [SCALED, STALE])
+def test_what_16_bits_lose_of_a_whole_adapter_makes_an_honest_sampler_look_like_nobody(
+    suspect: str, update: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One H200: of an adapter that kept .36 of its effect, × .9 was told from × 1 well enough."""
+    monkeypatch.setattr("hanabi_grpo.training.mismatch.is_far_enough", lambda *_, **__: True)
+    # Be its own distance kept: that alone says nothing.
+    monkeypatch.setattr(Comparison, "kept_share", 1.0)
+    monkeypatch.setattr(MismatchCheck, "_suspects", lambda *_: [suspect])
+    checked = ServedIn16Bits(update=update)
+    checked.metrics_of_steps(40)
+    assert not checked.incidents
+    if update == min(UPDATES):
+        monkeypatch.setattr(Comparison, "lost_share", 0.0)
+        with pytest.raises(ParityError, match="closer to those of"):
+            checked.metrics_of_steps(64)
 
 
 def test_an_update_that_16_bits_keep_is_compared() -> None:

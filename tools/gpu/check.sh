@@ -10,11 +10,16 @@
 #   B   the machine: driver, compiler, headers, /dev/shm, packages, what the doctor finds
 #   C   server and trainer with 0.6 billion parameters: 3 steps, 2 more after a resume, 3 under ZeRO-2; then kill -9 of the
 #       engine and of the server
-#   D   server and trainer with 4 billion: 64 games of 128 tokens a reply, 3 steps, then the same overlapped
+#   D   server and trainer with 4 billion: 64 games of 128 tokens a reply, 3 steps, then the same overlapped, then 256 games a step
+#   E   a team of two base models, 0.6 and 1.7 billion: two engines on one GPU, one trainer
+#   K   kill -9 of the engine while the trainer lives: it goes on with the next one
+#   S   the engine sleeps while the trainer learns (HANABI_SLEEP=1): both may take most of the GPU
+#   V   vLLM's first model runner instead of its second, each with all tokens and with TOP_P=0.9
 #   R   bench rows R1, R3, R5, R10 with the 4 billion (R10b: a stale adapter must be seen)
 #
 #   CHECK_OUT       folder of logs and figures (outputs/gpu-check)
 #   CHECK_SECONDS   limit of a call (480)
+#   CHECK_SERVER    options of vLLM for the servers, e.g. --enforce-eager: they start sooner, without CUDA graphs
 #
 # Models are random, of Qwen3's sizes: nothing is downloaded but by the set-up. What ran where: docs/benchmarks.md. One GPU proves no tensor
 # parallelism, no NCCL and no ZeRO over processes; random weights inflate the logprob mismatch: judge it against R10b.
@@ -23,10 +28,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 
-device=cuda small=qwen3-0.6b large=qwen3-4b tokens="16384 40960" steps=3
+device=cuda small=qwen3-0.6b middle=qwen3-1.7b large=qwen3-4b tokens="16384 40960" steps=3
 if [ "${1:-}" = --cpu ]; then
     shift
-    device=cpu small=small large=small tokens="2048 4096" steps=1
+    device=cpu small=small middle=small-deep large=small tokens="2048 4096" steps=1
     cpu=--cpu
 fi
 folder=${CHECK_OUT:-outputs/gpu-check}
@@ -59,10 +64,31 @@ go_on() {
     python -m gpu.table steps "$folder/$1-run" >"$folder/$1.json"
 }
 
+# begin_server: with the options of CHECK_SERVER.
+begin_server() {
+    start_server ${CHECK_SERVER:-}
+}
+
+# engine_of PID: the engine's process below a server.
+engine_of() {
+    pgrep -f EngineCore | grep -Fxf <(descendants "$1" | tr ' ' '\n') | sed 1q
+}
+
+# kill_beside_trainer: five steps, and the engine is killed after the second one.
+kill_beside_trainer() {
+    local metrics=$folder/K-run/metrics.jsonl
+    rm -rf "$folder/K-run"
+    (
+        until [ "$(wc -l 2>/dev/null <"$metrics" || echo 0)" -ge 2 ]; do sleep 0.2; done
+        kill -KILL "$(engine_of "$server")"
+    ) &
+    go_on K 5
+}
+
 # kills: ends the engine, waits for the next one, ends the server, waits until nothing is left of it.
 kills() {
     local engine all back gone
-    engine=$(pgrep -f EngineCore | grep -Fxf <(descendants "$server" | tr ' ' '\n') | sed 1q)
+    engine=$(engine_of "$server")
     kill -KILL "$engine"
     back=$SECONDS
     while is_running "$engine"; do sleep 0.2; done
@@ -92,7 +118,7 @@ call() {
         export MAX_COMPLETION_LENGTH=16
         model "$small"
         start_session
-        start_server
+        begin_server
         train C "$steps"
         RESUME=$folder/C-run go_on C $((steps + 2))
         # At a rate at which bfloat16 keeps an update: with the default one it loses the first ones.
@@ -103,9 +129,53 @@ call() {
         export MAX_COMPLETION_LENGTH=128
         model "$large"
         start_session
-        start_server
+        begin_server
         train D 3
-        HANABI_OVERLAP=1 train D-overlap 3
+        HANABI_OVERLAP=1 train D-overlap 5
+        HANABI_TASKS_PER_STEP=16 train D-256 2
+        ;;
+    E)
+        export MAX_COMPLETION_LENGTH=16
+        model "$small"
+        local first=$MODEL
+        model "$middle"
+        export MODEL="player_0=$first,player_1=$MODEL"
+        start_session
+        begin_server
+        train E "$steps"
+        ;;
+    K)
+        export MAX_COMPLETION_LENGTH=16
+        model "$small"
+        start_session
+        begin_server
+        kill_beside_trainer
+        ;;
+    S)
+        if [ "$device" = cpu ]; then
+            echo "call S: an engine can sleep on a GPU only"
+            return
+        fi
+        export MAX_COMPLETION_LENGTH=16 HANABI_SLEEP=1
+        model "$small"
+        start_session
+        begin_server
+        train S "$steps"
+        grep -E "engine: (asleep|awake)" "$folder/server.log"
+        ;;
+    V)
+        export MAX_COMPLETION_LENGTH=16
+        model "$small"
+        local runner
+        start_session
+        for runner in ${CHECK_RUNNERS:-1 2}; do
+            [ $runner = 2 ] || export VLLM_USE_V2_MODEL_RUNNER=0
+            begin_server
+            train V-runner$runner "$steps"
+            TOP_P=0.9 train V-runner$runner-top-p "$steps"
+            stop_server
+            unset VLLM_USE_V2_MODEL_RUNNER
+        done
         ;;
     R)
         export MAX_COMPLETION_LENGTH=32
@@ -113,7 +183,7 @@ call() {
         python tools/bench --quick --only R1 --only R3 --only R5 --only R10 --out "$folder/bench"
         cp "$folder/bench/bench.json" "$folder/R.json"
         ;;
-    *) echo "gpu-check: '$1': must be A, B, C, D or R." >&2 && exit 2 ;;
+    *) echo "gpu-check: '$1': must be A, B, C, D, E, K, R, S or V." >&2 && exit 2 ;;
     esac
 }
 
@@ -122,8 +192,8 @@ if [ "${1:-}" = --one ]; then
     exit
 fi
 status=0
-for one in ${@:-A B C D R}; do
-    case $one in A | B | C | D | R) ;; *) call "$one" ;; esac
+for one in ${@:-A B C D E K R S V}; do
+    case $one in A | B | C | D | E | K | R | S | V) ;; *) call "$one" ;; esac
     rm -f "$folder/$one".json "$folder/$one"-*.json
     began=$SECONDS result=0
     timeout --kill-after=60 "${CHECK_SECONDS:-480}" bash tools/gpu/check.sh ${cpu:-} --one "$one" >"$folder/$one.log" 2>&1 || result=$?

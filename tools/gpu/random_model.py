@@ -19,6 +19,17 @@ _QWEN3 = {
 }
 """What the models of the family share."""
 
+_SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+}
+"""What the models for machines without a GPU share."""
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         **_QWEN3,
@@ -42,18 +53,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
     },
     # For machines without a GPU.
-    "small": {
-        **_QWEN3,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 512,
-    },
+    "small": {**_QWEN3, **_SMALL},
+    "small-deep": {**_QWEN3, **_SMALL, "num_hidden_layers": 3},
 }
-"""Name to the sizes in `config.json` of Qwen/Qwen3-0.6B, -1.7B and -4B, and of a small model."""
+"""Name to the sizes in `config.json` of Qwen/Qwen3-0.6B, -1.7B and -4B, and of two small models."""
 
 
 def dtype_for(device: str) -> str:

@@ -22,6 +22,14 @@ CALLS = {
     "D-overlap": "the same with HANABI_OVERLAP=1",
     "C-zero2": "the same under ZeRO-2",
     "C-kills": "kill -9 of engine and server",
+    "D-256": "the same with 256 games a step",
+    "E": "a team of two base models",
+    "K": "the engine killed beside the trainer",
+    "S": "the engine sleeps while the trainer learns",
+    "V-runner1": "vLLM's first model runner",
+    "V-runner1-top-p": "the same with TOP_P=0.9",
+    "V-runner2": "vLLM's second model runner",
+    "V-runner2-top-p": "the same with TOP_P=0.9",
     "R": "bench rows",
 }
 """The calls of check.sh and what they run, in the order of the table."""
@@ -62,7 +70,7 @@ def table_of(folder: Path) -> str:
     for call, title in CALLS.items():
         path = folder / f"{call}.json"
         if not path.is_file():
-            # C-kills and D-overlap belong to the logs of C and D.
+            # Those of a longer name belong to the log of their letter.
             log = call.partition("-")[0] + ".log"
             lines.append(f"| {call} | {title} | not run, or it did not end: see {log} |")
             continue

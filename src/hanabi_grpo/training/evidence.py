@@ -36,8 +36,14 @@ In 16 bits a sampler adds an adapter's output to one that is rounded already, an
 update below half the distance of two numbers is lost, and the sampler *is* the version before. Of
 a random Qwen3-0.6B in bfloat16 a B of ± 2e-5 left 0.2 % of its effect, 1e-4 39 %, 5e-4 all (CPU;
 on an H100 a run's second step looked stale, with b = 0.9). The trainer in the same format loses as
-much: with d' its own distance there, a share Σ d' d / Σ d² is kept, and b is 1 minus that share
-where t sampled. A suspect counts in the steps where at least `KEPT_SHARE` is.
+much. Two shares say what its logprobs t' and o' in that format are worth:
+
+    kept = Σ (o' − t') d / Σ d²,   lost = Σ w (t' − t) d / Σ d².
+
+`kept` of a suspect's distance is there to be seen, and `lost` is the slope that the format makes of
+the right policy. Neither follows from the other: of an adapter that kept .36 of its effect (one
+H200), the step from × .9 to × 1 was kept almost whole, and yet b was 6.3. A suspect counts in the
+steps where at least `KEPT_SHARE` is kept and no more than the rest of 1 is lost.
 
 **What was sampled** (`surprise_score`). f(token) = min(−t, CEILING) has under t a known mean and
 variance at every position: two sums over the vocabulary. Tokens are drawn one after the other, so
@@ -91,7 +97,8 @@ the number of blocks."""
 DISTANCE = 5.0
 """Standard errors of a mean over one step's different tokens that a suspect must be away."""
 KEPT_SHARE = 0.75
-"""Share of a suspect's distance that must survive the server's number format."""
+"""Share of a suspect's distance that must survive the server's number format; the slope that the
+format makes by itself may be the rest of 1."""
 ROOT_MEAN_SQUARE = 1.25
 """Of noise, in multiples of its mean size; sqrt(π / 2) where it is normal."""
 CEILING = 5.0
@@ -133,7 +140,9 @@ class Comparison:
     residual: float
     """Σ (s − o)², how much of the gap the other policy leaves unexplained."""
     kept: float
-    """Σ d' d, d' the distance as the trainer computes it in the server's number format."""
+    """Σ (o' − t') d, both as the trainer computes them in the server's number format."""
+    lost: float
+    """Σ w (t' − t) d."""
 
     @property
     def product(self) -> float:
@@ -149,6 +158,16 @@ class Comparison:
     def kept_share(self) -> float:
         """Share of the distance that survives the server's number format; 1 in float32."""
         return self.kept / self.distance
+
+    @property
+    def lost_share(self) -> float:
+        """The slope that the server's number format makes of the right policy; 0 in float32."""
+        return self.lost / self.distance
+
+    @property
+    def survives_rounding(self) -> bool:
+        """Tell whether the slope says anything in the server's number format, see the module."""
+        return self.kept_share >= KEPT_SHARE and abs(self.lost_share) <= 1 - KEPT_SHARE
 
     def evidence(self, repetition: float) -> list[float]:
         """Return what is remembered of it, see `policy_score`.
@@ -166,12 +185,12 @@ class Comparison:
     @property
     def numbers(self) -> list[float]:
         """All fields in their order, to be added up over processes."""
-        return [*self.evidence(1.0), self.distance, self.residual, self.kept]
+        return [*self.evidence(1.0), self.distance, self.residual, self.kept, self.lost]
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> "Comparison":
         """Return it from its `numbers`."""
-        toward, toward_squares, away, away_squares, distance, residual, kept = numbers
+        toward, toward_squares, away, away_squares, distance, residual, kept, lost = numbers
         return cls(
             toward=toward,
             toward_squares=toward_squares,
@@ -180,6 +199,7 @@ class Comparison:
             distance=distance,
             residual=residual,
             kept=kept,
+            lost=lost,
         )
 
 
@@ -211,7 +231,8 @@ def compare(
     sampler: torch.Tensor,
     own: torch.Tensor,
     other: torch.Tensor,
-    served_distance: torch.Tensor | None = None,
+    served_own: torch.Tensor | None = None,
+    served_other: torch.Tensor | None = None,
 ) -> Comparison:
     """Return how [tokens] logprobs of the sampler lie between those of two policies.
 
@@ -221,15 +242,20 @@ def compare(
         sampler: The sampler's.
         own: Those of the policy that should have sampled.
         other: Those of the suspect.
-        served_distance: other − own in the number format of the server; None: as they are.
+        served_own: `own` in the number format of the server; None: as it is.
+        served_other: `other` in that format; None: as far from `served_own` as from `own`.
     """
     s = sampler.double()
     t = own.double()
     o = other.double()
     d = o - t
-    product = trust_weights(t, s) * (s - t) * d
-    kept = d * (d if served_distance is None else served_distance.double())
-    if not bool(product.isfinite().all() & kept.isfinite().all()):
+    weights = trust_weights(t, s)
+    product = weights * (s - t) * d
+    served_t = t if served_own is None else served_own.double()
+    served_d = d if served_other is None else served_other.double() - served_t
+    kept = served_d * d
+    lost = weights * (served_t - t) * d
+    if not bool(product.isfinite().all() & kept.isfinite().all() & lost.isfinite().all()):
         return Comparison.of([0.0] * NUM_NUMBERS)
     toward = product - d.square() / 2
     away = -product - d.square() / 2
@@ -241,6 +267,7 @@ def compare(
         distance=float(d.square().sum()),
         residual=float((s - o).square().sum()),
         kept=float(kept.sum()),
+        lost=float(lost.sum()),
     )
 
 

@@ -36,7 +36,6 @@ from hanabi_grpo.errors import ParityError
 from hanabi_grpo.training.evidence import (
     CEILING,
     GAP_TOKENS,
-    KEPT_SHARE,
     LIMIT,
     NUM_NUMBERS,
     NUM_SURPRISE_SUMS,
@@ -119,6 +118,16 @@ class _Measured:
     surprise: Sequence[float]
     """See `evidence.surprise_sums`."""
     comparisons: Mapping[str, Comparison]
+    """By suspect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """A player's [reply tokens] logprobs as the trainer computes them in the server's format."""
+
+    own: torch.Tensor | None
+    """Of the policy that should have sampled."""
+    others: Mapping[str, torch.Tensor]
     """By suspect."""
 
 
@@ -379,7 +388,7 @@ class MismatchCheck:
         sums = {}
         with past:
             served = {
-                player: self._served_distances(player, games.samples[player], names, games)
+                player: self._served(player, games.samples[player], names, games)
                 for player, names in suspects.items()
             }
             with self._policy.in_float32():
@@ -406,22 +415,21 @@ class MismatchCheck:
             )
         return measured
 
-    def _served_distances(
+    def _served(
         self, player: str, batch: MicroBatch, suspects: Sequence[str], games: CheckedGames
-    ) -> dict[str, torch.Tensor]:
-        """Return suspects' [reply tokens] logprobs minus the own ones, in the server's format.
+    ) -> _Served:
+        """Return the logprobs of a player and its suspects in the server's number format.
 
-        Empty where that is float32.
+        None where that is float32, or nobody is suspected.
         """
         if self._dtype == "float32" or not suspects:
-            return {}
+            return _Served(own=None, others={})
         name = adapter_of(player, self._policy.adapter_names)
         compute = self._policy.served_logprobs
-        own = compute(batch, name)
-        distances = {}
+        others = {}
         for suspect in suspects:
-            distances[suspect] = self._logprobs(compute, batch, name, suspect, games) - own
-        return distances
+            others[suspect] = self._logprobs(compute, batch, name, suspect, games)
+        return _Served(own=compute(batch, name), others=others)
 
     def _sums(
         self,
@@ -429,7 +437,7 @@ class MismatchCheck:
         batch: MicroBatch,
         suspects: Sequence[str],
         games: CheckedGames,
-        served: Mapping[str, torch.Tensor],
+        served: _Served,
     ) -> list[float]:
         """Return this rank's sums of a player: `_NUM_OWN`, then of each suspect, then of heat.
 
@@ -453,10 +461,11 @@ class MismatchCheck:
         ]
         for suspect in suspects:
             other = self._logprobs(self._policy.float32_logprobs, batch, name, suspect, games)
-            sums += compare(sampler, own, other, served.get(suspect)).numbers
+            served_other = served.others.get(suspect)
+            sums += compare(sampler, own, other, served.own, served_other).numbers
         # A token that is more likely than most grows rarer in the heat.
         hotter = own + (HEATS[self._dtype] - 1) * ((-own).clamp(max=CEILING) - mean)
-        sums += compare(sampler, own, hotter).numbers
+        sums += compare(sampler, own, hotter, served.own).numbers
         return sums
 
     def _logprobs(
@@ -553,7 +562,7 @@ class MismatchCheck:
                 continue
             if suspect == STALE and self._dtype != "float32":
                 metrics[f"{player}/update_kept"] = comparison.kept_share
-            if comparison.kept_share < KEPT_SHARE:
+            if not comparison.survives_rounding:
                 continue
             metrics.update(self._metrics(player, suspect, comparison))
             numbers = comparison.evidence(num_tokens / measured.num_different)
