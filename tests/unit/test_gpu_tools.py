@@ -86,6 +86,14 @@ def test_the_table_has_every_figure_and_says_what_did_not_run(tmp_path: Path) ->
         "| D-overlap | the same with HANABI_OVERLAP=1 | not run, or it did not end: see D.log |",
         "| C-zero2 | the same under ZeRO-2 | not run, or it did not end: see C.log |",
         "| C-kills | kill -9 of engine and server | not run, or it did not end: see C.log |",
+        "| D-256 | the same with 256 games a step | not run, or it did not end: see D.log |",
+        "| E | a team of two base models | not run, or it did not end: see E.log |",
+        "| K | the engine killed beside the trainer | not run, or it did not end: see K.log |",
+        "| S | an engine that sleeps | not run, or it did not end: see S.log |",
+        "| V-runner1 | vLLM's first model runner | not run, or it did not end: see V.log |",
+        "| V-runner1-top-p | the same with TOP_P=0.9 | not run, or it did not end: see V.log |",
+        "| V-runner2 | vLLM's second model runner | not run, or it did not end: see V.log |",
+        "| V-runner2-top-p | the same with TOP_P=0.9 | not run, or it did not end: see V.log |",
         "| R | bench rows: R1 tokens/s | 0.91 |",
     ]
 

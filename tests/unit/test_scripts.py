@@ -248,7 +248,7 @@ def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(
 
 
 def test_an_unknown_call_for_a_gpu_is_refused(launch: Runner) -> None:
-    assert "must be A, B, C, D or R" in launch("gpu/check.sh", "E").stderr
+    assert "must be A, B, C, D, E, K, R, S or V" in launch("gpu/check.sh", "F").stderr
 
 
 def cluster_logs(checkout: Path, answer: Answer) -> dict[str, str]:

@@ -111,6 +111,7 @@ def test_a_law_in_chunks_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) ->
     tokens = torch.zeros(7, 1, dtype=torch.long)
     whole = token_law(head, hidden, tokens, 1.0, 5.0, sampling(BOTH))
     monkeypatch.setattr("hanabi_grpo.training.model.output_head.CHUNK", 3)
+    monkeypatch.setattr("hanabi_grpo.training.model.output_head.LAW_CHUNK", 2)
     chunks = token_law(head, hidden, tokens, 1.0, 5.0, sampling(BOTH))
     assert whole.drawn is not None and chunks.drawn is not None
     for name in ("mean", "variance", "is_sure"):

@@ -19,6 +19,7 @@
 #
 #   CHECK_OUT       folder of logs and figures (outputs/gpu-check)
 #   CHECK_SECONDS   limit of a call (480)
+#   CHECK_RUNNERS   vLLM's model runners of call V (1 2)
 #   CHECK_SERVER    options of vLLM for the servers, e.g. --enforce-eager: they start sooner, without CUDA graphs
 #
 # Models are random, of Qwen3's sizes: nothing is downloaded but by the set-up. What ran where: docs/benchmarks.md. One GPU proves no tensor

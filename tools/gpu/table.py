@@ -25,7 +25,7 @@ CALLS = {
     "D-256": "the same with 256 games a step",
     "E": "a team of two base models",
     "K": "the engine killed beside the trainer",
-    "S": "the engine sleeps while the trainer learns",
+    "S": "an engine that sleeps",
     "V-runner1": "vLLM's first model runner",
     "V-runner1-top-p": "the same with TOP_P=0.9",
     "V-runner2": "vLLM's second model runner",
