@@ -93,6 +93,20 @@ class EpisodeStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What a turn brings beside its player's reply: what the player's teacher says to it.
+
+    Example:
+        Lesson(action="Play 0", reply_ids=(14, 22, 2))
+    """
+
+    action: str
+    """What the teacher would do in the same position, worded as `Turn.action`."""
+    reply_ids: tuple[int, ...] = ()
+    """The player's reply with this action as tokens, the one that ends a reply among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What a policy answers on its turn. Scripted policies fill only `text`."""
 
@@ -112,6 +126,8 @@ class Reply:
     """True when this turn is a conversation of its own, see `EnvConfig.memory`."""
     out_of_tokens: bool = False
     """True when no reply could be made because the conversation would outgrow its budget."""
+    lesson: Lesson | None = None
+    """Of the player's teacher (HANABI_TEACHER); None: nobody teaches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +153,8 @@ class Turn:
     version: int | None = None
     fresh: bool = False
     """See `Reply`; such a turn is a sequence of its own in training."""
+    lesson: Lesson | None = None
+    """See `Reply`."""
 
     def reward(self, player: int) -> float:
         """Return what a player gets in this turn."""

@@ -453,6 +453,7 @@ class RolloutClient:
         token_filter: TokenFilter = ALL_TOKENS,
         sampling_seed: int | None = None,
         seats: Sequence[str] | None = None,
+        teachers: Sequence[str] | None = None,
     ) -> RolloutResult:
         """Play each task `num_games` times, see `RolloutRequest`.
 
@@ -468,6 +469,8 @@ class RolloutClient:
             sampling_seed: Decides every sampled reply, see `seeds.request_seed`; None: other
                 replies each time.
             seats: Policy of each seat in tasks that name none.
+            teachers: Per seat the script that labels its turns, "" for none; None: nobody is
+                taught.
 
         Returns:
             The games, examined by `answers.checked_games`.
@@ -494,6 +497,7 @@ class RolloutClient:
                     "top_k": token_filter.top_k,
                     "sampling_seed": sampling_seed,
                     "seats": seats,
+                    "teachers": teachers,
                 },
             )
         except ValueError as error:

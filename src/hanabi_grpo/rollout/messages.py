@@ -15,7 +15,7 @@ from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.seeds import SEED_LIMIT
 from hanabi_grpo.rollout.wire import TokenId
-from hanabi_grpo.settings.refs import ScriptRef, SeatRef, parse_seat
+from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, parse_seat
 from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
 
 MAX_TASKS = 16384
@@ -89,6 +89,12 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
     seats: _Seats | None = None
     """Seats of tasks that name none; a task with fewer players takes the first of them."""
+    teachers: _Seats | None = None
+    """Per seat the script that teaches there (HANABI_TEACHER), "" for none, e.g. ("iggi", "").
+
+    It labels the turns of the session's own adapters; partners in its seat are not taught. A task
+    with fewer players takes the first of them. None: nobody is taught.
+    """
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
@@ -229,6 +235,8 @@ class RequestedTask:
     """The policy of each seat."""
     games: range
     """Numbers of the games within the task's group."""
+    teachers: tuple[str, ...] = ()
+    """Per seat the script that teaches there, "" for none; empty: nobody is taught."""
 
     @property
     def seats(self) -> tuple[str, ...]:
@@ -274,13 +282,16 @@ def read_tasks(
             if key not in setups:
                 setups[key] = make_setup(row.env, row.env_config)
             refs = _read_seats(row, request.seats, setups[key])
+            teachers = _read_teachers(request.teachers, refs, setups[key])
         except (SettingsError, GameParameterError) as error:
             raise SettingsError(f"tasks.{number}: {error}") from error
         task = setups[key].task(row.suite, row.seed)
         first = num_games.get((task, refs), 0)
         last = first + request.num_games
         num_games[task, refs] = last
-        requested_task = RequestedTask(task=task, refs=refs, games=range(first, last))
+        requested_task = RequestedTask(
+            task=task, refs=refs, games=range(first, last), teachers=teachers
+        )
         requested.append(requested_task)
     return requested
 
@@ -309,6 +320,26 @@ def _read_seats(
         if isinstance(ref, ScriptRef):
             check_script(setup, ref.name)
     return refs
+
+
+def _read_teachers(
+    teachers: tuple[str, ...] | None, refs: tuple[SeatRef, ...], setup: Setup[Any]
+) -> tuple[str, ...]:
+    """Return the teacher of each seat of a task; () where nobody is taught."""
+    if teachers is None:
+        return ()
+    if len(teachers) < len(refs):
+        raise SettingsError(
+            f"{len(refs)} players, but teachers={shown(teachers)} names {len(teachers)}; name one "
+            'for every seat, "" for none.'
+        )
+    of_seats = []
+    for ref, teacher in zip(refs, teachers, strict=False):
+        if teacher:
+            check_script(setup, teacher)
+        is_own = isinstance(ref, AdapterRef) and not ref.is_guest
+        of_seats.append(teacher if is_own else "")
+    return tuple(of_seats) if any(of_seats) else ()
 
 
 def check_script(setup: Setup[Any], name: str) -> None:

@@ -7,7 +7,7 @@ time, which DeepSpeed's collectives need.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
@@ -25,6 +25,7 @@ from hanabi_grpo.training.estimators import (
     TurnValues,
 )
 from hanabi_grpo.training.groups import flatten_groups, trained_groups
+from hanabi_grpo.training.lessons import Teaching, lesson_rows, num_lesson_tokens
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
 from hanabi_grpo.training.minibatches import WHOLE_STEP, weights_by_part
 from hanabi_grpo.training.model.prefix_tree import (
@@ -57,6 +58,8 @@ class AdvantageOptions:
     """HANABI_GAE_UNIT=token: each token has one of its own, not each turn."""
 
 
+UNTAUGHT = Teaching(teacher=0.0, reward=1.0)
+"""A player without a teacher."""
 PLAIN_ADVANTAGES = AdvantageOptions()
 """As the estimator says."""
 TrainedTokens = Callable[[Turn], Sequence[bool]]
@@ -211,6 +214,7 @@ def build_micro_batches(
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
     with_steps: bool = False,
+    taught: Mapping[str, Teaching] | None = None,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
@@ -230,6 +234,7 @@ def build_micro_batches(
         trained: See `token_rows`.
         parts: See `token_rows`. Every player has micro-batches of every part.
         with_steps: See `token_rows`.
+        taught: How players with a teacher are taught, see `lessons`; None: nobody is.
     """
     if parts is None:
         parts = [WHOLE_STEP] * len(flatten_groups(groups))
@@ -248,9 +253,22 @@ def build_micro_batches(
             parts=parts,
             with_steps=with_steps,
         )
+        teaching = (taught or {}).get(player, UNTAUGHT)
+        if teaching.teacher:
+            rows += lesson_rows(
+                groups,
+                seat,
+                trained_seats,
+                unit=unit,
+                parts=parts,
+                has_weights=unit != "token",
+                trains_all=trained is all_tokens,
+                with_steps=with_steps,
+            )
         for part, num_games in sorted(games_of_part.items()):
             rows_of_part = [row for row in rows if parts[row.game] == part]
             num_reply_tokens = sum(row.num_trained for row in rows_of_part)
+            num_lessons = num_lesson_tokens(rows_of_part)
             share_of_step = num_games / games_of_part.total()
             part_cut = replace(
                 cut,
@@ -266,6 +284,9 @@ def build_micro_batches(
                     cut.shares_prefixes,
                     part,
                 )
+                batch.num_lesson_tokens = num_lessons
+                batch.teacher_weight = teaching.teacher
+                batch.reward_weight = teaching.reward
                 batches.append(batch)
     return batches
 
@@ -298,9 +319,7 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
         return [[] for _ in range(num_empty)]
     sequences = []
     for row in rows:
-        # What comes after the last reply is not computed.
-        last_reply = int(np.flatnonzero(row.mask)[-1])
-        used_ids = row.ids[:last_reply]
+        used_ids = row.ids[: row.num_computed]
         sequences.append(np.array(used_ids, dtype=np.int64))
     order = PrefixOrder(sequences)
     ordered = [rows[number] for number in order.order]

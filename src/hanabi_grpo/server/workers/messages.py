@@ -27,6 +27,8 @@ class Start(Struct, frozen=True, kw_only=True, tag="start"):
     """Number within the task's group."""
     scripts: tuple[str | None, ...]
     """Per seat the script that plays it in the worker; None: it is asked for in the server."""
+    teachers: tuple[str, ...]
+    """Per seat the script that teaches there, "" for none; empty: nobody is taught."""
     names: tuple[str, ...]
     """Per seat the reference of its policy, for the record."""
     instance_id: str

@@ -116,6 +116,7 @@ class _Play:
     game: int
     names: tuple[str, ...]
     scripts: tuple[str | None, ...]
+    teachers: tuple[str, ...]
     instance_id: str
     seats: tuple[PlayerSeat | None, ...]
     """Per seat who replies in the server; None: a script in the worker."""
@@ -195,6 +196,7 @@ class WorkerPool:
         players: Sequence[Player],
         *,
         scripts: Sequence[str | None],
+        teachers: Sequence[str] = (),
         game: int,
         names: Sequence[str],
         instance_id: str,
@@ -211,6 +213,8 @@ class WorkerPool:
             task: Start of the episode.
             players: One per seat; those of scripts are not asked.
             scripts: Per seat the name of the script that plays it, None: a model.
+            teachers: Per seat the name of the script that teaches there, "" for none; empty:
+                nobody is taught.
             game: Number of the episode within the task's group.
             names: The policy of each seat, for the record.
             instance_id: Identifier of the server process, for the record.
@@ -232,6 +236,7 @@ class WorkerPool:
             game=game,
             names=tuple(names),
             scripts=tuple(scripts),
+            teachers=tuple(teachers),
             instance_id=instance_id,
             seats=tuple(seats),
             progress=progress,
@@ -270,6 +275,7 @@ class WorkerPool:
             seed=play.task.seed,
             game=play.game,
             scripts=play.scripts,
+            teachers=play.teachers,
             names=play.names,
             instance_id=play.instance_id,
         )

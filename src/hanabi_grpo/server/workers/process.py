@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.agents.taught import with_teachers
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.rollout.loop import Player, Progress, play_episode
@@ -175,7 +176,7 @@ class Worker:
                 players.append(asked)
         return await play_episode(
             played.task(start.split, start.seed),
-            players,
+            with_teachers(players, start.teachers, played),
             game=start.game,
             names=start.names,
             instance_id=start.instance_id,

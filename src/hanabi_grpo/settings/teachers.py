@@ -1,0 +1,169 @@
+"""HANABI_TEACHER: which player learns from which script, and what cannot work with one.
+
+Everything here is a function of its arguments; nothing is read or sent.
+"""
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.partners import always_partner, read_pool, seated
+from hanabi_grpo.settings.refs import ScriptRef, parse_ref, split_player
+from hanabi_grpo.types import player_names
+
+VARIABLE = "HANABI_TEACHER"
+NO_TEACHER = ""
+"""In the place of a seat's teacher."""
+_WEIGHTS = {
+    "teacher_weight": "HANABI_TEACHER_WEIGHT",
+    "teacher_steps": "HANABI_TEACHER_STEPS",
+    "reward_weight": "HANABI_REWARD_WEIGHT",
+}
+"""Settings that nothing reads without a teacher, by field."""
+
+
+def parse_teachers(settings: Settings) -> dict[str, str]:
+    """Return the script that teaches each player, without those that have no teacher.
+
+    A script without a player's name teaches everybody who learns and is not named.
+
+    Example:
+        HANABI_TEACHER=player_1=iggi gives {"player_1": "iggi"}
+
+    Raises:
+        SettingsError: An entry is no script of the environment, or of nobody, or a second one.
+    """
+    names = player_names(settings.players)
+    named: dict[str, str] = {}
+    others: str | None = None
+    for entry in settings.teacher:
+        player, spec = split_player(entry)
+        script = _script(spec, settings)
+        if player is None:
+            if others is not None:
+                raise SettingsError(
+                    f"{_typed(settings)}: {others} and {script} both for everybody; name one, or "
+                    f"the player before it, e.g. {names[0]}={others}."
+                )
+            others = script
+            continue
+        if player not in names:
+            raise SettingsError(
+                f"{_typed(settings)}: {player} is not at the table; allowed: {', '.join(names)}."
+            )
+        if player in named:
+            raise SettingsError(f"{_typed(settings)}: {player} is named twice; name it once.")
+        named[player] = script
+    teachers = {}
+    for name in names:
+        if name in named:
+            teachers[name] = named[name]
+        elif others is not None and name not in settings.freeze:
+            teachers[name] = others
+    if others is not None and len(named) == len(names):
+        raise SettingsError(
+            f"{_typed(settings)}: {others} is of nobody, every player is named; leave it out."
+        )
+    return teachers
+
+
+def seat_teachers(settings: Settings, version: int) -> tuple[str, ...]:
+    """Return who teaches in each seat at a version; () where there is no teacher.
+
+    Args:
+        settings: The run's.
+        version: Optimizer steps made so far, after which players may have moved to other seats.
+
+    Returns:
+        Per seat a script, or `NO_TEACHER`.
+    """
+    teachers = parse_teachers(settings)
+    if not teachers:
+        return ()
+    players = seated(settings.players, version, settings.swap_every)
+    return tuple(teachers.get(player, NO_TEACHER) for player in players)
+
+
+def check_teacher(settings: Settings) -> None:
+    """Refuse teachers that cannot be asked, and settings that would do nothing.
+
+    Raises:
+        SettingsError: There are such.
+    """
+    if not settings.teacher:
+        _check_unread(settings)
+        return
+    teachers = parse_teachers(settings)
+    _check_learners(settings, teachers)
+    if settings.thinking:
+        raise SettingsError(
+            f"{_typed(settings)} with HANABI_THINKING=1: a script has no thoughts, so a player "
+            "would learn to leave its own out; unset one."
+        )
+    _check_something_teaches(settings, teachers)
+
+
+def _check_unread(settings: Settings) -> None:
+    for field, variable in _WEIGHTS.items():
+        if field in settings.model_fields_set:
+            raise SettingsError(
+                f"{variable}={getattr(settings, field)} without {VARIABLE}: nobody has a teacher, "
+                f"so it would do nothing; set {VARIABLE} to a script, e.g. "
+                f"{_scripts(settings)[0] if _scripts(settings) else 'of a game that has some'}, or "
+                f"unset {variable}."
+            )
+
+
+def _check_learners(settings: Settings, teachers: dict[str, str]) -> None:
+    """Refuse a teacher of a player that does not learn."""
+    resting = {name: f"HANABI_FREEZE={','.join(settings.freeze)}" for name in settings.freeze}
+    partner_seat = always_partner(read_pool(settings), settings.partner_share)
+    if partner_seat is not None and settings.adapters != "shared":
+        resting[partner_seat] = "HANABI_PARTNER_SHARE=1, where a partner always takes its seat"
+    for player in teachers:
+        if player in resting:
+            learners = [name for name in player_names(settings.players) if name not in resting]
+            raise SettingsError(
+                f"{_typed(settings)} with {resting[player]}: {player} does not learn, so it needs "
+                f"no teacher; name those that do ({', '.join(learners)}), e.g. "
+                f"{learners[0]}={teachers[player]}."
+            )
+
+
+def _check_something_teaches(settings: Settings, teachers: dict[str, str]) -> None:
+    """Refuse a reward that is switched off where the teacher is, too."""
+    steps = settings.teacher_steps
+    for player in teachers:
+        if settings.reward_weight_of(player):
+            continue
+        given = f"HANABI_REWARD_WEIGHT={settings.reward_weight}"
+        if not settings.teacher_weight_of(player):
+            raise SettingsError(
+                f"{given} with HANABI_TEACHER_WEIGHT={settings.teacher_weight}: {player} would "
+                "learn from neither; set one of them above 0."
+            )
+        if steps and settings.max_steps is not None and steps < settings.max_steps:
+            raise SettingsError(
+                f"{given} with HANABI_TEACHER_STEPS={steps} MAX_STEPS={settings.max_steps}: "
+                f"{player} would learn nothing from step {steps + 1} on; set "
+                f"HANABI_TEACHER_STEPS=0 or {settings.max_steps} and more, or a reward weight "
+                "above 0."
+            )
+
+
+def _script(spec: str, settings: Settings) -> str:
+    ref = parse_ref(spec, where=VARIABLE, roles=(), scripts=_scripts(settings))
+    if not isinstance(ref, ScriptRef):
+        raise SettingsError(
+            f"{VARIABLE}={spec}: models do not teach yet; allowed are the scripts of "
+            f"{settings.env}: {', '.join(_scripts(settings))}. To learn from a model's games, use "
+            "hanabi-grpo collect and warm-start."
+        )
+    return ref.name
+
+
+def _scripts(settings: Settings) -> tuple[str, ...]:
+    return tuple(registry.get(settings.env).policies)
+
+
+def _typed(settings: Settings) -> str:
+    return f"{VARIABLE}={','.join(settings.teacher)}"

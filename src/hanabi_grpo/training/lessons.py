@@ -1,0 +1,212 @@
+"""What a teacher's labels teach (HANABI_TEACHER): rows with its replies, weights, and figures.
+
+    L_teacher = w / M · Σ_t u_t (−log π(a_t | s))
+
+over the M tokens t of the replies that the teacher would have given on the player's own turns, each
+behind the prompt of that turn: cross-entropy on the states that the player itself meets. It is
+added to the player's loss (`loss`), so it is a mean over the player's own tokens of the step over
+all processes, as the policy's loss is, and no other player moves by it. u is the weight of a token
+with HANABI_LOSS_UNIT, among the teacher's tokens; w falls with HANABI_TEACHER_STEPS.
+
+A teacher's reply is a row of its own: the conversation up to the turn, then the reply. Where
+prefixes are shared (`model.prefix_tree`) a row costs its reply's tokens alone, and nothing where
+the player said the same.
+
+Source: DAgger (Ross, Gordon and Bagnell 2011, arXiv 1011.0686); beside a reward, with a weight that
+falls, kickstarting (Schmitt et al. 2018, arXiv 1803.03835).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.teachers import parse_teachers
+from hanabi_grpo.training.groups import flatten_groups
+from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
+from hanabi_grpo.training.minibatches import weights_by_part
+from hanabi_grpo.training.token_weights import LossUnit
+from hanabi_grpo.types import Episode, ReplyKind, Turn, is_trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teaching:
+    """What a player with a teacher learns from in a step, and how much."""
+
+    teacher: float
+    """Weight of the teacher's cross-entropy."""
+    reward: float
+    """Weight of the advantages."""
+
+
+def teaching_at(settings: Settings, step: int) -> dict[str, Teaching]:
+    """Return how each player with a teacher is taught in a step.
+
+    Args:
+        settings: The run's.
+        step: Number of steps before this one.
+    """
+    left = 1.0
+    if settings.teacher_steps:
+        left = max(0.0, 1 - step / settings.teacher_steps)
+    taught = {}
+    for player in parse_teachers(settings):
+        taught[player] = Teaching(
+            teacher=settings.teacher_weight_of(player) * left,
+            reward=settings.reward_weight_of(player),
+        )
+    return taught
+
+
+def lesson_rows(
+    groups: Sequence[Sequence[Episode]],
+    player: int,
+    trained_seats: Sequence[str],
+    *,
+    unit: LossUnit,
+    parts: Sequence[int],
+    has_weights: bool,
+    trains_all: bool,
+    with_steps: bool,
+) -> list[TokenRow]:
+    """Return a row for each turn of one seat's trained player that its teacher labelled.
+
+    Args:
+        groups: Per task the games that are learned from.
+        player: Number of the seat.
+        trained_seats: Per seat the adapter that is trained there, see `batching.token_rows`.
+        unit: What weighs the same, see `token_weights`.
+        parts: Per game of the step its part, see `minibatches`.
+        has_weights: Whether rows of replies have weights, and so on: rows of a micro-batch have
+            the same columns.
+        trains_all: Whether all tokens of a reply carry loss.
+        with_steps: Whether rows say in which step of the game each token was said.
+    """
+    games: list[tuple[int, tuple[Turn, ...]]] = []
+    for number, episode in enumerate(flatten_groups(groups)):
+        if is_trained(episode, player, trained_seats):
+            games.append((number, episode.trajectory(player)))
+    lengths = [[len(_lesson_ids(turn)) for turn in turns] for _, turns in games]
+    weights = weights_by_part(lengths, [parts[number] for number, _ in games], unit)
+    rows = []
+    for (number, turns), game_weights in zip(games, weights, strict=True):
+        conversation: list[int] = []
+        for turn, weight in zip(turns, game_weights, strict=True):
+            before = [] if turn.fresh else conversation
+            prompt = [*before, *turn.prompt_ids]
+            conversation = [*prompt, *turn.reply_ids]
+            lesson_ids = _lesson_ids(turn)
+            if not lesson_ids:
+                continue
+            num_tokens = len(prompt) + len(lesson_ids)
+            row = TokenRow(
+                ids=[*prompt, *lesson_ids],
+                mask=[False] * num_tokens,
+                logprobs=[0.0] * num_tokens,
+                advantages=[0.0] * num_tokens,
+                weights=[] if has_weights else None,
+                trained=None if trains_all else [],
+                steps=[] if with_steps else None,
+                lesson=[0.0] * len(prompt) + [weight] * len(lesson_ids),
+                game=number,
+            )
+            rows.append(row)
+    return rows
+
+
+def num_lesson_tokens(rows: Sequence[TokenRow]) -> int:
+    """Return how many tokens of some rows are a teacher's."""
+    total = 0
+    for row in rows:
+        total += sum(weight > 0 for weight in row.lesson or ())
+    return total
+
+
+def lesson_figures(
+    groups: Sequence[Sequence[Episode]], seats: Sequence[str], players: Sequence[str]
+) -> dict[str, float]:
+    """Return how far each player goes with its teacher, nothing of a player that has none.
+
+    `teacher_agreement` is the share of its labelled turns on which a legal reply named the
+    teacher's action, `teacher_share` the share of its turns that are labelled.
+
+    Args:
+        groups: The games as they were drawn.
+        seats: Per seat the run's own adapter, as episodes record it.
+        players: Per seat the player who holds it.
+    """
+    figures: dict[str, float] = {}
+    episodes = flatten_groups(groups)
+    for seat, player in enumerate(players):
+        turns: list[Turn] = []
+        for episode in episodes:
+            if is_trained(episode, seat, seats):
+                turns.extend(episode.trajectory(seat))
+        labelled = [turn for turn in turns if turn.lesson is not None]
+        if not labelled:
+            continue
+        num_alike = sum(map(_agrees, labelled))
+        figures[f"{player}/teacher_agreement"] = num_alike / len(labelled)
+        figures[f"{player}/teacher_share"] = len(labelled) / len(turns)
+    return figures
+
+
+def weight_figures(taught: Mapping[str, Teaching]) -> dict[str, float]:
+    """Return the weight of each player's teacher in a step."""
+    return {f"{player}/teacher_weight": teaching.teacher for player, teaching in taught.items()}
+
+
+class TaughtTokens:
+    """How surprising a teacher's tokens were to each player in the step in progress."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._surprise: dict[str, float] = {}
+        """In nats, of this process's tokens."""
+        self._parts: dict[tuple[str, int], int] = {}
+        """By player and part of the step the tokens on all processes."""
+
+    def add(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
+        """Count a micro-batch once.
+
+        Args:
+            batch: The micro-batch.
+            logprobs: [rows, tokens] under the player as it was before it learned from them.
+        """
+        if not batch.num_lesson_tokens:
+            return
+        surprise = 0.0
+        if batch.lesson_weights is not None:
+            surprise = -float(logprobs.detach()[batch.lesson_weights > 0].double().sum())
+        self._surprise[batch.player] = self._surprise.get(batch.player, 0.0) + surprise
+        self._parts[batch.player, batch.part] = batch.num_lesson_tokens
+
+    def take(self, gather: Callable[[list[Any]], list[Any]]) -> dict[str, float]:
+        """Return `teacher_loss` of each player, in nats a token, and begin anew.
+
+        Args:
+            gather: (this process's list) -> those of all processes as one list.
+        """
+        # Players with tokens are the same on every process, so all of them ask or none does.
+        if not self._parts:
+            return {}
+        totals: dict[str, float] = {}
+        for player, surprise in gather(list(self._surprise.items())):
+            totals[player] = totals.get(player, 0.0) + surprise
+        counts: dict[str, int] = {}
+        for (player, _), count in self._parts.items():
+            counts[player] = counts.get(player, 0) + count
+        self._surprise = {}
+        self._parts = {}
+        return {f"{player}/teacher_loss": totals[player] / counts[player] for player in totals}
+
+
+def _lesson_ids(turn: Turn) -> tuple[int, ...]:
+    return turn.lesson.reply_ids if turn.lesson is not None else ()
+
+
+def _agrees(turn: Turn) -> bool:
+    is_legal = turn.kind is ReplyKind.LEGAL
+    return is_legal and turn.lesson is not None and turn.action == turn.lesson.action

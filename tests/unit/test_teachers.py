@@ -1,0 +1,401 @@
+"""Teachers on the server's side: who may teach whom, and what a taught game brings."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from fake_engine import CHAT, LAPTOP, SAMPLING, make_scheduler
+from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.agents.taught import TaughtPlayer, with_lesson_ids, with_teachers
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Observation, Script, Setup, Task
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
+from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
+from hanabi_grpo.server.scheduler import Scheduler, _needs_worker
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.steps import check_updates
+from hanabi_grpo.settings.teachers import parse_teachers, seat_teachers
+from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.types import Episode, Lesson
+from server_app import RunningApp, WordEngine, push_to, running_app
+
+BOARD = Setup(HANABI, LAPTOP)
+OWN = ("player_0@1", "player_1@1")
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(device="cpu", **given)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "other", "expected"),
+    [
+        ((), {}, {}),
+        (("iggi",), {}, {"player_0": "iggi", "player_1": "iggi"}),
+        (("player_1=iggi",), {}, {"player_1": "iggi"}),
+        (
+            ("player_0=iggi", "player_1=focus-bot"),
+            {},
+            {"player_0": "iggi", "player_1": "focus-bot"},
+        ),
+        (("player_0=iggi", "focus-bot"), {}, {"player_0": "iggi", "player_1": "focus-bot"}),
+        # Who does not learn is left out of "everybody".
+        (("iggi",), {"freeze": ("player_0",)}, {"player_1": "iggi"}),
+        (("iggi",), {"adapters": "shared"}, {"player_0": "iggi", "player_1": "iggi"}),
+    ],
+)
+def test_a_teacher_is_of_everybody_or_of_those_who_are_named(
+    teacher: tuple[str, ...], other: dict[str, Any], expected: dict[str, str]
+) -> None:
+    given = settings(teacher=teacher, **other)
+    check_updates(given)
+    assert parse_teachers(given) == expected
+
+
+def test_a_teacher_follows_its_player_to_another_seat() -> None:
+    given = settings(teacher=("player_1=iggi",), swap_every=2)
+    assert [seat_teachers(given, version) for version in (0, 1, 2, 3, 4)] == [
+        ("", "iggi"),
+        ("", "iggi"),
+        ("iggi", ""),
+        ("iggi", ""),
+        ("", "iggi"),
+    ]
+    assert seat_teachers(settings(), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"teacher": ("igi",)}, "HANABI_TEACHER: 'igi' is unknown; allowed are .*iggi"),
+        (
+            {"teacher": ("outputs/run",)},
+            "HANABI_TEACHER=outputs/run: models do not teach yet; allowed are the scripts of "
+            "hanabi: .*iggi",
+        ),
+        (
+            {"teacher": ("player_2=iggi",)},
+            "HANABI_TEACHER=player_2=iggi: player_2 is not at the table; allowed: player_0, "
+            "player_1",
+        ),
+        ({"teacher": ("player_0=iggi", "player_0=iggi")}, "player_0 is named twice"),
+        ({"teacher": ("iggi", "focus-bot")}, "iggi and focus-bot both for everybody"),
+        (
+            {"teacher": ("player_0=iggi", "player_1=iggi", "focus-bot")},
+            "focus-bot is of nobody, every player is named",
+        ),
+        (
+            {"teacher": ("player_0=iggi",), "freeze": ("player_0",)},
+            r"HANABI_TEACHER=player_0=iggi with HANABI_FREEZE=player_0: player_0 does not learn, "
+            r"so it needs no teacher; name those that do \(player_1\)",
+        ),
+        (
+            {"teacher": ("iggi",), "partners": ("player_1=hint-bot",), "partner_share": 1.0},
+            "a partner always takes its seat: player_1 does not learn",
+        ),
+        (
+            {"teacher_weight": 0.5},
+            "HANABI_TEACHER_WEIGHT=0.5 without HANABI_TEACHER: nobody has a teacher",
+        ),
+        ({"teacher_steps": 5}, "HANABI_TEACHER_STEPS=5 without HANABI_TEACHER"),
+        ({"reward_weight": 0.0}, r"HANABI_REWARD_WEIGHT=0.0 without HANABI_TEACHER"),
+        (
+            {"teacher": ("iggi",), "thinking": True},
+            "HANABI_TEACHER=iggi with HANABI_THINKING=1: a script has no thoughts",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_weight": 0.0, "reward_weight": 0.0},
+            "player_0 would learn from neither; set one of them above 0",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_steps": 5, "reward_weight": 0.0, "max_steps": 6},
+            "player_0 would learn nothing from step 6 on; set HANABI_TEACHER_STEPS=0 or 6 and more",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_weight": "player_2=1,2"},
+            "HANABI_TEACHER_WEIGHT=player_2=1,2: player_2 is not at the table",
+        ),
+    ],
+)
+def test_what_cannot_teach_is_refused_with_the_way_out(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_updates(settings(**given))
+
+
+def test_a_game_of_the_dataset_without_the_script_is_refused_before_a_session_begins(
+    tmp_path: Any,
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    said = '[{"role": "user", "content": "Play."}]'
+    rows.write_text(
+        f'{{"messages": {said}, "env": "hanabi", "env_config": {{"preset": "laptop"}}}}\n'
+        f'{{"messages": {said}, "env": "kuhn_poker", "env_config": {{"preset": "kuhn_poker"}}}}\n'
+    )
+    given = settings(teacher=("iggi",), dataset=str(rows))
+    link = ServerLink(given, tmp_path)
+    with pytest.raises(
+        SettingsError, match=r"HANABI_TEACHER=iggi: 'iggi': the environment kuhn_poker has no such"
+    ):
+        link.connect(0)
+
+
+# A game
+
+
+class SeenByTeacher:
+    """A script that keeps what it is shown, and says the last legal action."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Any]] = []
+        self.seats: list[int] = []
+        self.name = "watching"
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "SeenByTeacher":
+        self.seats.append(player)
+        return self
+
+    def act(self, seen: Observation) -> str:
+        self.seen.append((seen.player, seen.view()))
+        return (seen.legal() or ("",))[-1]
+
+
+def played(players: list[Any], seed: int = 3) -> Episode:
+    return asyncio.run(play_episode(BOARD.task("train", seed), players))
+
+
+def test_a_teacher_sees_each_of_its_players_turns_by_that_players_view_and_changes_nothing() -> (
+    None
+):
+    script = make_script(BOARD, "hint-bot")
+    watching = SeenByTeacher()
+    taught = TaughtPlayer(player=script, teacher=replace(script, policy=watching))
+    without = played([script, script])
+    episode = played([script, taught])
+    # One seat a game, which is asked from the first turn on.
+    assert watching.seats == [1]
+    assert [player for player, _ in watching.seen] == [1] * len(episode.trajectory(1))
+    stripped = [replace(turn, lesson=None) for turn in episode.turns]
+    assert stripped == list(without.turns)
+    assert all(turn.lesson is None for turn in episode.trajectory(0))
+
+    # The views are those of a game that is played again, move by move.
+    referee = Referee(BOARD.task("train", 3))
+    views = []
+    for turn in episode.turns:
+        if turn.player == 1:
+            views.append(referee.see(1).view())
+        referee.step({turn.player: turn.reply})
+    assert [view for _, view in watching.seen] == views
+
+
+def test_a_teacher_cannot_tell_positions_apart_that_its_player_cannot() -> None:
+    """The hidden-card rule: other own cards, the same lesson."""
+    rng = random.Random(0)
+    checked = 0
+    for seed in range(8):
+        referee = Referee(BOARD.task("train", seed))
+        policy = BOARD.environment.policies["iggi"]()
+        while referee.status is None:
+            [player] = referee.to_act()
+            task = BOARD.task("train", seed)
+            other = referee.game.resampled(player, rng)
+            lessons = []
+            for game in (referee.game, other):
+                seen = Observation(game, player, None)
+                taught = TaughtPlayer(
+                    player=make_script(BOARD, "hint-bot"),
+                    teacher=replace(make_script(BOARD, "iggi"), policy=policy),
+                )
+                reply = asyncio.run(taught.seat(player, task=task, game=0).reply(seen))
+                lessons.append(reply.lesson)
+            assert lessons[0] == lessons[1]
+            assert lessons[0] is not None
+            checked += 1
+            referee.step({player: lessons[0].action})
+    assert checked > 40
+
+
+def test_a_teacher_that_plays_itself_agrees_with_every_turn() -> None:
+    script = make_script(BOARD, "iggi")
+    players = with_teachers([script, script], ("iggi", "iggi"), BOARD)
+    episode = played(players)
+    policy = BOARD.environment.policies["iggi"]()
+    alone = play_scripts(BOARD.task("train", 3), {0: policy, 1: policy})
+    assert [turn.action for turn in episode.turns] == [turn.action for turn in alone.turns]
+    assert [turn.lesson for turn in episode.turns] == [
+        Lesson(action=turn.action) for turn in episode.turns
+    ]
+
+
+def test_what_the_rules_do_not_allow_is_no_lesson() -> None:
+    script = make_script(BOARD, "hint-bot")
+    for text in ("sing", "Hint player 7 nothing", ""):
+        nonsense = Script("nonsense", lambda seen, rng, text=text: text)
+        taught = TaughtPlayer(player=script, teacher=replace(script, policy=nonsense))
+        episode = played([taught, script])
+        assert {turn.lesson for turn in episode.turns} == {None}
+
+
+def test_a_lesson_has_the_tokens_that_its_player_would_say_and_must_fit_a_reply() -> None:
+    script = make_script(BOARD, "iggi")
+    episode = played(with_teachers([script, script], ("", "iggi"), BOARD))
+    taught = with_lesson_ids(episode, [None, CHAT], 4)
+    for turn in taught.trajectory(1):
+        assert turn.lesson is not None
+        ids = list(turn.lesson.reply_ids)
+        assert ids[-1] == CHAT.eos_id
+        assert CHAT.decode(ids) == turn.lesson.action
+    with pytest.raises(
+        SettingsError, match=r"MAX_COMPLETION_LENGTH=1: the teacher's reply .* has [23] tokens"
+    ):
+        with_lesson_ids(episode, [None, CHAT], 1)
+    assert with_lesson_ids(played([script, script]), [None, None], 4) == played([script, script])
+
+
+def test_a_taught_game_travels_and_is_recorded_and_older_records_are_read() -> None:
+    script = make_script(BOARD, "iggi")
+    episode = with_lesson_ids(
+        played(with_teachers([script, script], ("iggi", ""), BOARD)), [CHAT, None], 4
+    )
+    assert any(turn.lesson is not None for turn in episode.turns)
+    assert msgspec.json.decode(msgspec.json.encode(episode), type=Episode) == episode
+    assert episode_from_json(msgspec.json.decode(msgspec.json.encode(episode_to_json(episode))))
+    row = episode_to_json(episode)
+    for turn in row["turns"]:
+        del turn["lesson"]
+    older = episode_from_json(row)
+    assert [turn.lesson for turn in older.turns] == [None] * len(episode.turns)
+
+
+# Requests
+
+
+def requested(seats: tuple[str, ...], teachers: tuple[str, ...] | None) -> RequestedTask:
+    task = {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": 1}
+    request = {
+        "tasks": [task],
+        "num_games": 2,
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "seats": seats,
+        "teachers": teachers,
+    }
+    [read] = read_tasks(msgspec.convert(request, RolloutRequest))
+    return read
+
+
+@pytest.mark.parametrize(
+    ("seats", "teachers", "expected"),
+    [
+        (OWN, None, ()),
+        (OWN, ("", "iggi"), ("", "iggi")),
+        (OWN, ("", ""), ()),
+        # Partners are not taught: scripts, the base model, and adapters of other runs.
+        (("iggi", "player_1@1"), ("iggi", "iggi"), ("", "iggi")),
+        (("base", "player_1@1"), ("iggi", ""), ()),
+        (("frozen_0123456789abcdef@5", "player_1@1"), ("iggi", ""), ()),
+    ],
+)
+def test_a_request_says_who_teaches_the_sessions_own_adapters(
+    seats: tuple[str, ...], teachers: tuple[str, ...] | None, expected: tuple[str, ...]
+) -> None:
+    assert requested(seats, teachers).teachers == expected
+
+
+def test_an_unknown_teacher_and_a_seat_too_few_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"tasks\.0: 'igi': the environment hanabi has no such"):
+        requested(OWN, ("igi", ""))
+    with pytest.raises(SettingsError, match=r"2 players, but teachers=.* names 1; name one"):
+        requested(OWN, ("iggi",))
+
+
+def test_games_with_a_slow_teacher_are_played_in_workers() -> None:
+    assert not _needs_worker(requested(OWN, ("iggi", "")))
+    assert _needs_worker(requested(OWN, ("search", "")))
+
+
+def with_scheduler(play: Callable[[Scheduler], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        scheduler = make_scheduler(WordEngine())
+        try:
+            return await play(scheduler)
+        finally:
+            scheduler.close()
+            await asyncio.sleep(0.05)
+
+    result = asyncio.run(asyncio.wait_for(run(), 60))
+    psutil.wait_procs(psutil.Process().children(), timeout=5)
+    return result
+
+
+def test_a_worker_asks_the_same_teacher_as_the_server_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A base model has no teacher on the wire; here the scheduler is asked by itself.
+    taught = replace(requested(("base", "base"), None), teachers=("", "iggi"))
+
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run([taught], SAMPLING)
+
+    here = with_scheduler(play)
+    monkeypatch.setattr("hanabi_grpo.server.scheduler._needs_worker", lambda requested: True)
+    in_worker = with_scheduler(play)
+    assert in_worker == here
+    lessons = [turn.lesson for episode in here[0] for turn in episode.trajectory(1)]
+    assert lessons
+    for lesson in lessons:
+        assert lesson.reply_ids == (*CHAT.tokenizer.encode(lesson.action), CHAT.eos_id)
+
+
+# Over HTTP
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[RunningApp]:
+    with running_app(max_model_len=20000) as running:
+        yield running
+
+
+def test_a_taught_request_has_the_games_of_one_without_and_lessons_in_them(app: RunningApp) -> None:
+    task = {**BOARD.row(), "suite": "train", "seed": 3}
+    with RolloutClient(app.url) as client:
+        push_to(client, app)
+
+        def play(teachers: tuple[str, ...] | None) -> list[Episode]:
+            result = client.play(
+                [task],
+                num_games=2,
+                max_tokens=4,
+                temperature=1.0,
+                seats=OWN,
+                teachers=teachers,
+            )
+            [group] = result.groups
+            return group
+
+        plain = play(None)
+        taught = play(("", "iggi"))
+        with pytest.raises(ServerError, match="MAX_COMPLETION_LENGTH=1: the teacher's reply"):
+            client.play(
+                [task],
+                num_games=1,
+                max_tokens=1,
+                temperature=1.0,
+                seats=OWN,
+                teachers=("", "iggi"),
+            )
+    for episode, expected in zip(taught, plain, strict=True):
+        stripped = [replace(turn, lesson=None) for turn in episode.turns]
+        assert stripped == list(expected.turns)
+        assert {turn.lesson is None for turn in episode.trajectory(0)} == {True}
+        assert {turn.lesson is None for turn in episode.trajectory(1)} == {False}
