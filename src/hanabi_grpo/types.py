@@ -104,6 +104,11 @@ class Lesson:
     """What the teacher would do in the same position, worded as `Turn.action`."""
     reply_ids: tuple[int, ...] = ()
     """The player's reply with this action as tokens, the one that ends a reply among them."""
+    plays: bool = False
+    """Whether the teacher's reply was said in the place of the player's (HANABI_TEACHER_PLAYS).
+
+    Such a turn has no reply ids, since nobody sampled any: what was said is the end of its prompt
+    ids, as the conversation goes on with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

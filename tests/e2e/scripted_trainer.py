@@ -58,6 +58,18 @@ class ScriptedSeat:
         self._conversation = conversation
         self._version = version
 
+    async def say(self, observation: Observation, text: str) -> Reply:
+        ids = self._conversation._chat.said(text)
+        prompt_ids = self._conversation.ask(observation.message())
+        self._conversation.answer(list(ids))
+        return Reply(
+            text=text,
+            prompt=observation.message(),
+            prompt_ids=(*prompt_ids, *ids),
+            version=self._version,
+            fresh=observation.window is not None,
+        )
+
     async def reply(self, observation: Observation) -> Reply:
         reply = await self._script.reply(observation)
         chat = self._conversation._chat

@@ -116,6 +116,7 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
                 "HANABI_TEACHER": "player_0=iggi,player_1=focus-bot",
                 "HANABI_TEACHER_WEIGHT": "player_0=1,player_1=0.3",
                 "HANABI_TEACHER_STEPS": "3",
+                "HANABI_TEACHER_PLAYS": "player_0=0,player_1=0.3",
                 "HANABI_REWARD_WEIGHT": "player_0=0.5,player_1=1",
                 "HANABI_SWAP_EVERY": "1",
                 "HANABI_MEMORY": "turn",

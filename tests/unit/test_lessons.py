@@ -1,5 +1,6 @@
 """What a teacher's labels teach: rows, the cross-entropy, its weight, and who moves by it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,24 @@ def test_with_memory_of_a_turn_a_lesson_stands_behind_its_own_turns_prompt() -> 
     )
     [batch] = batches_of([[fresh, game(turn(3))]])
     assert lessons_in(batch) == [([1, 2], [5, 6], [1.0, 1.0]), ([10, 11], [12], [1.0])]
+
+
+def test_what_the_teacher_said_in_the_players_place_is_context_and_its_own_lesson() -> None:
+    said = turn(prompt=(1, 2, 5, 6))
+    said = replace(said, lesson=Lesson(action="Play 0", reply_ids=(5, 6), plays=True))
+    whole = game(said, taught(turn(9, prompt=(8,)), 12))
+    groups = [[whole, game(turn(3))]]
+    [batch] = batches_of(groups)
+    assert lessons_in(batch) == [([1, 2], [5, 6], [1.0, 1.0]), ([1, 2, 5, 6, 8], [12], [1.0])]
+    # In the policy's loss and in the mismatch check are the tokens 9 and 3 alone.
+    assert batch.num_reply_tokens == 2
+    assert int(batch.reply_mask.sum()) == 2
+    figures = lesson_figures(groups, OWN, NAMES)
+    assert figures == {
+        "player_0/teacher_agreement": 1.0,
+        "player_0/teacher_share": 2 / 3,
+        "player_0/teacher_plays": 1 / 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -377,6 +396,35 @@ def test_a_player_that_learns_from_its_teacher_alone_comes_to_say_what_it_says(
     assert losses[0] > 2
     assert losses[-1] < 0.45
     assert made.events.rows[0]["player_0/teacher_agreement"] == 1.0
+
+
+def test_a_player_whose_teacher_plays_every_turn_learns_from_it(tmp_path: Path) -> None:
+    def games(step: int) -> Games:
+        groups = []
+        for group in games_with_lessons(0)(step):
+            said_group = []
+            for episode in group:
+                turns = []
+                for one in episode.turns:
+                    if one.lesson is not None:
+                        one = replace(
+                            one,
+                            prompt_ids=(*one.prompt_ids, *one.lesson.reply_ids),
+                            reply_ids=(),
+                            logprobs=(),
+                            lesson=replace(one.lesson, plays=True),
+                        )
+                    turns.append(one)
+                said_group.append(replace(episode, turns=tuple(turns)))
+            groups.append(said_group)
+        return groups
+
+    made = trained(tmp_path, games, teacher=("player_0=iggi",), teacher_plays=1.0)
+    first, *_, last = made.events.rows
+    assert last["player_0/teacher_loss"] < first["player_0/teacher_loss"]
+    assert first["player_0/teacher_plays"] == 1.0
+    assert "player_0/teacher_agreement" not in first
+    assert all(math.isfinite(row["loss"]) for row in made.events.rows)
 
 
 def test_without_a_teacher_in_the_settings_lessons_are_not_read(tmp_path: Path) -> None:

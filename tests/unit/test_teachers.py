@@ -24,13 +24,14 @@ from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
 from hanabi_grpo.server.scheduler import Scheduler, _needs_worker
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import check_updates
-from hanabi_grpo.settings.teachers import parse_teachers, seat_teachers
+from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
 from hanabi_grpo.training.link import ServerLink
-from hanabi_grpo.types import Episode, Lesson
-from server_app import RunningApp, WordEngine, push_to, running_app
+from hanabi_grpo.types import Episode, Lesson, ReplyKind
+from server_app import RunningApp, WordEngine, lora_of, push_to, running_app, word_reply
 
 BOARD = Setup(HANABI, LAPTOP)
 OWN = ("player_0@1", "player_1@1")
+IGGI = SeatTeacher(script="iggi")
 
 
 def settings(**given: Any) -> Settings:
@@ -63,13 +64,14 @@ def test_a_teacher_is_of_everybody_or_of_those_who_are_named(
 
 
 def test_a_teacher_follows_its_player_to_another_seat() -> None:
-    given = settings(teacher=("player_1=iggi",), swap_every=2)
+    given = settings(teacher=("player_1=iggi",), swap_every=2, teacher_plays="player_1=0.25,0")
+    iggi = SeatTeacher(script="iggi", plays=0.25)
     assert [seat_teachers(given, version) for version in (0, 1, 2, 3, 4)] == [
-        ("", "iggi"),
-        ("", "iggi"),
-        ("iggi", ""),
-        ("iggi", ""),
-        ("", "iggi"),
+        (None, iggi),
+        (None, iggi),
+        (iggi, None),
+        (iggi, None),
+        (None, iggi),
     ]
     assert seat_teachers(settings(), 0) == ()
 
@@ -107,6 +109,11 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
             {"teacher_weight": 0.5},
             "HANABI_TEACHER_WEIGHT=0.5 without HANABI_TEACHER: nobody has a teacher",
         ),
+        (
+            {"teacher": ("iggi",), "teacher_plays": 0.5, "advantage": "ippo"},
+            "HANABI_TEACHER_PLAYS=0.5 with HANABI_ADVANTAGE=ippo: .*take one of grpo, ",
+        ),
+        ({"teacher_plays": 0.5}, "HANABI_TEACHER_PLAYS=0.5 without HANABI_TEACHER"),
         ({"teacher_steps": 5}, "HANABI_TEACHER_STEPS=5 without HANABI_TEACHER"),
         ({"reward_weight": 0.0}, r"HANABI_REWARD_WEIGHT=0.0 without HANABI_TEACHER"),
         (
@@ -227,7 +234,7 @@ def test_a_teacher_cannot_tell_positions_apart_that_its_player_cannot() -> None:
 
 def test_a_teacher_that_plays_itself_agrees_with_every_turn() -> None:
     script = make_script(BOARD, "iggi")
-    players = with_teachers([script, script], ("iggi", "iggi"), BOARD)
+    players = with_teachers([script, script], (IGGI, IGGI), BOARD)
     episode = played(players)
     policy = BOARD.environment.policies["iggi"]()
     alone = play_scripts(BOARD.task("train", 3), {0: policy, 1: policy})
@@ -248,7 +255,7 @@ def test_what_the_rules_do_not_allow_is_no_lesson() -> None:
 
 def test_a_lesson_has_the_tokens_that_its_player_would_say_and_must_fit_a_reply() -> None:
     script = make_script(BOARD, "iggi")
-    episode = played(with_teachers([script, script], ("", "iggi"), BOARD))
+    episode = played(with_teachers([script, script], (None, IGGI), BOARD))
     taught = with_lesson_ids(episode, [None, CHAT], 4)
     for turn in taught.trajectory(1):
         assert turn.lesson is not None
@@ -265,7 +272,7 @@ def test_a_lesson_has_the_tokens_that_its_player_would_say_and_must_fit_a_reply(
 def test_a_taught_game_travels_and_is_recorded_and_older_records_are_read() -> None:
     script = make_script(BOARD, "iggi")
     episode = with_lesson_ids(
-        played(with_teachers([script, script], ("iggi", ""), BOARD)), [CHAT, None], 4
+        played(with_teachers([script, script], (IGGI, None), BOARD)), [CHAT, None], 4
     )
     assert any(turn.lesson is not None for turn in episode.turns)
     assert msgspec.json.decode(msgspec.json.encode(episode), type=Episode) == episode
@@ -279,8 +286,10 @@ def test_a_taught_game_travels_and_is_recorded_and_older_records_are_read() -> N
 
 # Requests
 
+Teachers = tuple[SeatTeacher | None, ...]
 
-def requested(seats: tuple[str, ...], teachers: tuple[str, ...] | None) -> RequestedTask:
+
+def requested(seats: tuple[str, ...], teachers: Teachers | None) -> RequestedTask:
     task = {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": 1}
     request = {
         "tasks": [task],
@@ -288,7 +297,7 @@ def requested(seats: tuple[str, ...], teachers: tuple[str, ...] | None) -> Reque
         "max_tokens": 4,
         "temperature": 1.0,
         "seats": seats,
-        "teachers": teachers,
+        "teachers": msgspec.to_builtins(teachers),
     }
     [read] = read_tasks(msgspec.convert(request, RolloutRequest))
     return read
@@ -298,30 +307,32 @@ def requested(seats: tuple[str, ...], teachers: tuple[str, ...] | None) -> Reque
     ("seats", "teachers", "expected"),
     [
         (OWN, None, ()),
-        (OWN, ("", "iggi"), ("", "iggi")),
-        (OWN, ("", ""), ()),
+        (OWN, (None, IGGI), (None, IGGI)),
+        (OWN, (None, None), ()),
         # Partners are not taught: scripts, the base model, and adapters of other runs.
-        (("iggi", "player_1@1"), ("iggi", "iggi"), ("", "iggi")),
-        (("base", "player_1@1"), ("iggi", ""), ()),
-        (("frozen_0123456789abcdef@5", "player_1@1"), ("iggi", ""), ()),
+        (("iggi", "player_1@1"), (IGGI, IGGI), (None, IGGI)),
+        (("base", "player_1@1"), (IGGI, None), ()),
+        (("frozen_0123456789abcdef@5", "player_1@1"), (IGGI, None), ()),
     ],
 )
 def test_a_request_says_who_teaches_the_sessions_own_adapters(
-    seats: tuple[str, ...], teachers: tuple[str, ...] | None, expected: tuple[str, ...]
+    seats: tuple[str, ...], teachers: Teachers | None, expected: Teachers
 ) -> None:
     assert requested(seats, teachers).teachers == expected
 
 
-def test_an_unknown_teacher_and_a_seat_too_few_are_refused() -> None:
+def test_an_unknown_teacher_a_seat_too_few_and_no_share_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"tasks\.0: 'igi': the environment hanabi has no such"):
-        requested(OWN, ("igi", ""))
-    with pytest.raises(SettingsError, match=r"2 players, but teachers=.* names 1; name one"):
-        requested(OWN, ("iggi",))
+        requested(OWN, (SeatTeacher(script="igi"), None))
+    with pytest.raises(SettingsError, match="2 players, but teachers has 1 seats; name one"):
+        requested(OWN, (IGGI,))
+    with pytest.raises(SettingsError, match=r"plays=1\.5: give a share from 0 to 1"):
+        requested(OWN, (SeatTeacher(script="iggi", plays=1.5), None))
 
 
 def test_games_with_a_slow_teacher_are_played_in_workers() -> None:
-    assert not _needs_worker(requested(OWN, ("iggi", "")))
-    assert _needs_worker(requested(OWN, ("search", "")))
+    assert not _needs_worker(requested(OWN, (IGGI, None)))
+    assert _needs_worker(requested(OWN, (SeatTeacher(script="search"), None)))
 
 
 def with_scheduler(play: Callable[[Scheduler], Awaitable[Any]]) -> Any:
@@ -338,11 +349,13 @@ def with_scheduler(play: Callable[[Scheduler], Awaitable[Any]]) -> Any:
     return result
 
 
+@pytest.mark.parametrize("plays", [0.0, 0.5])
 def test_a_worker_asks_the_same_teacher_as_the_server_itself(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, plays: float
 ) -> None:
     # A base model has no teacher on the wire; here the scheduler is asked by itself.
-    taught = replace(requested(("base", "base"), None), teachers=("", "iggi"))
+    teacher = SeatTeacher(script="iggi", plays=plays)
+    taught = replace(requested(("base", "base"), None), teachers=(None, teacher))
 
     async def play(scheduler: Scheduler) -> list[list[Any]]:
         return await scheduler.run([taught], SAMPLING)
@@ -352,7 +365,7 @@ def test_a_worker_asks_the_same_teacher_as_the_server_itself(
     in_worker = with_scheduler(play)
     assert in_worker == here
     lessons = [turn.lesson for episode in here[0] for turn in episode.trajectory(1)]
-    assert lessons
+    assert {lesson.plays for lesson in lessons} == ({False, True} if plays else {False})
     for lesson in lessons:
         assert lesson.reply_ids == (*CHAT.tokenizer.encode(lesson.action), CHAT.eos_id)
 
@@ -371,7 +384,7 @@ def test_a_taught_request_has_the_games_of_one_without_and_lessons_in_them(app: 
     with RolloutClient(app.url) as client:
         push_to(client, app)
 
-        def play(teachers: tuple[str, ...] | None) -> list[Episode]:
+        def play(teachers: Teachers | None) -> list[Episode]:
             result = client.play(
                 [task],
                 num_games=2,
@@ -384,7 +397,7 @@ def test_a_taught_request_has_the_games_of_one_without_and_lessons_in_them(app: 
             return group
 
         plain = play(None)
-        taught = play(("", "iggi"))
+        taught = play((None, IGGI))
         with pytest.raises(ServerError, match="MAX_COMPLETION_LENGTH=1: the teacher's reply"):
             client.play(
                 [task],
@@ -392,10 +405,70 @@ def test_a_taught_request_has_the_games_of_one_without_and_lessons_in_them(app: 
                 max_tokens=1,
                 temperature=1.0,
                 seats=OWN,
-                teachers=("", "iggi"),
+                teachers=(None, IGGI),
             )
     for episode, expected in zip(taught, plain, strict=True):
         stripped = [replace(turn, lesson=None) for turn in episode.turns]
         assert stripped == list(expected.turns)
         assert {turn.lesson is None for turn in episode.trajectory(0)} == {True}
         assert {turn.lesson is None for turn in episode.trajectory(1)} == {False}
+
+
+# The teacher plays
+
+
+@pytest.mark.parametrize("memory", ["game", "turn", 2])
+def test_a_turn_that_the_teacher_plays_is_in_the_conversation_and_nobody_sampled_it(
+    app: RunningApp, memory: Any
+) -> None:
+    board = Setup(HANABI, LAPTOP.model_copy(update={"memory": memory}))
+    tasks = [{**board.row(), "suite": "train", "seed": seed} for seed in range(6)]
+    teachers = (None, SeatTeacher(script="iggi", plays=0.5))
+
+    with RolloutClient(app.url) as client:
+        bodies = push_to(client, app)
+
+        def play(teachers: Teachers | None) -> list[Episode]:
+            result = client.play(
+                tasks, num_games=4, max_tokens=4, temperature=1.0, seats=OWN, teachers=teachers
+            )
+            return [episode for group in result.groups for episode in group]
+
+        episodes = play(teachers)
+        assert play(teachers) == episodes
+
+    turns = [turn for episode in episodes for turn in episode.trajectory(1)]
+    played = [turn for turn in turns if turn.lesson is not None and turn.lesson.plays]
+    assert 0.3 < len(played) / len(turns) < 0.7
+    for turn in played:
+        assert turn.lesson is not None
+        assert turn.action == turn.reply == turn.lesson.action
+        assert (turn.kind, turn.reply_ids, turn.logprobs) == (ReplyKind.LEGAL, (), ())
+        assert turn.prompt_ids[-len(turn.lesson.reply_ids) :] == turn.lesson.reply_ids
+        assert (turn.version, turn.fresh) == (1, memory != "game")
+    # The player goes on from what the teacher said, by the tokens of its own replies.
+    lora = lora_of(bodies["player_1"])
+    for episode in episodes:
+        ids: list[int] = []
+        for turn in episode.trajectory(1):
+            ids = [] if turn.fresh else ids
+            ids += turn.prompt_ids
+            if turn not in played:
+                assert turn.reply_ids == word_reply(lora, ids).ids
+            ids += turn.reply_ids
+    assert all(turn.reply_ids for episode in episodes for turn in episode.trajectory(0))
+
+
+def test_a_teacher_that_plays_every_turn_plays_its_own_game() -> None:
+    taught = replace(
+        requested(("base", "base"), None), teachers=(SeatTeacher(script="iggi", plays=1.0),) * 2
+    )
+
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run([taught], SAMPLING)
+
+    [[first, _]] = with_scheduler(play)
+    policy = BOARD.environment.policies["iggi"]()
+    alone = play_scripts(taught.task, {0: policy, 1: policy})
+    assert [turn.action for turn in first.turns] == [turn.action for turn in alone.turns]
+    assert {turn.reply_ids for turn in first.turns} == {()}

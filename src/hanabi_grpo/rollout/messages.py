@@ -16,6 +16,7 @@ from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.seeds import SEED_LIMIT
 from hanabi_grpo.rollout.wire import TokenId
 from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, parse_seat
+from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
 
 MAX_TASKS = 16384
@@ -47,6 +48,7 @@ _ConfigValue = str | int | float | bool | None
 _Config = Annotated[dict[_ConfigName, _ConfigValue], Meta(max_length=_MAX_CONFIG_FIELDS)]
 _Seat = Annotated[str, Meta(max_length=_MAX_SEAT)]
 _Seats = Annotated[tuple[_Seat, ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
+_Teachers = Annotated[tuple[SeatTeacher | None, ...], Meta(max_length=MAX_PLAYERS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 _MaxTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
 _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
@@ -89,8 +91,8 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
     seats: _Seats | None = None
     """Seats of tasks that name none; a task with fewer players takes the first of them."""
-    teachers: _Seats | None = None
-    """Per seat the script that teaches there (HANABI_TEACHER), "" for none, e.g. ("iggi", "").
+    teachers: _Teachers | None = None
+    """Per seat who teaches there (HANABI_TEACHER), None where nobody does.
 
     It labels the turns of the session's own adapters; partners in its seat are not taught. A task
     with fewer players takes the first of them. None: nobody is taught.
@@ -235,8 +237,8 @@ class RequestedTask:
     """The policy of each seat."""
     games: range
     """Numbers of the games within the task's group."""
-    teachers: tuple[str, ...] = ()
-    """Per seat the script that teaches there, "" for none; empty: nobody is taught."""
+    teachers: tuple[SeatTeacher | None, ...] = ()
+    """Per seat who teaches there, None where nobody does; empty: nobody is taught."""
 
     @property
     def seats(self) -> tuple[str, ...]:
@@ -323,22 +325,24 @@ def _read_seats(
 
 
 def _read_teachers(
-    teachers: tuple[str, ...] | None, refs: tuple[SeatRef, ...], setup: Setup[Any]
-) -> tuple[str, ...]:
+    teachers: tuple[SeatTeacher | None, ...] | None, refs: tuple[SeatRef, ...], setup: Setup[Any]
+) -> tuple[SeatTeacher | None, ...]:
     """Return the teacher of each seat of a task; () where nobody is taught."""
     if teachers is None:
         return ()
     if len(teachers) < len(refs):
         raise SettingsError(
-            f"{len(refs)} players, but teachers={shown(teachers)} names {len(teachers)}; name one "
-            'for every seat, "" for none.'
+            f"{len(refs)} players, but teachers has {len(teachers)} seats; name one for each, "
+            "null for none."
         )
     of_seats = []
     for ref, teacher in zip(refs, teachers, strict=False):
-        if teacher:
-            check_script(setup, teacher)
+        if teacher is not None:
+            check_script(setup, teacher.script)
+            if not 0 <= teacher.plays <= 1:
+                raise SettingsError(f"teachers: plays={teacher.plays}: give a share from 0 to 1.")
         is_own = isinstance(ref, AdapterRef) and not ref.is_guest
-        of_seats.append(teacher if is_own else "")
+        of_seats.append(teacher if is_own else None)
     return tuple(of_seats) if any(of_seats) else ()
 
 

@@ -843,6 +843,13 @@ class Settings(BaseModel):
         ge=0,
         affects=Affects.LEARNING,
     )
+    teacher_plays: Annotated[PerPlayer, per_player(float, lambda share: 0 <= share <= 1)] = trainer(
+        "HANABI_TEACHER_PLAYS",
+        "Share of a player's turns on which its teacher's move is played in the place of its own.",
+        0.0,
+        allowed="a number from 0 to 1, " + FORM.format(example="player_0=0.5,player_1=0"),
+        affects=Affects.PLAY,
+    )
     reward_weight: Annotated[PerPlayer, per_player(float, lambda weight: weight >= 0)] = trainer(
         "HANABI_REWARD_WEIGHT",
         "Weight of the reward for a player with a teacher; 0: it learns from the teacher alone.",
@@ -1169,6 +1176,10 @@ class Settings(BaseModel):
         """Return HANABI_TEACHER_WEIGHT of a player, before its schedule."""
         return value_of(self.teacher_weight, self._own_adapter(player), "HANABI_TEACHER_WEIGHT")
 
+    def teacher_plays_of(self, player: str) -> float:
+        """Return HANABI_TEACHER_PLAYS of a player that has a teacher."""
+        return value_of(self.teacher_plays, self._own_adapter(player), "HANABI_TEACHER_PLAYS")
+
     def reward_weight_of(self, player: str) -> float:
         """Return HANABI_REWARD_WEIGHT of a player that has a teacher."""
         return value_of(self.reward_weight, self._own_adapter(player), "HANABI_REWARD_WEIGHT")
@@ -1189,6 +1200,7 @@ class Settings(BaseModel):
             "LORA_RANK": self.lora_rank,
             "LORA_ALPHA": self.lora_alpha,
             "HANABI_TEACHER_WEIGHT": self.teacher_weight,
+            "HANABI_TEACHER_PLAYS": self.teacher_plays,
             "HANABI_REWARD_WEIGHT": self.reward_weight,
         }
 

@@ -3,22 +3,34 @@
 Everything here is a function of its arguments; nothing is read or sent.
 """
 
+from dataclasses import dataclass
+
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.partners import always_partner, read_pool, seated
 from hanabi_grpo.settings.refs import ScriptRef, parse_ref, split_player
+from hanabi_grpo.training.estimators import ESTIMATORS, Learned, names_needing
 from hanabi_grpo.types import player_names
 
 VARIABLE = "HANABI_TEACHER"
-NO_TEACHER = ""
-"""In the place of a seat's teacher."""
-_WEIGHTS = {
+_UNREAD = {
     "teacher_weight": "HANABI_TEACHER_WEIGHT",
     "teacher_steps": "HANABI_TEACHER_STEPS",
+    "teacher_plays": "HANABI_TEACHER_PLAYS",
     "reward_weight": "HANABI_REWARD_WEIGHT",
 }
 """Settings that nothing reads without a teacher, by field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatTeacher:
+    """Who teaches in a seat, also on the wire."""
+
+    script: str
+    """A script of the environment."""
+    plays: float = 0.0
+    """Share of the turns on which it plays in its player's place."""
 
 
 def parse_teachers(settings: Settings) -> dict[str, str]:
@@ -66,7 +78,7 @@ def parse_teachers(settings: Settings) -> dict[str, str]:
     return teachers
 
 
-def seat_teachers(settings: Settings, version: int) -> tuple[str, ...]:
+def seat_teachers(settings: Settings, version: int) -> tuple[SeatTeacher | None, ...]:
     """Return who teaches in each seat at a version; () where there is no teacher.
 
     Args:
@@ -74,13 +86,20 @@ def seat_teachers(settings: Settings, version: int) -> tuple[str, ...]:
         version: Optimizer steps made so far, after which players may have moved to other seats.
 
     Returns:
-        Per seat a script, or `NO_TEACHER`.
+        Per seat its teacher, None where there is none.
     """
     teachers = parse_teachers(settings)
     if not teachers:
         return ()
     players = seated(settings.players, version, settings.swap_every)
-    return tuple(teachers.get(player, NO_TEACHER) for player in players)
+    seats: list[SeatTeacher | None] = []
+    for player in players:
+        seat = None
+        if player in teachers:
+            plays = settings.teacher_plays_of(player)
+            seat = SeatTeacher(script=teachers[player], plays=plays)
+        seats.append(seat)
+    return tuple(seats)
 
 
 def check_teacher(settings: Settings) -> None:
@@ -99,11 +118,12 @@ def check_teacher(settings: Settings) -> None:
             f"{_typed(settings)} with HANABI_THINKING=1: a script has no thoughts, so a player "
             "would learn to leave its own out; unset one."
         )
+    _check_plays(settings, teachers)
     _check_something_teaches(settings, teachers)
 
 
 def _check_unread(settings: Settings) -> None:
-    for field, variable in _WEIGHTS.items():
+    for field, variable in _UNREAD.items():
         if field in settings.model_fields_set:
             raise SettingsError(
                 f"{variable}={getattr(settings, field)} without {VARIABLE}: nobody has a teacher, "
@@ -127,6 +147,18 @@ def _check_learners(settings: Settings, teachers: dict[str, str]) -> None:
                 f"no teacher; name those that do ({', '.join(learners)}), e.g. "
                 f"{learners[0]}={teachers[player]}."
             )
+
+
+def _check_plays(settings: Settings, teachers: dict[str, str]) -> None:
+    """Refuse a teacher that plays where values or credit are learned of every turn."""
+    needs = ESTIMATORS[settings.advantage].needs
+    if needs is not Learned.NOTHING and any(map(settings.teacher_plays_of, teachers)):
+        raise SettingsError(
+            f"HANABI_TEACHER_PLAYS={settings.teacher_plays} with HANABI_ADVANTAGE="
+            f"{settings.advantage}: what it learns beside the model is of the players' own "
+            f"replies; set HANABI_TEACHER_PLAYS=0, or take one of "
+            f"{', '.join(names_needing(Learned.NOTHING))}."
+        )
 
 
 def _check_something_teaches(settings: Settings, teachers: dict[str, str]) -> None:

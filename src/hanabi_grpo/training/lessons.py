@@ -95,11 +95,11 @@ def lesson_rows(
         conversation: list[int] = []
         for turn, weight in zip(turns, game_weights, strict=True):
             before = [] if turn.fresh else conversation
-            prompt = [*before, *turn.prompt_ids]
-            conversation = [*prompt, *turn.reply_ids]
             lesson_ids = _lesson_ids(turn)
+            conversation = [*before, *turn.prompt_ids, *turn.reply_ids]
             if not lesson_ids:
                 continue
+            prompt = [*before, *_prompt_ids(turn)]
             num_tokens = len(prompt) + len(lesson_ids)
             row = TokenRow(
                 ids=[*prompt, *lesson_ids],
@@ -129,8 +129,9 @@ def lesson_figures(
 ) -> dict[str, float]:
     """Return how far each player goes with its teacher, nothing of a player that has none.
 
-    `teacher_agreement` is the share of its labelled turns on which a legal reply named the
-    teacher's action, `teacher_share` the share of its turns that are labelled.
+    `teacher_agreement` is the share of its labelled turns on which a legal reply of its own named
+    the teacher's action, `teacher_share` the share of its turns that are labelled, and
+    `teacher_plays` of those on which the teacher played in its place (absent at 0).
 
     Args:
         groups: The games as they were drawn.
@@ -147,9 +148,12 @@ def lesson_figures(
         labelled = [turn for turn in turns if turn.lesson is not None]
         if not labelled:
             continue
-        num_alike = sum(map(_agrees, labelled))
-        figures[f"{player}/teacher_agreement"] = num_alike / len(labelled)
+        own = [turn for turn in labelled if turn.lesson is not None and not turn.lesson.plays]
+        if own:
+            figures[f"{player}/teacher_agreement"] = sum(map(_agrees, own)) / len(own)
         figures[f"{player}/teacher_share"] = len(labelled) / len(turns)
+        if len(own) < len(labelled):
+            figures[f"{player}/teacher_plays"] = (len(labelled) - len(own)) / len(turns)
     return figures
 
 
@@ -205,6 +209,13 @@ class TaughtTokens:
 
 def _lesson_ids(turn: Turn) -> tuple[int, ...]:
     return turn.lesson.reply_ids if turn.lesson is not None else ()
+
+
+def _prompt_ids(turn: Turn) -> tuple[int, ...]:
+    """Return the ids before a turn's reply, whoever made it."""
+    if turn.lesson is not None and turn.lesson.plays:
+        return turn.prompt_ids[: -len(turn.lesson.reply_ids)]
+    return turn.prompt_ids
 
 
 def _agrees(turn: Turn) -> bool:

@@ -45,7 +45,7 @@ from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import BASES, SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.settings.teachers import parse_teachers, seat_teachers
+from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats, retry_dropped
 from hanabi_grpo.training.tasks import check_stamps
@@ -81,8 +81,8 @@ class GamesRequest:
     """Of the server process; empty where there are several."""
     sampling_seed: int | None = None
     """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
-    teachers: tuple[str, ...] = ()
-    """Per seat the script that labels its turns, see `settings.teachers`; empty: nobody does."""
+    teachers: tuple[SeatTeacher | None, ...] = ()
+    """Per seat who labels its turns, None where nobody does; empty: nobody is taught."""
     parts: tuple["GamesRequest", ...] = ()
     """What each of several servers is asked for."""
 

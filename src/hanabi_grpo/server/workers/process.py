@@ -88,11 +88,19 @@ class _AskedSeat:
 
     async def reply(self, seen: Observation) -> Reply:
         """Send the player's message and wait for the reply."""
+        return await self._ask(seen, None)
+
+    async def say(self, seen: Observation, text: str) -> Reply:
+        """Send the player's message and what it says, and wait for that as a reply."""
+        return await self._ask(seen, text)
+
+    async def _ask(self, seen: Observation, given: str | None) -> Reply:
         asked = self.player
         ask = Ask(
             number=asked.number,
             seat=seen.player,
             message=seen.message(),
+            given=given,
             window=seen.window,
             num_turns=asked.progress.num_turns,
             rewards=tuple(asked.progress.rewards),
