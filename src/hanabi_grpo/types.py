@@ -96,12 +96,15 @@ class EpisodeStatus(StrEnum):
 class Lesson:
     """What a turn brings beside its player's reply: what the player's teacher says to it.
 
+    A script says what it would do, a model how likely it finds what the player said.
+
     Example:
         Lesson(action="Play 0", reply_ids=(14, 22, 2))
+        Lesson(logprobs=(-0.7, -0.01, 0.0))
     """
 
-    action: str
-    """What the teacher would do in the same position, worded as `Turn.action`."""
+    action: str = ""
+    """What the teacher would do in the same position, worded as `Turn.action`; "": not known."""
     reply_ids: tuple[int, ...] = ()
     """The player's reply with this action as tokens, the one that ends a reply among them."""
     plays: bool = False
@@ -109,6 +112,8 @@ class Lesson:
 
     Such a turn has no reply ids, since nobody sampled any: what was said is the end of its prompt
     ids, as the conversation goes on with it."""
+    logprobs: tuple[float, ...] = ()
+    """Of each of the player's own reply ids, in nats, by the teacher; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

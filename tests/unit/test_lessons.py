@@ -21,7 +21,7 @@ from hanabi_grpo.training.lessons import (
     weight_figures,
 )
 from hanabi_grpo.training.loop import train
-from hanabi_grpo.training.loss import PolicyLoss, lesson_loss
+from hanabi_grpo.training.loss import PolicyLoss, lesson_loss, token_advantages
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.types import Episode, Lesson, ReplyKind, Turn
@@ -272,6 +272,53 @@ def test_the_reward_weight_leaves_entropy_bonus_and_teacher_alone() -> None:
     assert lesson_loss(logprobs, batch, 2).item() == pytest.approx(2.0)
 
 
+def test_a_model_adds_to_each_token_how_much_likelier_it_finds_it() -> None:
+    scored = replace(
+        made_turn(0, 3, 4, prompt_ids=(1, 2), logprobs=(-0.5, -2.0), version=0),
+        lesson=Lesson(logprobs=(-1.5, -0.25)),
+    )
+    groups = [[game(scored, turn(6, prompt=(7,))), game(turn(3))]]
+    [batch] = batches_of(groups, {"player_0": Teaching(teacher=0.5, reward=0.0)})
+    assert batch.lesson_weights is None
+    assert not batch.num_lesson_tokens
+    advantages = token_advantages(batch)
+    # Gaps −1 and 1.75, less their mean .375, times 0.5; and 0 where nobody scored.
+    row = [number for number, ids in enumerate(batch.ids.tolist()) if ids[:3] == [1, 2, 3]]
+    by_row = {tuple(batch.ids[number].tolist()): advantages[number].tolist() for number in row}
+    assert by_row[1, 2, 3, 4, 7, 6] == [0.0, -0.6875, 0.6875, 0.0, 0.0]
+    assert lesson_figures(groups, OWN, NAMES) == {
+        "player_0/teacher_kl": pytest.approx((1.0 - 1.75) / 2)
+    }
+    # Beside the reward it is added to its advantage; at weight 0 there is no column.
+    [beside] = batches_of(groups, {"player_0": Teaching(teacher=0.5, reward=1.0)})
+    torch.testing.assert_close(token_advantages(beside), beside.advantages + advantages)
+    [off] = batches_of(groups, {"player_0": Teaching(teacher=0.0, reward=1.0)})
+    assert off.teacher_gaps is None
+
+
+def test_what_a_model_adds_is_on_average_the_gradient_of_the_kl() -> None:
+    """Exact over a vocabulary: tokens in proportion to p, so E[gap · ∇log p] = −∇KL."""
+    counts = [1, 2, 3, 2]
+    logits = torch.tensor(counts, dtype=torch.float32).log().requires_grad_()
+    teacher = torch.log_softmax(torch.tensor([0.5, -1.0, 0.25, 2.0]), -1)
+    logps = torch.log_softmax(logits, -1)
+    kl = (logps.exp() * (logps - teacher)).sum()
+    [expected] = torch.autograd.grad(kl, [logits], retain_graph=True)
+
+    games = []
+    for token, count in enumerate(counts):
+        said = made_turn(0, token + 1, prompt_ids=(9,), logprobs=logps[token].item(), version=0)
+        said = replace(said, lesson=Lesson(logprobs=(teacher[token].item(),)))
+        games += [game(said)] * count
+    teaching = {"player_0": Teaching(teacher=1.0, reward=0.0)}
+    [batch] = batches_of([games], teaching)
+    of_tokens = logps[batch.ids[:, 1:] - 1]
+    loss, _ = PolicyLoss(Settings(**BASE_SETTINGS))(of_tokens, batch)
+    [gradient] = torch.autograd.grad(loss, [logits])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    assert lesson_figures([games], OWN, NAMES)["player_0/teacher_kl"] == pytest.approx(kl.item())
+
+
 # The schedule and the figures
 
 
@@ -336,6 +383,37 @@ def trained(folder: Path, games: Callable[[int], Games], **settings: Any) -> Run
     made = RunOfATest(folder, games=games, **settings)
     train(made.run)
     return made
+
+
+def games_with_scores(*players: int) -> Callable[[int], Games]:
+    """Return the same games, in which a model scored what these players said."""
+
+    def games(step: int) -> Games:
+        groups = []
+        for group in untaught_games(step):
+            scored_group = []
+            for episode in group:
+                turns = []
+                for one in episode.turns:
+                    if one.player in players:
+                        logprobs = tuple(-float(token) / 8 for token in one.reply_ids)
+                        one = replace(one, lesson=Lesson(logprobs=logprobs))
+                    turns.append(one)
+                scored_group.append(replace(episode, turns=tuple(turns)))
+            groups.append(scored_group)
+        return groups
+
+    return games
+
+
+def test_a_model_that_teaches_one_player_moves_the_other_by_nothing(tmp_path: Path) -> None:
+    without = trained(tmp_path / "without", untaught_games, advantage="rloo")
+    scored = trained(
+        tmp_path / "with", games_with_scores(0, 1), teacher=("player_1=base",), advantage="rloo"
+    )
+    assert same_weights(without.weights("player_0"), scored.weights("player_0"))
+    assert not same_weights(without.weights("player_1"), scored.weights("player_1"))
+    assert "player_1/teacher_kl" in scored.events.rows[0]
 
 
 @pytest.mark.parametrize(

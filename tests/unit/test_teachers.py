@@ -1,9 +1,11 @@
 """Teachers on the server's side: who may teach whom, and what a taught game brings."""
 
 import asyncio
+import json
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,27 +13,64 @@ import psutil
 import pytest
 
 from fake_engine import CHAT, LAPTOP, SAMPLING, make_scheduler
+from hanabi_grpo.agents.scored import have_same_tokens
 from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.taught import TaughtPlayer, with_lesson_ids, with_teachers
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Observation, Script, Setup, Task
 from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.report.played import game_texts
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
+from hanabi_grpo.rollout.sampler import AdapterHandle
 from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
+from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.server.scheduler import Scheduler, _needs_worker
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import Role
 from hanabi_grpo.settings.steps import check_updates
 from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.types import Episode, Lesson, ReplyKind
-from server_app import RunningApp, WordEngine, lora_of, push_to, running_app, word_reply
+from server_app import (
+    PEFT_CONFIG,
+    RunningApp,
+    WordEngine,
+    adapter_bytes,
+    lora_of,
+    push_to,
+    running_app,
+    word_reply,
+)
 
 BOARD = Setup(HANABI, LAPTOP)
 OWN = ("player_0@1", "player_1@1")
-IGGI = SeatTeacher(script="iggi")
+IGGI = SeatTeacher(policy="iggi")
+
+
+def weights_of(step: int, name: str) -> bytes:
+    return adapter_bytes(step + int(name[-1]) / 4)
+
+
+def save_checkpoint(run: Path, step: int) -> None:
+    """Write a checkpoint as a trainer does."""
+    run.mkdir(parents=True)
+
+    def fill(folder: Path) -> None:
+        for name in ("player_0", "player_1"):
+            (folder / name).mkdir()
+            (folder / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
+            (folder / name / "adapter_model.safetensors").write_bytes(weights_of(step, name))
+
+    write_checkpoint(run, step, fill, {}, needed_bytes=0)
 
 
 def settings(**given: Any) -> Settings:
@@ -52,6 +91,11 @@ def settings(**given: Any) -> Settings:
         (("player_0=iggi", "focus-bot"), {}, {"player_0": "iggi", "player_1": "focus-bot"}),
         # Who does not learn is left out of "everybody".
         (("iggi",), {"freeze": ("player_0",)}, {"player_1": "iggi"}),
+        (
+            ("base", "player_0=outputs/run:player_1"),
+            {},
+            {"player_0": "outputs/run:player_1", "player_1": "base"},
+        ),
         (("iggi",), {"adapters": "shared"}, {"player_0": "iggi", "player_1": "iggi"}),
     ],
 )
@@ -60,12 +104,13 @@ def test_a_teacher_is_of_everybody_or_of_those_who_are_named(
 ) -> None:
     given = settings(teacher=teacher, **other)
     check_updates(given)
-    assert parse_teachers(given) == expected
+    found = {player: str(teacher) for player, teacher in parse_teachers(given).items()}
+    assert found == expected
 
 
 def test_a_teacher_follows_its_player_to_another_seat() -> None:
     given = settings(teacher=("player_1=iggi",), swap_every=2, teacher_plays="player_1=0.25,0")
-    iggi = SeatTeacher(script="iggi", plays=0.25)
+    iggi = SeatTeacher(policy="iggi", plays=0.25)
     assert [seat_teachers(given, version) for version in (0, 1, 2, 3, 4)] == [
         (None, iggi),
         (None, iggi),
@@ -81,9 +126,24 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
     [
         ({"teacher": ("igi",)}, "HANABI_TEACHER: 'igi' is unknown; allowed are .*iggi"),
         (
-            {"teacher": ("outputs/run",)},
-            "HANABI_TEACHER=outputs/run: models do not teach yet; allowed are the scripts of "
-            "hanabi: .*iggi",
+            {"teacher": ("url:big",)},
+            "HANABI_TEACHER=url:big: a model behind a URL does not say how likely .*allowed are "
+            "base, a checkpoint, and the scripts of hanabi: .*iggi",
+        ),
+        (
+            {"teacher": ("base",), "temperature": 0.5},
+            "HANABI_TEACHER=base with TEMPERATURE=0.5: base scores replies at temperature 1",
+        ),
+        (
+            {"teacher": ("base",), "teacher_plays": 0.5},
+            "HANABI_TEACHER_PLAYS=0.5: base scores what player_0 says and makes no replies",
+        ),
+        (
+            {
+                "teacher": ("outputs/run",),
+                "partners": tuple(f"outputs/p{number}" for number in range(8)),
+            },
+            "up to 18 adapters of other runs; a server holds 16",
         ),
         (
             {"teacher": ("player_2=iggi",)},
@@ -323,21 +383,26 @@ def test_a_request_says_who_teaches_the_sessions_own_adapters(
 
 def test_an_unknown_teacher_a_seat_too_few_and_no_share_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"tasks\.0: 'igi': the environment hanabi has no such"):
-        requested(OWN, (SeatTeacher(script="igi"), None))
+        requested(OWN, (SeatTeacher(policy="igi"), None))
     with pytest.raises(SettingsError, match="2 players, but teachers has 1 seats; name one"):
         requested(OWN, (IGGI,))
+    for policy in ("url:big", "base"):
+        with pytest.raises(SettingsError, match="a model scores what a player says"):
+            requested(OWN, (SeatTeacher(policy=policy, plays=0.5), None))
     with pytest.raises(SettingsError, match=r"plays=1\.5: give a share from 0 to 1"):
-        requested(OWN, (SeatTeacher(script="iggi", plays=1.5), None))
+        requested(OWN, (SeatTeacher(policy="iggi", plays=1.5), None))
 
 
 def test_games_with_a_slow_teacher_are_played_in_workers() -> None:
     assert not _needs_worker(requested(OWN, (IGGI, None)))
-    assert _needs_worker(requested(OWN, (SeatTeacher(script="search"), None)))
+    assert _needs_worker(requested(OWN, (SeatTeacher(policy="search"), None)))
 
 
-def with_scheduler(play: Callable[[Scheduler], Awaitable[Any]]) -> Any:
+def with_scheduler(
+    play: Callable[[Scheduler], Awaitable[Any]], engine: WordEngine | None = None
+) -> Any:
     async def run() -> Any:
-        scheduler = make_scheduler(WordEngine())
+        scheduler = make_scheduler(engine or WordEngine())
         try:
             return await play(scheduler)
         finally:
@@ -354,7 +419,7 @@ def test_a_worker_asks_the_same_teacher_as_the_server_itself(
     monkeypatch: pytest.MonkeyPatch, plays: float
 ) -> None:
     # A base model has no teacher on the wire; here the scheduler is asked by itself.
-    teacher = SeatTeacher(script="iggi", plays=plays)
+    teacher = SeatTeacher(policy="iggi", plays=plays)
     taught = replace(requested(("base", "base"), None), teachers=(None, teacher))
 
     async def play(scheduler: Scheduler) -> list[list[Any]]:
@@ -423,7 +488,7 @@ def test_a_turn_that_the_teacher_plays_is_in_the_conversation_and_nobody_sampled
 ) -> None:
     board = Setup(HANABI, LAPTOP.model_copy(update={"memory": memory}))
     tasks = [{**board.row(), "suite": "train", "seed": seed} for seed in range(6)]
-    teachers = (None, SeatTeacher(script="iggi", plays=0.5))
+    teachers = (None, SeatTeacher(policy="iggi", plays=0.5))
 
     with RolloutClient(app.url) as client:
         bodies = push_to(client, app)
@@ -461,7 +526,7 @@ def test_a_turn_that_the_teacher_plays_is_in_the_conversation_and_nobody_sampled
 
 def test_a_teacher_that_plays_every_turn_plays_its_own_game() -> None:
     taught = replace(
-        requested(("base", "base"), None), teachers=(SeatTeacher(script="iggi", plays=1.0),) * 2
+        requested(("base", "base"), None), teachers=(SeatTeacher(policy="iggi", plays=1.0),) * 2
     )
 
     async def play(scheduler: Scheduler) -> list[list[Any]]:
@@ -472,3 +537,158 @@ def test_a_teacher_that_plays_every_turn_plays_its_own_game() -> None:
     alone = play_scripts(taught.task, {0: policy, 1: policy})
     assert [turn.action for turn in first.turns] == [turn.action for turn in alone.turns]
     assert {turn.reply_ids for turn in first.turns} == {()}
+
+
+# Models that teach
+
+
+class ScoringEngine(WordEngine):
+    """Scores by a function of adapter, conversation and reply, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scored: list[tuple[AdapterHandle | None, tuple[int, ...]]] = []
+
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        self.scored.append((adapter, tuple(prompt_ids)))
+        return made_scores(adapter, prompt_ids, reply_ids)
+
+
+def made_scores(
+    adapter: AdapterHandle | None, prompt_ids: Sequence[int], reply_ids: Sequence[int]
+) -> tuple[float, ...]:
+    start = len(str(adapter)) + len(prompt_ids)
+    return tuple(-((start + 3 * token) % 8) / 8 for token in reply_ids)
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+@pytest.mark.parametrize("memory", ["game", "turn"])
+def test_a_model_scores_the_tokens_that_its_player_sampled(
+    monkeypatch: pytest.MonkeyPatch, memory: Any, in_worker: bool
+) -> None:
+    board = Setup(HANABI, LAPTOP.model_copy(update={"memory": memory}))
+    monkeypatch.setattr("hanabi_grpo.server.scheduler._needs_worker", lambda requested: in_worker)
+    engine = ScoringEngine()
+
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        taught = RequestedTask(
+            task=board.task("train", 1),
+            refs=(Role.BASE, Role.BASE),
+            games=range(2),
+            teachers=(None, SeatTeacher(policy="base")),
+        )
+        return await scheduler.run([taught], SAMPLING)
+
+    [episodes] = with_scheduler(play, engine)
+    for episode in episodes:
+        ids: list[int] = []
+        for turn in episode.trajectory(1):
+            ids = [] if turn.fresh else ids
+            ids += turn.prompt_ids
+            assert turn.lesson == Lesson(logprobs=made_scores(None, ids, turn.reply_ids))
+            assert turn.reply_ids == word_reply(None, ids).ids
+            ids += turn.reply_ids
+        assert all(turn.lesson is None for turn in episode.trajectory(0))
+    assert len(engine.scored) == sum(len(episode.trajectory(1)) for episode in episodes)
+
+
+def test_a_checkpoint_that_teaches_is_uploaded_and_asked_for_as_a_guest(tmp_path: Any) -> None:
+    uploaded: list[bytes] = []
+
+    def upload(version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        uploaded.append(weights)
+        return f"frozen_{len(uploaded):016x}@{version}"
+
+    save_checkpoint(tmp_path / "teacher", 5)
+    given = settings(teacher=(f"player_1={tmp_path / 'teacher'}", "player_0=base"), swap_every=1)
+    seats = PartnerSeats(given, tmp_path / "run", upload)
+    seats.load({}, "here")
+    # The player's own adapter of the checkpoint, which follows it to another seat.
+    [weights] = uploaded
+    assert weights == weights_of(5, "player_1")
+    guest = SeatTeacher(policy="frozen_0000000000000001@5")
+    assert seats.teachers(0) == (SeatTeacher(policy="base"), guest)
+    assert seats.teachers(1) == (guest, SeatTeacher(policy="base"))
+    assert len(uploaded) == 1
+    # A new server process holds nothing.
+    seats.seat([], OWN, 1, "there")
+    assert seats.teachers(2)[1] == SeatTeacher(policy="frozen_0000000000000002@5")
+
+    missing = settings(teacher=(str(tmp_path / "nowhere"),))
+    with pytest.raises(SettingsError, match=r"HANABI_TEACHER=.*nowhere: "):
+        PartnerSeats(missing, tmp_path / "run", upload).load({}, "here")
+
+
+def test_a_guest_adapter_scores_over_http_and_is_no_player() -> None:
+    engine = ScoringEngine()
+    with (
+        running_app(max_model_len=20000, engine=engine) as app,
+        RolloutClient(app.url) as client,
+    ):
+        push_to(client, app)
+        weights = adapter_bytes(0.5)
+        guest = client.upload_guest(5, weights, PEFT_CONFIG)
+        result = client.play(
+            [{**BOARD.row(), "suite": "train", "seed": 3}],
+            num_games=2,
+            max_tokens=4,
+            temperature=1.0,
+            seats=OWN,
+            teachers=(None, SeatTeacher(policy=guest)),
+        )
+        [episodes] = result.groups
+        with pytest.raises(ServerError, match="frozen_0123456789abcdef"):
+            client.play(
+                [{**BOARD.row(), "suite": "train", "seed": 3}],
+                num_games=1,
+                max_tokens=4,
+                temperature=1.0,
+                seats=OWN,
+                teachers=(None, SeatTeacher(policy="frozen_0123456789abcdef@5")),
+            )
+    for episode in episodes:
+        assert episode.seats == OWN
+        ids: list[int] = []
+        for turn in episode.trajectory(1):
+            ids += turn.prompt_ids
+            scores = made_scores(lora_of(weights), ids, turn.reply_ids)
+            assert turn.lesson == Lesson(logprobs=scores)
+            assert turn.version == 1
+            ids += turn.reply_ids
+
+
+def test_a_teacher_on_another_base_model_needs_the_same_tokens() -> None:
+    engine = WordEngine()
+    same = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(LAPTOP.spec())))
+    larger = LAPTOP.model_copy(update={"preset": "small"})
+    other = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(larger.spec())))
+
+    def model(chat: ChatFormat) -> Model:
+        return Model(sampler=engine, chat=chat, max_model_len=512)
+
+    assert have_same_tokens(model(CHAT), model(same))
+    assert not have_same_tokens(model(CHAT), model(other))
+
+
+# Replays
+
+
+def test_a_replay_shows_what_the_teacher_would_have_done_where_it_is_something_else() -> None:
+    hint_bot = make_script(BOARD, "hint-bot")
+    episode = played(with_teachers([hint_bot, hint_bot], (IGGI, None), BOARD))
+    first, *others = episode.turns
+    assert first.lesson is not None
+    turns = (
+        replace(first, lesson=replace(first.lesson, action="Play 2")),
+        replace(first, lesson=replace(first.lesson, action=first.action)),
+        replace(first, lesson=replace(first.lesson, plays=True)),
+        replace(first, lesson=Lesson(logprobs=())),
+        *others,
+    )
+    shown = game_texts(Recording(episode=replace(episode, turns=turns)))
+    facts = [move["facts"] for move in shown["moves"]]
+    assert "teacher: Play 2" in facts[0]
+    assert "played by the teacher" in facts[2]
+    assert not any("teacher" in facts[number] for number in (1, 3))

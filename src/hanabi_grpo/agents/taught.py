@@ -119,10 +119,11 @@ def with_teachers(
         return list(players)
     seated: list[Player] = []
     for player, teacher in zip(players, teachers, strict=True):
-        if teacher is None:
+        if teacher is None or not teacher.is_script:
+            # Those of models come with the player, see `scored`.
             seated.append(player)
             continue
-        script = make_script(setup, teacher.script)
+        script = make_script(setup, teacher.policy)
         seated.append(TaughtPlayer(player=player, teacher=script, plays=teacher.plays))
     return seated
 
@@ -145,7 +146,7 @@ def with_lesson_ids(
     turns = []
     for turn in episode.turns:
         chat = chats[turn.player]
-        if turn.lesson is not None and chat is not None:
+        if turn.lesson is not None and turn.lesson.action and chat is not None:
             turn = replace(turn, lesson=_encoded(turn.lesson, chat, max_tokens))
         turns.append(turn)
     return replace(episode, turns=tuple(turns))

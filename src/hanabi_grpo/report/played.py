@@ -211,7 +211,7 @@ def _move_texts(
         facts.append(f"adv {advantage:+.2f}")
     if turn.lesson is not None and turn.lesson.plays:
         facts.append("played by the teacher")
-    elif turn.lesson is not None and turn.lesson.action != turn.action:
+    elif turn.lesson is not None and turn.lesson.action not in ("", turn.action):
         facts.append(f"teacher: {visible(turn.lesson.action)}")
     if turn.version is not None:
         facts.append(f"v{turn.version}")

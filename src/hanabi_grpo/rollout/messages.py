@@ -15,7 +15,7 @@ from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.seeds import SEED_LIMIT
 from hanabi_grpo.rollout.wire import TokenId
-from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, parse_seat
+from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, UrlRef, parse_seat
 from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
 
@@ -338,12 +338,23 @@ def _read_teachers(
     of_seats = []
     for ref, teacher in zip(refs, teachers, strict=False):
         if teacher is not None:
-            check_script(setup, teacher.script)
+            _check_teacher(setup, teacher)
             if not 0 <= teacher.plays <= 1:
                 raise SettingsError(f"teachers: plays={teacher.plays}: give a share from 0 to 1.")
         is_own = isinstance(ref, AdapterRef) and not ref.is_guest
         of_seats.append(teacher if is_own else None)
     return tuple(of_seats) if any(of_seats) else ()
+
+
+def _check_teacher(setup: Setup[Any], teacher: SeatTeacher) -> None:
+    policy = parse_seat(teacher.policy)
+    if isinstance(policy, ScriptRef):
+        check_script(setup, policy.name)
+    elif isinstance(policy, UrlRef) or teacher.plays:
+        raise SettingsError(
+            f"teachers: {policy} with plays={teacher.plays:g}: a model scores what a player says; "
+            "name base or an adapter at a version with plays=0, or a script."
+        )
 
 
 def check_script(setup: Setup[Any], name: str) -> None:

@@ -585,7 +585,7 @@ def _needs_worker(requested: RequestedTask) -> bool:
     slow = setup.environment.slow_policies
     if any(isinstance(ref, ScriptRef) and ref.name in slow for ref in requested.refs):
         return True
-    if any(teacher is not None and teacher.script in slow for teacher in requested.teachers):
+    if any(teacher is not None and teacher.policy in slow for teacher in requested.teachers):
         return True
     return may_block(setup)
 

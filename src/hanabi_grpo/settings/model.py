@@ -821,16 +821,16 @@ class Settings(BaseModel):
     )
     teacher: CommaList = trainer(
         "HANABI_TEACHER",
-        "Script that says what it would do on each turn of a player, which learns from it "
-        "(docs/learning.md); unset: none.",
+        "Who teaches: a script says what it would do on each turn of a player, a model how likely "
+        "it finds what the player said (docs/learning.md); unset: nobody.",
         (),
-        allowed="a script of the environment, for all players that learn, or for each as in "
-        "player_0=iggi,player_1=focus-bot",
+        allowed="a script of the environment, base, or a checkpoint as in HANABI_PARTNERS, for all "
+        "players that learn, or for each as in player_0=iggi,player_1=outputs/run",
         affects=Affects.LEARNING,
     )
     teacher_weight: Annotated[PerPlayer, per_player(float, lambda weight: weight >= 0)] = trainer(
         "HANABI_TEACHER_WEIGHT",
-        "Weight of the teacher's cross-entropy beside the reward; 0: the player is only compared "
+        "Weight of what the teacher teaches beside the reward; 0: the player is only compared "
         "with it.",
         1.0,
         allowed="a number, at least 0, " + FORM.format(example="player_0=1,player_1=0.3"),

@@ -1,18 +1,34 @@
-"""HANABI_TEACHER: which player learns from which script, and what cannot work with one.
+"""HANABI_TEACHER: which player learns from whom, and what cannot work with a teacher.
 
 Everything here is a function of its arguments; nothing is read or sent.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import Settings
-from hanabi_grpo.settings.partners import always_partner, read_pool, seated
-from hanabi_grpo.settings.refs import ScriptRef, parse_ref, split_player
+from hanabi_grpo.settings.partners import (
+    MAX_GUEST_ADAPTERS,
+    always_partner,
+    num_adapters,
+    read_pool,
+    seated,
+)
+from hanabi_grpo.settings.refs import (
+    CheckpointRef,
+    Role,
+    ScriptRef,
+    parse_ref,
+    parse_seat,
+    split_player,
+)
 from hanabi_grpo.training.estimators import ESTIMATORS, Learned, names_needing
-from hanabi_grpo.types import player_names
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
+Teacher = ScriptRef | Role | CheckpointRef
+"""Who may teach: a script, the base model, or an adapter of a checkpoint."""
 VARIABLE = "HANABI_TEACHER"
 _UNREAD = {
     "teacher_weight": "HANABI_TEACHER_WEIGHT",
@@ -27,36 +43,42 @@ _UNREAD = {
 class SeatTeacher:
     """Who teaches in a seat, also on the wire."""
 
-    script: str
-    """A script of the environment."""
+    policy: str
+    """A script of the environment, or a model that scores what the player says: "base", or an
+    adapter at a version."""
     plays: float = 0.0
     """Share of the turns on which it plays in its player's place."""
 
+    @property
+    def is_script(self) -> bool:
+        """Whether it says what it would do, and gives no logprobs."""
+        return isinstance(parse_seat(self.policy), ScriptRef)
 
-def parse_teachers(settings: Settings) -> dict[str, str]:
-    """Return the script that teaches each player, without those that have no teacher.
 
-    A script without a player's name teaches everybody who learns and is not named.
+def parse_teachers(settings: Settings) -> dict[str, Teacher]:
+    """Return who teaches each player, without players that have no teacher.
+
+    A teacher without a player's name teaches everybody who learns and is not named.
 
     Example:
-        HANABI_TEACHER=player_1=iggi gives {"player_1": "iggi"}
+        HANABI_TEACHER=player_1=iggi gives {"player_1": ScriptRef(name="iggi")}
 
     Raises:
-        SettingsError: An entry is no script of the environment, or of nobody, or a second one.
+        SettingsError: An entry can teach nobody, or is of nobody, or a second one.
     """
     names = player_names(settings.players)
-    named: dict[str, str] = {}
-    others: str | None = None
+    named: dict[str, Teacher] = {}
+    others: Teacher | None = None
     for entry in settings.teacher:
         player, spec = split_player(entry)
-        script = _script(spec, settings)
+        teacher = _teacher(spec, settings)
         if player is None:
             if others is not None:
                 raise SettingsError(
-                    f"{_typed(settings)}: {others} and {script} both for everybody; name one, or "
+                    f"{_typed(settings)}: {others} and {teacher} both for everybody; name one, or "
                     f"the player before it, e.g. {names[0]}={others}."
                 )
-            others = script
+            others = teacher
             continue
         if player not in names:
             raise SettingsError(
@@ -64,8 +86,8 @@ def parse_teachers(settings: Settings) -> dict[str, str]:
             )
         if player in named:
             raise SettingsError(f"{_typed(settings)}: {player} is named twice; name it once.")
-        named[player] = script
-    teachers = {}
+        named[player] = teacher
+    teachers: dict[str, Teacher] = {}
     for name in names:
         if name in named:
             teachers[name] = named[name]
@@ -78,12 +100,18 @@ def parse_teachers(settings: Settings) -> dict[str, str]:
     return teachers
 
 
-def seat_teachers(settings: Settings, version: int) -> tuple[SeatTeacher | None, ...]:
+def seat_teachers(
+    settings: Settings,
+    version: int,
+    guest: Callable[[CheckpointRef, str], str] | None = None,
+) -> tuple[SeatTeacher | None, ...]:
     """Return who teaches in each seat at a version; () where there is no teacher.
 
     Args:
         settings: The run's.
         version: Optimizer steps made so far, after which players may have moved to other seats.
+        guest: (checkpoint, player) -> the seat of the adapter of it that teaches the player; None:
+            no checkpoint teaches.
 
     Returns:
         Per seat its teacher, None where there is none.
@@ -96,8 +124,11 @@ def seat_teachers(settings: Settings, version: int) -> tuple[SeatTeacher | None,
     for player in players:
         seat = None
         if player in teachers:
-            plays = settings.teacher_plays_of(player)
-            seat = SeatTeacher(script=teachers[player], plays=plays)
+            teacher = teachers[player]
+            policy = str(teacher)
+            if isinstance(teacher, CheckpointRef) and guest is not None:
+                policy = guest(teacher, player)
+            seat = SeatTeacher(policy=policy, plays=settings.teacher_plays_of(player))
         seats.append(seat)
     return tuple(seats)
 
@@ -113,11 +144,13 @@ def check_teacher(settings: Settings) -> None:
         return
     teachers = parse_teachers(settings)
     _check_learners(settings, teachers)
-    if settings.thinking:
+    scripts = [ref for ref in teachers.values() if isinstance(ref, ScriptRef)]
+    if settings.thinking and scripts:
         raise SettingsError(
             f"{_typed(settings)} with HANABI_THINKING=1: a script has no thoughts, so a player "
             "would learn to leave its own out; unset one."
         )
+    _check_models(settings, teachers)
     _check_plays(settings, teachers)
     _check_something_teaches(settings, teachers)
 
@@ -133,11 +166,11 @@ def _check_unread(settings: Settings) -> None:
             )
 
 
-def _check_learners(settings: Settings, teachers: dict[str, str]) -> None:
+def _check_learners(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
     """Refuse a teacher of a player that does not learn."""
     resting = {name: f"HANABI_FREEZE={','.join(settings.freeze)}" for name in settings.freeze}
     partner_seat = always_partner(read_pool(settings), settings.partner_share)
-    if partner_seat is not None and settings.adapters != "shared":
+    if partner_seat is not None and settings.adapters != SHARED_ADAPTER:
         resting[partner_seat] = "HANABI_PARTNER_SHARE=1, where a partner always takes its seat"
     for player in teachers:
         if player in resting:
@@ -149,7 +182,38 @@ def _check_learners(settings: Settings, teachers: dict[str, str]) -> None:
             )
 
 
-def _check_plays(settings: Settings, teachers: dict[str, str]) -> None:
+def _check_models(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
+    """Refuse models as teachers where they cannot score, or have no room on the server."""
+    models = {name: ref for name, ref in teachers.items() if not isinstance(ref, ScriptRef)}
+    for player, ref in models.items():
+        if settings.temperature != 1:
+            raise SettingsError(
+                f"{_typed(settings)} with TEMPERATURE={settings.temperature:g}: {ref} scores "
+                f"replies at temperature 1, and {player} samples at another; set TEMPERATURE=1, or "
+                "take a script."
+            )
+        if settings.teacher_plays_of(player):
+            raise SettingsError(
+                f"{_typed(settings)} with HANABI_TEACHER_PLAYS={settings.teacher_plays}: {ref} "
+                f"scores what {player} says and makes no replies; set HANABI_TEACHER_PLAYS=0, or "
+                "take a script."
+            )
+    checkpoints = {str(ref) for ref in models.values() if isinstance(ref, CheckpointRef)}
+    pool = read_pool(settings)
+    needed = len(checkpoints) and len(models) + num_adapters(
+        pool,
+        num_players=settings.players,
+        shared=settings.adapters == SHARED_ADAPTER,
+        num_earlier=settings.save_total_limit,
+    )
+    if needed > MAX_GUEST_ADAPTERS:
+        raise SettingsError(
+            f"{_typed(settings)} with HANABI_PARTNERS={','.join(settings.partners)}: up to {needed}"
+            f" adapters of other runs; a server holds {MAX_GUEST_ADAPTERS}. Name fewer."
+        )
+
+
+def _check_plays(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
     """Refuse a teacher that plays where values or credit are learned of every turn."""
     needs = ESTIMATORS[settings.advantage].needs
     if needs is not Learned.NOTHING and any(map(settings.teacher_plays_of, teachers)):
@@ -161,7 +225,7 @@ def _check_plays(settings: Settings, teachers: dict[str, str]) -> None:
         )
 
 
-def _check_something_teaches(settings: Settings, teachers: dict[str, str]) -> None:
+def _check_something_teaches(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
     """Refuse a reward that is switched off where the teacher is, too."""
     steps = settings.teacher_steps
     for player in teachers:
@@ -182,15 +246,16 @@ def _check_something_teaches(settings: Settings, teachers: dict[str, str]) -> No
             )
 
 
-def _script(spec: str, settings: Settings) -> str:
-    ref = parse_ref(spec, where=VARIABLE, roles=(), scripts=_scripts(settings))
-    if not isinstance(ref, ScriptRef):
-        raise SettingsError(
-            f"{VARIABLE}={spec}: models do not teach yet; allowed are the scripts of "
-            f"{settings.env}: {', '.join(_scripts(settings))}. To learn from a model's games, use "
-            "hanabi-grpo collect and warm-start."
-        )
-    return ref.name
+def _teacher(spec: str, settings: Settings) -> Teacher:
+    ref = parse_ref(spec, where=VARIABLE, roles=(Role.BASE,), scripts=_scripts(settings))
+    if isinstance(ref, ScriptRef | Role | CheckpointRef):
+        return ref
+    raise SettingsError(
+        f"{VARIABLE}={spec}: a model behind a URL does not say how likely it finds given tokens; "
+        f"allowed are base, a checkpoint, and the scripts of {settings.env}: "
+        f"{', '.join(_scripts(settings))}. To learn from its games, use hanabi-grpo collect and "
+        "warm-start."
+    )
 
 
 def _scripts(settings: Settings) -> tuple[str, ...]:

@@ -25,7 +25,13 @@ from hanabi_grpo.training.estimators import (
     TurnValues,
 )
 from hanabi_grpo.training.groups import flatten_groups, trained_groups
-from hanabi_grpo.training.lessons import Teaching, lesson_rows, num_lesson_tokens
+from hanabi_grpo.training.lessons import (
+    Teaching,
+    lesson_rows,
+    measure_kl,
+    num_lesson_tokens,
+    teacher_gaps,
+)
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
 from hanabi_grpo.training.minibatches import WHOLE_STEP, weights_by_part
 from hanabi_grpo.training.model.prefix_tree import (
@@ -131,6 +137,7 @@ def token_rows(
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
     with_steps: bool = False,
+    teacher_kl: float | None = None,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -149,6 +156,7 @@ def token_rows(
         trained: Which tokens of a reply carry loss.
         parts: Per game of the step its part, see `minibatches`; None: the step is one part.
         with_steps: Whether rows say in which step of the game each token was said.
+        teacher_kl: Of a model that teaches the player, see `lessons.measure_kl`; None: none does.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -192,9 +200,11 @@ def token_rows(
                         has_weights=unit != "token",
                         trains_all=trained is all_tokens,
                         with_steps=with_steps,
+                        with_teacher=teacher_kl is not None,
                     )
                 )
-            conversations[-1].append(turn, trained(turn), advantage, weight)
+            gaps = None if teacher_kl is None else teacher_gaps(turn, teacher_kl)
+            conversations[-1].append(turn, trained(turn), advantage, weight, gaps)
         rows += [row for row in conversations if any(row.mask)]
     return rows
 
@@ -241,6 +251,8 @@ def build_micro_batches(
     games_of_part = Counter(parts) or Counter([WHOLE_STEP])
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
+        teaching = (taught or {}).get(player, UNTAUGHT)
+        teacher_kl = measure_kl(groups, seat, trained_seats) if teaching.teacher else None
         rows = token_rows(
             groups,
             seat,
@@ -252,8 +264,8 @@ def build_micro_batches(
             trained=trained,
             parts=parts,
             with_steps=with_steps,
+            teacher_kl=teacher_kl,
         )
-        teaching = (taught or {}).get(player, UNTAUGHT)
         if teaching.teacher:
             rows += lesson_rows(
                 groups,
@@ -334,7 +346,9 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     return shares
 
 
-def _empty_row(game: int, *, has_weights: bool, trains_all: bool, with_steps: bool) -> TokenRow:
+def _empty_row(
+    game: int, *, has_weights: bool, trains_all: bool, with_steps: bool, with_teacher: bool
+) -> TokenRow:
     return TokenRow(
         ids=[],
         mask=[],
@@ -343,6 +357,7 @@ def _empty_row(game: int, *, has_weights: bool, trains_all: bool, with_steps: bo
         weights=[] if has_weights else None,
         trained=None if trains_all else [],
         steps=[] if with_steps else None,
+        teacher_gaps=[] if with_teacher else None,
         game=game,
     )
 

@@ -12,8 +12,17 @@ A teacher's reply is a row of its own: the conversation up to the turn, then the
 prefixes are shared (`model.prefix_tree`) a row costs its reply's tokens alone, and nothing where
 the player said the same.
 
+A teacher that is a model says how likely it finds what the player said, and adds to the advantage
+of each of the player's own tokens
+
+    b'_t = w · (log p_teacher(a_t | s) − log p_player(a_t | s) − mean over the player's tokens),
+
+the score-function gradient of −w · KL(player ‖ teacher), token by token on the player's own states:
+on-policy distillation.
+
 Source: DAgger (Ross, Gordon and Bagnell 2011, arXiv 1011.0686); beside a reward, with a weight that
-falls, kickstarting (Schmitt et al. 2018, arXiv 1803.03835).
+falls, kickstarting (Schmitt et al. 2018, arXiv 1803.03835). Distillation on the student's own
+samples: Agarwal et al. 2023 (arXiv 2306.13649); with reverse KL Gu et al. 2023 (arXiv 2306.08543).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +45,7 @@ class Teaching:
     """What a player with a teacher learns from in a step, and how much."""
 
     teacher: float
-    """Weight of the teacher's cross-entropy."""
+    """Weight of the teacher's cross-entropy, or of its logprobs."""
     reward: float
     """Weight of the advantages."""
 
@@ -116,6 +125,40 @@ def lesson_rows(
     return rows
 
 
+def measure_kl(
+    groups: Sequence[Sequence[Episode]], player: int, trained_seats: Sequence[str]
+) -> float | None:
+    """Return the mean over tokens of log p by a seat's player less log p by its teacher, in nats.
+
+    It estimates KL(player ‖ teacher). None: no model scored any reply of the player.
+
+    Args:
+        groups: The games, on all ranks.
+        player: Number of the seat.
+        trained_seats: Per seat the adapter whose games count.
+    """
+    differences: list[float] = []
+    for episode in flatten_groups(groups):
+        if is_trained(episode, player, trained_seats):
+            for turn in episode.trajectory(player):
+                differences.extend(-gap for gap in _raw_gaps(turn))
+    return sum(differences) / len(differences) if differences else None
+
+
+def teacher_gaps(turn: Turn, kl: float) -> list[float]:
+    """Return for each token of a reply log p by the teacher less log p by the player, plus the KL.
+
+    The sum has mean 0 over the player's tokens: a constant changes no expected gradient and lowers
+    its variance, as for the entropy bonus. 0 for a reply that was not scored.
+
+    Args:
+        turn: The turn.
+        kl: Of `measure_kl`.
+    """
+    gaps = [gap + kl for gap in _raw_gaps(turn)]
+    return gaps or [0.0] * len(turn.reply_ids)
+
+
 def num_lesson_tokens(rows: Sequence[TokenRow]) -> int:
     """Return how many tokens of some rows are a teacher's."""
     total = 0
@@ -131,7 +174,9 @@ def lesson_figures(
 
     `teacher_agreement` is the share of its labelled turns on which a legal reply of its own named
     the teacher's action, `teacher_share` the share of its turns that are labelled, and
-    `teacher_plays` of those on which the teacher played in its place (absent at 0).
+    `teacher_plays` of those on which the teacher played in its place (absent at 0). Of a teacher
+    that is a model it is `teacher_kl`: the mean of log p by the player less log p by the teacher
+    over the player's tokens, in nats, an estimate of KL(player ‖ teacher).
 
     Args:
         groups: The games as they were drawn.
@@ -145,7 +190,10 @@ def lesson_figures(
         for episode in episodes:
             if is_trained(episode, seat, seats):
                 turns.extend(episode.trajectory(seat))
-        labelled = [turn for turn in turns if turn.lesson is not None]
+        kl = measure_kl(groups, seat, seats)
+        if kl is not None:
+            figures[f"{player}/teacher_kl"] = kl
+        labelled = [turn for turn in turns if turn.lesson is not None and turn.lesson.action]
         if not labelled:
             continue
         own = [turn for turn in labelled if turn.lesson is not None and not turn.lesson.plays]
@@ -209,6 +257,14 @@ class TaughtTokens:
 
 def _lesson_ids(turn: Turn) -> tuple[int, ...]:
     return turn.lesson.reply_ids if turn.lesson is not None else ()
+
+
+def _raw_gaps(turn: Turn) -> list[float]:
+    """Return log p by the teacher less log p by the player of each token; [] where none scored."""
+    if turn.lesson is None or not turn.lesson.logprobs:
+        return []
+    pairs = zip(turn.lesson.logprobs, turn.logprobs, strict=True)
+    return [by_teacher - by_player for by_teacher, by_player in pairs]
 
 
 def _prompt_ids(turn: Turn) -> tuple[int, ...]:

@@ -45,7 +45,8 @@ from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import BASES, SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
+from hanabi_grpo.settings.refs import ScriptRef
+from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats, retry_dropped
 from hanabi_grpo.training.tasks import check_stamps
@@ -212,7 +213,7 @@ class ServerLink:
             version=version,
             instance_id=self.instance_id,
             sampling_seed=training_seed(self.settings, tasks),
-            teachers=seat_teachers(self.settings, version),
+            teachers=self.partners.teachers(version),
         )
 
     def fetch(self, request: GamesRequest, num_games: int | None = None) -> RolloutResult:
@@ -302,9 +303,11 @@ class ServerLink:
     def _check_teachers(self) -> None:
         """Refuse a teacher that one of the dataset's games does not have, by a SettingsError."""
         for setup in played_setups(training_rows(self.settings)):
-            for name in parse_teachers(self.settings).values():
+            for teacher in parse_teachers(self.settings).values():
+                if not isinstance(teacher, ScriptRef):
+                    continue
                 try:
-                    check_script(setup, name)
+                    check_script(setup, teacher.name)
                 except SettingsError as error:
                     raise SettingsError(
                         f"HANABI_TEACHER={','.join(self.settings.teacher)}: {error} A teacher is "

@@ -3,7 +3,8 @@
     L = 1/N · Σ_t v_t · [ −min(ρ_t A_t, clip(ρ_t, 1 − ε_low, 1 + ε_high) A_t) + β k_t ],
     A_t = A_turn · u_t · g · q + b_t,    k_t = r_t − log r_t − 1
 
-With a teacher (HANABI_TEACHER) the cross-entropy of `lessons` is added, over tokens that it said.
+With a teacher (HANABI_TEACHER) the cross-entropy of `lessons` is added, over tokens that it said;
+one that is a model adds to b_t.
 
 With HANABI_DUAL_CLIP=c the minimum is at least c A_t where A_t < 0: max(min(…), c A_t).
 
@@ -170,6 +171,8 @@ def token_advantages(batch: MicroBatch) -> torch.Tensor:
         advantages = advantages * batch.reward_weight
     if batch.entropy_bonus is not None:
         advantages = advantages + batch.entropy_bonus
+    if batch.teacher_gaps is not None:
+        advantages = advantages + batch.teacher_weight * batch.teacher_gaps
     return advantages
 
 

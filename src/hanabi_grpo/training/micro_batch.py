@@ -41,6 +41,9 @@ class TokenRow:
     """True on reply tokens that carry loss (HANABI_TRAIN_THOUGHTS); None: on all of `mask`."""
     steps: list[int] | None = None
     """The step of the game in which a reply token was said, 0 elsewhere; None: nobody asks."""
+    teacher_gaps: list[float] | None = None
+    """How much likelier than usual a teacher finds a reply's token than the player, see
+    `lessons.teacher_gaps`, 0 elsewhere; None: no model teaches."""
     lesson: list[float] | None = None
     """The weight of a teacher's token in the cross-entropy, 0 elsewhere; None: it teaches none."""
     game: int = NO_GAME
@@ -66,6 +69,7 @@ class TokenRow:
         trained: Sequence[bool] | None = None,
         advantages: Sequence[float] | None = None,
         weight: float = 0.0,
+        gaps: Sequence[float] | None = None,
     ) -> None:
         """Add a turn's prompt and reply.
 
@@ -74,6 +78,7 @@ class TokenRow:
             trained: Which of its reply's tokens carry loss; None: all.
             advantages: Of each of its reply's tokens; None: 0 for all.
             weight: Of each of its tokens in the loss.
+            gaps: Of each of its reply's tokens, where a model teaches; None: 0 for all.
         """
         num_prompt = len(turn.prompt_ids)
         num_reply = len(turn.reply_ids)
@@ -84,6 +89,9 @@ class TokenRow:
         self.advantages.extend([0.0] * num_reply if advantages is None else advantages)
         if self.weights is not None:
             self.weights.extend([0.0] * num_prompt + [weight] * num_reply)
+        if self.teacher_gaps is not None:
+            self.teacher_gaps.extend([0.0] * num_prompt)
+            self.teacher_gaps.extend([0.0] * num_reply if gaps is None else gaps)
         if self.steps is not None:
             self.steps.extend([0] * num_prompt + [turn.step] * num_reply)
         if self.trained is not None:
@@ -146,7 +154,10 @@ class MicroBatch:
     """The teacher's tokens for the player in the whole step, or in this part of it, over all
     micro-batches and processes."""
     teacher_weight: float = 0.0
-    """Weight of the teacher's cross-entropy in this step (HANABI_TEACHER_WEIGHT)."""
+    """Weight of what the teacher teaches in this step (HANABI_TEACHER_WEIGHT)."""
+    teacher_gaps: torch.Tensor | None = None
+    """[rows, tokens - 1] how much likelier than usual a model that teaches finds a reply's token
+    than the player who sampled it, in nats, see `lessons.teacher_gaps`; None: no model teaches."""
     reward_weight: float = 1.0
     """Weight of the advantages beside it (HANABI_REWARD_WEIGHT)."""
 
@@ -227,6 +238,9 @@ def collate(
     steps = None
     if rows[0].steps is not None:
         steps = column((row.steps or [] for row in rows), 0, torch.long)[:, 1:]
+    teacher_gaps = None
+    if rows[0].teacher_gaps is not None:
+        teacher_gaps = column((row.teacher_gaps or [] for row in rows), 0.0)[:, 1:]
     lesson_weights = None
     if any(row.lesson is not None for row in rows):
         lesson_weights = column((row.lesson or [] for row in rows), 0.0)[:, 1:]
@@ -243,6 +257,7 @@ def collate(
         loss_mask=loss_mask,
         loss_weights=loss_weights,
         steps=steps,
+        teacher_gaps=teacher_gaps,
         lesson_weights=lesson_weights,
     )
     if shares_prefixes:
