@@ -178,7 +178,7 @@ class RunParts:
     first_step: int
     """Steps that were made before this process."""
     resume_folder: Path | None
-    """The checkpoint that the run goes on from; None: it begins."""
+    """The checkpoint that the run resumes from; None: it begins."""
     base_checksum: str
     """Of the frozen weights, see `adapters.base_checksum`."""
     started_from: Mapping[str, Any]
