@@ -32,7 +32,8 @@ class EnvConfig(base.EnvConfig):
     legal_moves: bool = True
     """List the legal moves in each prompt."""
     deductions: Deductions = "possible"
-    """What a prompt works out: none, possible (by hints), counted (by the cards in sight)."""
+    """What a prompt works out: none, possible (by hints), counted (by the cards in sight), joined
+    (counted, a card and what is known of it one word where observations are compact)."""
     reward_score: float = 1.0
     """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"
