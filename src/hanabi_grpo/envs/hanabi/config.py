@@ -1,5 +1,6 @@
 """Which board is played and how it is rewarded."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -38,6 +39,8 @@ class EnvConfig(base.EnvConfig):
     """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"
     """What a lost last life does to the points scored so far."""
+    other_play: bool = Field(default=False, exclude_if=operator.not_)
+    """Show each player the colours in an order of its own, drawn for each task (Other-Play)."""
     max_turns: int = Field(default=0, ge=0)
     """Moves of all players after which a game is truncated; 0: the rules' bound."""
 
