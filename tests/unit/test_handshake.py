@@ -149,7 +149,7 @@ def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
     [
         (
             {"protocol": 1},
-            "protocol differs: server 7, trainer 1; install the same hanabi_grpo version on both "
+            "protocol differs: server 8, trainer 1; install the same hanabi_grpo version on both "
             "sides",
         ),
         (
@@ -230,7 +230,7 @@ def _raw(**other: Any) -> bytes:
     ("body", "message"),
     [
         (b"[" * 5000, "session request: all of it: Expected `object`, got `array`"),
-        (_raw(protocol=8, new_field=1), "protocol differs: server 7, trainer 8"),
+        (_raw(protocol=9, new_field=1), "protocol differs: server 8, trainer 9"),
         (_raw(new_field=1), "session request: new_field=1: no such field"),
         (_raw(games=[]), "session request: games=[]"),
         (_raw(games=[_claim(env_config={})]), "session request: games.0.env_config={}"),

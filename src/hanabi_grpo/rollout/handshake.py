@@ -20,7 +20,7 @@ from hanabi_grpo.envs.registry import origin
 from hanabi_grpo.texts import is_visible, visible_line
 from hanabi_grpo.types import MAX_PLAYERS
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the rollout server's routes; both sides send it when a session begins."""
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
