@@ -93,6 +93,30 @@ class EpisodeStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What a turn brings beside its player's reply: what the player's teacher says to it.
+
+    A script says what it would do, a model how likely it finds what the player said.
+
+    Example:
+        Lesson(action="Play 0", reply_ids=(14, 22, 2))
+        Lesson(logprobs=(-0.7, -0.01, 0.0))
+    """
+
+    action: str = ""
+    """What the teacher would do in the same position, worded as `Turn.action`; "": not known."""
+    reply_ids: tuple[int, ...] = ()
+    """The player's reply with this action as tokens, the one that ends a reply among them."""
+    plays: bool = False
+    """Whether the teacher's reply was said in the place of the player's (HANABI_TEACHER_PLAYS).
+
+    Such a turn has no reply ids, since nobody sampled any: what was said is the end of its prompt
+    ids, as the conversation goes on with it."""
+    logprobs: tuple[float, ...] = ()
+    """Of each of the player's own reply ids, in nats, by the teacher; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What a policy answers on its turn. Scripted policies fill only `text`."""
 
@@ -112,6 +136,8 @@ class Reply:
     """True when this turn is a conversation of its own, see `EnvConfig.memory`."""
     out_of_tokens: bool = False
     """True when no reply could be made because the conversation would outgrow its budget."""
+    lesson: Lesson | None = None
+    """Of the player's teacher (HANABI_TEACHER); None: nobody teaches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +163,8 @@ class Turn:
     version: int | None = None
     fresh: bool = False
     """See `Reply`; such a turn is a sequence of its own in training."""
+    lesson: Lesson | None = None
+    """See `Reply`."""
 
     def reward(self, player: int) -> float:
         """Return what a player gets in this turn."""

@@ -22,6 +22,7 @@ from transformers.integrations import deepspeed as hf_deepspeed
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.agents.taught import with_lesson_ids, with_teachers
 from hanabi_grpo.client.answers import RolloutResult, bad_return
 from hanabi_grpo.client.curves import Curve
 from hanabi_grpo.envs import registry
@@ -32,6 +33,7 @@ from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings import deepspeed_stage
 from hanabi_grpo.settings.base_models import base_of
 from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.teachers import seat_teachers
 from hanabi_grpo.training import checkpoint, mismatch, pipeline, policy
 from hanabi_grpo.training.evidence import NO_SCORE
 from hanabi_grpo.training.link import ServerLink
@@ -55,6 +57,18 @@ class ScriptedSeat:
         self._script = script
         self._conversation = conversation
         self._version = version
+
+    async def say(self, observation: Observation, text: str) -> Reply:
+        ids = self._conversation._chat.said(text)
+        prompt_ids = self._conversation.ask(observation.message())
+        self._conversation.answer(list(ids))
+        return Reply(
+            text=text,
+            prompt=observation.message(),
+            prompt_ids=(*prompt_ids, *ids),
+            version=self._version,
+            fresh=observation.window is not None,
+        )
 
     async def reply(self, observation: Observation) -> Reply:
         reply = await self._script.reply(observation)
@@ -225,9 +239,12 @@ def _play_group(
     num_players = task.setup.spec.num_players
     seats = own_seats(num_players, names, version, link.settings.swap_every)
     players = [ScriptedPlayer(chats[seat.partition("@")[0]], version) for seat in seats]
+    taught = with_teachers(players, seat_teachers(link.settings, version), setup)
+    chats_of_seats = [chats[seat.partition("@")[0]] for seat in seats]
     group = []
     for number in range(link.settings.num_generations):
-        episode = asyncio.run(play_episode(task, players, game=number))
+        episode = asyncio.run(play_episode(task, taught, game=number))
+        episode = with_lesson_ids(episode, chats_of_seats, link.settings.max_completion_length)
         group.append(dataclasses.replace(episode, seats=seats))
     return [add_logprobs(link.model, episode) for episode in group]
 

@@ -109,6 +109,20 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
                 "HANABI_LOSS_UNIT": "turn",
             },
         ),
+        # The weight is 0 from the last step on.
+        (
+            "zero2",
+            {
+                "HANABI_TEACHER": "player_0=iggi,player_1=focus-bot",
+                "HANABI_TEACHER_WEIGHT": "player_0=1,player_1=0.3",
+                "HANABI_TEACHER_STEPS": "3",
+                "HANABI_TEACHER_PLAYS": "player_0=0,player_1=0.3",
+                "HANABI_REWARD_WEIGHT": "player_0=0.5,player_1=1",
+                "HANABI_SWAP_EVERY": "1",
+                "HANABI_MEMORY": "turn",
+                "HANABI_LOSS_UNIT": "turn",
+            },
+        ),
     ],
     ids=[
         "passes-torch",
@@ -118,6 +132,7 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
         "kl-in-reward-zero2",
         "adapter-critic-zero2",
         "minibatches-zero2",
+        "taught-zero2",
     ],
 )
 def test_a_run_with_several_updates_resumes_bit_by_bit(

@@ -184,6 +184,26 @@ class ServedPlayer:
             version=self.version,
         )
 
+    def say(self, conversation: Conversation, message: str, text: str) -> Reply:
+        """Add a message to a conversation, and a reply to it that nobody samples.
+
+        Args:
+            conversation: Grows by both.
+            message: The player's message on this turn.
+            text: The reply.
+
+        Returns:
+            The reply, whose tokens are the last of `prompt_ids`; or one that is `out_of_tokens`
+            where `ask` would return such.
+        """
+        model = self.model
+        added = conversation.ask(message)
+        if len(conversation.ids) + self.sampling.max_tokens > model.max_model_len:
+            return Reply(text="", prompt=message, out_of_tokens=True)
+        ids = model.chat.said(text)
+        conversation.answer(list(ids))
+        return Reply(text=text, prompt=message, prompt_ids=(*added, *ids), version=self.version)
+
 
 @dataclass(slots=True, kw_only=True)
 class ServedSeat:
@@ -208,6 +228,14 @@ class ServedSeat:
         self.turn += 1
         message = seen.message()
         reply = await self.player.ask(self.conversation, message, self.copy_key, sampling)
+        return replace(reply, fresh=self.memory is not None)
+
+    async def say(self, seen: Observation, text: str) -> Reply:
+        """Say a given reply where the model would make one, see `taught.SayingSeat`."""
+        # The replies to come are sampled as if this one had been, too.
+        self.turn += 1
+        message = seen.message()
+        reply = self.player.say(self.conversation, message, text)
         return replace(reply, fresh=self.memory is not None)
 
 

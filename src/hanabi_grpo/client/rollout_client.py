@@ -49,6 +49,7 @@ from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.settings.judge import judge_description
+from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import Reply
 
@@ -488,6 +489,7 @@ class RolloutClient:
         token_filter: TokenFilter = ALL_TOKENS,
         sampling_seed: int | None = None,
         seats: Sequence[str] | None = None,
+        teachers: Sequence[SeatTeacher | None] | None = None,
     ) -> RolloutResult:
         """Play each task `num_games` times, see `RolloutRequest`.
 
@@ -503,6 +505,8 @@ class RolloutClient:
             sampling_seed: Decides every sampled reply, see `seeds.request_seed`; None: other
                 replies each time.
             seats: Policy of each seat in tasks that name none.
+            teachers: Per seat who labels its turns, None where nobody does; None: nobody is
+                taught.
 
         Returns:
             The games, examined by `answers.checked_games`.
@@ -529,6 +533,7 @@ class RolloutClient:
                     "top_k": token_filter.top_k,
                     "sampling_seed": sampling_seed,
                     "seats": seats,
+                    "teachers": msgspec.to_builtins(teachers),
                 },
             )
         except ValueError as error:

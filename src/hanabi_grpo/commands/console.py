@@ -208,7 +208,7 @@ def offline_environ(settings: Settings) -> dict[str, str]:
     waits through every library's retries. A model or a checkpoint from a hub needs the network.
     """
     from_hub = False
-    for entry in (*settings.start_from, *settings.partners):
+    for entry in (*settings.start_from, *settings.partners, *settings.teacher):
         _, reference = split_player(entry)
         if reference.startswith("hf:"):
             from_hub = True

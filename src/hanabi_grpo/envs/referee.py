@@ -236,6 +236,7 @@ class Referee:
             logprobs=reply.logprobs,
             version=reply.version,
             fresh=reply.fresh,
+            lesson=reply.lesson,
         )
 
     def _pay_earlier_steps(self) -> None:

@@ -209,6 +209,10 @@ def _move_texts(
     facts = [rewards] if rewards else []
     if advantage is not None:
         facts.append(f"adv {advantage:+.2f}")
+    if turn.lesson is not None and turn.lesson.plays:
+        facts.append("played by the teacher")
+    elif turn.lesson is not None and turn.lesson.action not in ("", turn.action):
+        facts.append(f"teacher: {visible(turn.lesson.action)}")
     if turn.version is not None:
         facts.append(f"v{turn.version}")
     return {

@@ -140,6 +140,10 @@ class ChatFormat:
             return [*ids]
         return [self.eos_id, *ids]
 
+    def said(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a whole reply of this text, its end included."""
+        return _encode_reply(self, text)
+
     def spoken(self, ids: list[int]) -> str:
         """Return a reply as later turns see it: without its thoughts, even where they are cut off.
 
@@ -178,6 +182,12 @@ def _encode_opening(chat: ChatFormat, system: str, user: str) -> tuple[int, ...]
     # The games of a task begin with the same messages, and the rules in them are the longest text
     # of a game.
     return tuple(_encode(chat, system, user, ()))
+
+
+@lru_cache(maxsize=4096)
+def _encode_reply(chat: ChatFormat, text: str) -> tuple[int, ...]:
+    # Games have few different actions.
+    return (*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id)
 
 
 def _encode(

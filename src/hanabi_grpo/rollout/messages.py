@@ -15,7 +15,8 @@ from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.seeds import SEED_LIMIT
 from hanabi_grpo.rollout.wire import TokenId
-from hanabi_grpo.settings.refs import ScriptRef, SeatRef, parse_seat
+from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, UrlRef, parse_seat
+from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
 
 MAX_TASKS = 16384
@@ -51,6 +52,7 @@ _ConfigValue = str | int | float | bool | None
 _Config = Annotated[dict[_ConfigName, _ConfigValue], Meta(max_length=_MAX_CONFIG_FIELDS)]
 _Seat = Annotated[str, Meta(max_length=_MAX_SEAT)]
 _Seats = Annotated[tuple[_Seat, ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
+_Teachers = Annotated[tuple[SeatTeacher | None, ...], Meta(max_length=MAX_PLAYERS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 _MaxTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
 _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
@@ -100,6 +102,12 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
     seats: _Seats | None = None
     """Seats of tasks that name none; a task with fewer players takes the first of them."""
+    teachers: _Teachers | None = None
+    """Per seat who teaches there (HANABI_TEACHER), None where nobody does.
+
+    It labels the turns of the session's own adapters; partners in its seat are not taught. A task
+    with fewer players takes the first of them. None: nobody is taught.
+    """
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
@@ -258,6 +266,8 @@ class RequestedTask:
     """The policy of each seat."""
     games: range
     """Numbers of the games within the task's group."""
+    teachers: tuple[SeatTeacher | None, ...] = ()
+    """Per seat who teaches there, None where nobody does; empty: nobody is taught."""
 
     @property
     def seats(self) -> tuple[str, ...]:
@@ -303,13 +313,16 @@ def read_tasks(
             if key not in setups:
                 setups[key] = make_setup(row.env, row.env_config)
             refs = _read_seats(row, request.seats, setups[key])
+            teachers = _read_teachers(request.teachers, refs, setups[key])
         except (SettingsError, GameParameterError) as error:
             raise SettingsError(f"tasks.{number}: {error}") from error
         task = setups[key].task(row.suite, row.seed)
         first = num_games.get((task, refs), 0)
         last = first + request.num_games
         num_games[task, refs] = last
-        requested_task = RequestedTask(task=task, refs=refs, games=range(first, last))
+        requested_task = RequestedTask(
+            task=task, refs=refs, games=range(first, last), teachers=teachers
+        )
         requested.append(requested_task)
     return requested
 
@@ -338,6 +351,39 @@ def _read_seats(
         if isinstance(ref, ScriptRef):
             check_script(setup, ref.name)
     return refs
+
+
+def _read_teachers(
+    teachers: tuple[SeatTeacher | None, ...] | None, refs: tuple[SeatRef, ...], setup: Setup[Any]
+) -> tuple[SeatTeacher | None, ...]:
+    """Return the teacher of each seat of a task; () where nobody is taught."""
+    if teachers is None:
+        return ()
+    if len(teachers) < len(refs):
+        raise SettingsError(
+            f"{len(refs)} players, but teachers has {len(teachers)} seats; name one for each, "
+            "null for none."
+        )
+    of_seats = []
+    for ref, teacher in zip(refs, teachers, strict=False):
+        if teacher is not None:
+            _check_teacher(setup, teacher)
+            if not 0 <= teacher.plays <= 1:
+                raise SettingsError(f"teachers: plays={teacher.plays}: give a share from 0 to 1.")
+        is_own = isinstance(ref, AdapterRef) and not ref.is_guest
+        of_seats.append(teacher if is_own else None)
+    return tuple(of_seats) if any(of_seats) else ()
+
+
+def _check_teacher(setup: Setup[Any], teacher: SeatTeacher) -> None:
+    policy = parse_seat(teacher.policy)
+    if isinstance(policy, ScriptRef):
+        check_script(setup, policy.name)
+    elif isinstance(policy, UrlRef) or teacher.plays:
+        raise SettingsError(
+            f"teachers: {policy} with plays={teacher.plays:g}: a model scores what a player says; "
+            "name base or an adapter at a version with plays=0, or a script."
+        )
 
 
 def check_script(setup: Setup[Any], name: str) -> None:

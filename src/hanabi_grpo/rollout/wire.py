@@ -158,6 +158,9 @@ def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
                 f"num_players={num_players}; allowed: 0 to {num_players - 1}, and rewards for each"
             )
         check_logprob_count(turn.logprobs, turn.reply_ids, f"turns.{index}", needs_logprobs)
+        if turn.lesson is not None:
+            where = f"turns.{index}.lesson"
+            check_logprob_count(turn.lesson.logprobs, turn.reply_ids, where, needs_logprobs=False)
         if not _has_finite_numbers(turn):
             raise ValueError(f"turns.{index}: a logprob or a reward is not finite")
 
@@ -186,6 +189,8 @@ def check_logprob_count(
 
 def _has_finite_numbers(turn: Turn) -> bool:
     if not all(map(math.isfinite, turn.logprobs)):
+        return False
+    if turn.lesson is not None and not all(map(math.isfinite, turn.lesson.logprobs)):
         return False
     return all(map(_are_finite, turn.rewards))
 

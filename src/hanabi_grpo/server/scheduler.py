@@ -21,7 +21,8 @@ from jinja2 import TemplateError
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.judge import Judge
-from hanabi_grpo.agents.served_model import Model, PromptTokens, TeamModels
+from hanabi_grpo.agents.served_model import Model, PromptTokens, ServedPlayer, TeamModels
+from hanabi_grpo.agents.taught import with_lesson_ids, with_teachers
 from hanabi_grpo.envs.registry import may_block
 from hanabi_grpo.errors import (
     GameParameterError,
@@ -499,19 +500,21 @@ class Scheduler:
         """
         if not _needs_worker(requested):
             async with game_limit(self._game_timeout, of=self._game_timeout):
-                return await play_episode(
+                episode = await play_episode(
                     requested.task,
-                    players,
+                    with_teachers(players, requested.teachers, requested.task.setup),
                     game=game,
                     names=requested.seats,
                     instance_id=self.instance_id,
                     progress=progress,
                 )
+            return _with_lesson_ids(episode, players)
         scripts = [ref.name if isinstance(ref, ScriptRef) else None for ref in requested.refs]
-        return await self._workers.play(
+        episode = await self._workers.play(
             requested.task,
             players,
             scripts=scripts,
+            teachers=requested.teachers,
             game=game,
             names=requested.seats,
             instance_id=self.instance_id,
@@ -519,6 +522,7 @@ class Scheduler:
             for_session=own,
             timeout=self._game_timeout,
         )
+        return _with_lesson_ids(episode, players)
 
     @contextlib.contextmanager
     def _engine_faults(self, where: str) -> Iterator[None]:
@@ -590,7 +594,7 @@ async def _score_reply(
     """Return the log-probability of a whole reply, its end token included, in nats."""
     chat = model.chat
     prompt_ids = chat.open(prompt.system, prompt.prompt)
-    reply_ids = [*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id]
+    reply_ids = list(chat.said(reply))
     num_tokens = len(prompt_ids) + len(reply_ids)
     if num_tokens >= model.max_model_len:
         raise SettingsError(
@@ -619,11 +623,21 @@ def _late_game(
     )
 
 
+def _with_lesson_ids(episode: Episode, players: Sequence[Player]) -> Episode:
+    """Return a game whose lessons have the tokens of the players in its seats."""
+    served = [player if isinstance(player, ServedPlayer) else None for player in players]
+    chats = [player.model.chat if player is not None else None for player in served]
+    longest = [player.sampling.max_tokens for player in served if player is not None]
+    return with_lesson_ids(episode, chats, max(longest, default=0))
+
+
 def _needs_worker(requested: RequestedTask) -> bool:
-    """Tell whether the environment or a script of a task may block."""
+    """Tell whether the environment, a script or a teacher of a task may block."""
     setup = requested.task.setup
     slow = setup.environment.slow_policies
     if any(isinstance(ref, ScriptRef) and ref.name in slow for ref in requested.refs):
+        return True
+    if any(teacher is not None and teacher.policy in slow for teacher in requested.teachers):
         return True
     return may_block(setup)
 

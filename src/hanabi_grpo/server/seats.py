@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hanabi_grpo.agents.scored import ScoredPlayer, have_same_tokens
 from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.agents.served_model import Model, PromptTokens, ServedPlayer, TeamModels
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import VersionError
+from hanabi_grpo.errors import SettingsError, VersionError
 from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, UrlRef, parse_seat
+from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import player_name
 
 
@@ -24,8 +26,9 @@ def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
     """
     wanted: dict[str, int] = {}
     # Most tasks of a request have the same seats.
-    for refs in dict.fromkeys(task.refs for task in tasks):
-        for ref in refs:
+    for refs, teachers in dict.fromkeys((task.refs, task.teachers) for task in tasks):
+        taught = [parse_seat(teacher.policy) for teacher in teachers if teacher is not None]
+        for ref in (*refs, *taught):
             if not isinstance(ref, AdapterRef) or ref.version is None:
                 continue
             first = wanted.setdefault(ref.adapter, ref.version)
@@ -65,8 +68,25 @@ class Tables:
             key = (setup, ref, id(self._model_of(ref, player)))
             if key not in self.made:
                 self.made[key] = self._make_player(setup, ref, player)
-            players.append(self.made[key])
+            player_here = self.made[key]
+            teacher = task.teachers[seat] if task.teachers else None
+            if teacher is not None and not teacher.is_script:
+                player_here = self._scored(player_here, teacher, player)
+            players.append(player_here)
         return players
+
+    def _scored(self, player: Player, teacher: SeatTeacher, name: str) -> Player:
+        """Return a player whose replies another model scores."""
+        scoring = self._make_served(parse_seat(teacher.policy), name)
+        if not isinstance(player, ServedPlayer):
+            return player
+        if not have_same_tokens(player.model, scoring.model):
+            raise SettingsError(
+                f"HANABI_TEACHER: {teacher.policy} and {name} have base models of other tokens, so "
+                "one cannot score what the other says; take a teacher on a model with the same "
+                "tokenizer and chat template."
+            )
+        return ScoredPlayer(player=player, teacher=scoring)
 
     def _model_of(self, ref: SeatRef, player: str | None) -> Model:
         """Return the model that samples for a policy.

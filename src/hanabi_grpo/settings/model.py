@@ -40,6 +40,7 @@ from hanabi_grpo.settings.per_player import (
     PerPlayer,
     Rate,
     entries,
+    per_player,
     value_of,
     whole_numbers,
 )
@@ -64,6 +65,7 @@ from hanabi_grpo.training.estimators import (
     Scale,
     names_needing,
 )
+from hanabi_grpo.types import SHARED_ADAPTER
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
@@ -817,6 +819,44 @@ class Settings(BaseModel):
         le=1,
         affects=Affects.PLAY,
     )
+    teacher: CommaList = trainer(
+        "HANABI_TEACHER",
+        "Who teaches: a script says what it would do on each turn of a player, a model how likely "
+        "it finds what the player said (docs/learning.md); unset: nobody.",
+        (),
+        allowed="a script of the environment, base, or a checkpoint as in HANABI_PARTNERS, for all "
+        "players that learn, or for each as in player_0=iggi,player_1=outputs/run",
+        affects=Affects.LEARNING,
+    )
+    teacher_weight: Annotated[PerPlayer, per_player(float, lambda weight: weight >= 0)] = trainer(
+        "HANABI_TEACHER_WEIGHT",
+        "Weight of what the teacher teaches beside the reward; 0: the player is only compared "
+        "with it.",
+        1.0,
+        allowed="a number, at least 0, " + FORM.format(example="player_0=1,player_1=0.3"),
+        affects=Affects.LEARNING,
+    )
+    teacher_steps: int = trainer(
+        "HANABI_TEACHER_STEPS",
+        "Steps in which that weight falls to 0, evenly; 0: it stays.",
+        0,
+        ge=0,
+        affects=Affects.LEARNING,
+    )
+    teacher_plays: Annotated[PerPlayer, per_player(float, lambda share: 0 <= share <= 1)] = trainer(
+        "HANABI_TEACHER_PLAYS",
+        "Share of a player's turns on which its teacher's move is played in the place of its own.",
+        0.0,
+        allowed="a number from 0 to 1, " + FORM.format(example="player_0=0.5,player_1=0"),
+        affects=Affects.PLAY,
+    )
+    reward_weight: Annotated[PerPlayer, per_player(float, lambda weight: weight >= 0)] = trainer(
+        "HANABI_REWARD_WEIGHT",
+        "Weight of the reward for a player with a teacher; 0: it learns from the teacher alone.",
+        1.0,
+        allowed="a number, at least 0, " + FORM.format(example="player_0=0,player_1=1"),
+        affects=Affects.LEARNING,
+    )
     advantage: Annotated[str, where(ESTIMATORS.__contains__)] = trainer(
         "HANABI_ADVANTAGE",
         "How much better a turn was than others: the estimator.",
@@ -1132,6 +1172,21 @@ class Settings(BaseModel):
         """Return LORA_ALPHA of an adapter."""
         return int(value_of(self.lora_alpha, adapter, "LORA_ALPHA"))
 
+    def teacher_weight_of(self, player: str) -> float:
+        """Return HANABI_TEACHER_WEIGHT of a player, before its schedule."""
+        return value_of(self.teacher_weight, self._own_adapter(player), "HANABI_TEACHER_WEIGHT")
+
+    def teacher_plays_of(self, player: str) -> float:
+        """Return HANABI_TEACHER_PLAYS of a player that has a teacher."""
+        return value_of(self.teacher_plays, self._own_adapter(player), "HANABI_TEACHER_PLAYS")
+
+    def reward_weight_of(self, player: str) -> float:
+        """Return HANABI_REWARD_WEIGHT of a player that has a teacher."""
+        return value_of(self.reward_weight, self._own_adapter(player), "HANABI_REWARD_WEIGHT")
+
+    def _own_adapter(self, player: str) -> str:
+        return SHARED_ADAPTER if self.adapters == SHARED_ADAPTER else player
+
     @property
     def largest_rank(self) -> int:
         """The largest LORA_RANK, which a server has to have room for."""
@@ -1144,6 +1199,9 @@ class Settings(BaseModel):
             "LEARNING_RATE": self.learning_rate,
             "LORA_RANK": self.lora_rank,
             "LORA_ALPHA": self.lora_alpha,
+            "HANABI_TEACHER_WEIGHT": self.teacher_weight,
+            "HANABI_TEACHER_PLAYS": self.teacher_plays,
+            "HANABI_REWARD_WEIGHT": self.reward_weight,
         }
 
     @property

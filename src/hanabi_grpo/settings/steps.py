@@ -10,6 +10,7 @@ from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.settings.objective import check_objective, run_estimator
 from hanabi_grpo.settings.per_player import check_per_player
+from hanabi_grpo.settings.teachers import check_teacher
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
@@ -204,6 +205,7 @@ def check_updates(settings: Settings) -> None:
                     f"{settings.save_steps}, or unset HANABI_{field.upper()}."
                 )
     check_objective(settings)
+    check_teacher(settings)
     _check_resampling(settings)
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):
         raise SettingsError(

@@ -55,7 +55,7 @@ def fetch_used(
     is_resumed: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Fetch every checkpoint of HANABI_START_FROM and HANABI_PARTNERS that lies elsewhere.
+    """Fetch every checkpoint that lies elsewhere, of start, partners and teachers.
 
     What the run used before is used again.
 
@@ -72,7 +72,7 @@ def fetch_used(
         SettingsError: One cannot be fetched, or is not what the run used before.
     """
     used = recorded_checkpoints(run_folder)
-    entries = list(settings.partners)
+    entries = [*settings.partners, *settings.teacher]
     if not is_resumed:
         entries += settings.start_from
     places: dict[Moving, None] = {}

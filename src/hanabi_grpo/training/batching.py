@@ -7,7 +7,7 @@ time, which DeepSpeed's collectives need.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
@@ -25,6 +25,13 @@ from hanabi_grpo.training.estimators import (
     TurnValues,
 )
 from hanabi_grpo.training.groups import flatten_groups, trained_groups
+from hanabi_grpo.training.lessons import (
+    Teaching,
+    lesson_rows,
+    measure_kl,
+    num_lesson_tokens,
+    teacher_gaps,
+)
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
 from hanabi_grpo.training.minibatches import WHOLE_STEP, weights_by_part
 from hanabi_grpo.training.model.prefix_tree import (
@@ -57,6 +64,8 @@ class AdvantageOptions:
     """HANABI_GAE_UNIT=token: each token has one of its own, not each turn."""
 
 
+UNTAUGHT = Teaching(teacher=0.0, reward=1.0)
+"""A player without a teacher."""
 PLAIN_ADVANTAGES = AdvantageOptions()
 """As the estimator says."""
 TrainedTokens = Callable[[Turn], Sequence[bool]]
@@ -128,6 +137,7 @@ def token_rows(
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
     with_steps: bool = False,
+    teacher_kl: float | None = None,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -146,6 +156,7 @@ def token_rows(
         trained: Which tokens of a reply carry loss.
         parts: Per game of the step its part, see `minibatches`; None: the step is one part.
         with_steps: Whether rows say in which step of the game each token was said.
+        teacher_kl: Of a model that teaches the player, see `lessons.measure_kl`; None: none does.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -189,9 +200,11 @@ def token_rows(
                         has_weights=unit != "token",
                         trains_all=trained is all_tokens,
                         with_steps=with_steps,
+                        with_teacher=teacher_kl is not None,
                     )
                 )
-            conversations[-1].append(turn, trained(turn), advantage, weight)
+            gaps = None if teacher_kl is None else teacher_gaps(turn, teacher_kl)
+            conversations[-1].append(turn, trained(turn), advantage, weight, gaps)
         rows += [row for row in conversations if any(row.mask)]
     return rows
 
@@ -211,6 +224,7 @@ def build_micro_batches(
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
     with_steps: bool = False,
+    taught: Mapping[str, Teaching] | None = None,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
@@ -230,12 +244,15 @@ def build_micro_batches(
         trained: See `token_rows`.
         parts: See `token_rows`. Every player has micro-batches of every part.
         with_steps: See `token_rows`.
+        taught: How players with a teacher are taught, see `lessons`; None: nobody is.
     """
     if parts is None:
         parts = [WHOLE_STEP] * len(flatten_groups(groups))
     games_of_part = Counter(parts) or Counter([WHOLE_STEP])
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
+        teaching = (taught or {}).get(player, UNTAUGHT)
+        teacher_kl = measure_kl(groups, seat, trained_seats) if teaching.teacher else None
         rows = token_rows(
             groups,
             seat,
@@ -247,10 +264,23 @@ def build_micro_batches(
             trained=trained,
             parts=parts,
             with_steps=with_steps,
+            teacher_kl=teacher_kl,
         )
+        if teaching.teacher:
+            rows += lesson_rows(
+                groups,
+                seat,
+                trained_seats,
+                unit=unit,
+                parts=parts,
+                has_weights=unit != "token",
+                trains_all=trained is all_tokens,
+                with_steps=with_steps,
+            )
         for part, num_games in sorted(games_of_part.items()):
             rows_of_part = [row for row in rows if parts[row.game] == part]
             num_reply_tokens = sum(row.num_trained for row in rows_of_part)
+            num_lessons = num_lesson_tokens(rows_of_part)
             share_of_step = num_games / games_of_part.total()
             part_cut = replace(
                 cut,
@@ -266,6 +296,9 @@ def build_micro_batches(
                     cut.shares_prefixes,
                     part,
                 )
+                batch.num_lesson_tokens = num_lessons
+                batch.teacher_weight = teaching.teacher
+                batch.reward_weight = teaching.reward
                 batches.append(batch)
     return batches
 
@@ -298,9 +331,7 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
         return [[] for _ in range(num_empty)]
     sequences = []
     for row in rows:
-        # What comes after the last reply is not computed.
-        last_reply = int(np.flatnonzero(row.mask)[-1])
-        used_ids = row.ids[:last_reply]
+        used_ids = row.ids[: row.num_computed]
         sequences.append(np.array(used_ids, dtype=np.int64))
     order = PrefixOrder(sequences)
     ordered = [rows[number] for number in order.order]
@@ -315,7 +346,9 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     return shares
 
 
-def _empty_row(game: int, *, has_weights: bool, trains_all: bool, with_steps: bool) -> TokenRow:
+def _empty_row(
+    game: int, *, has_weights: bool, trains_all: bool, with_steps: bool, with_teacher: bool
+) -> TokenRow:
     return TokenRow(
         ids=[],
         mask=[],
@@ -324,6 +357,7 @@ def _empty_row(game: int, *, has_weights: bool, trains_all: bool, with_steps: bo
         weights=[] if has_weights else None,
         trained=None if trains_all else [],
         steps=[] if with_steps else None,
+        teacher_gaps=[] if with_teacher else None,
         game=game,
     )
 

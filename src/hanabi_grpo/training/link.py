@@ -30,15 +30,24 @@ from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.profiles import exploited
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
-from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
+from hanabi_grpo.errors import (
+    HanabiGrpoError,
+    ServerError,
+    ServerGoneError,
+    SettingsError,
+    VersionError,
+)
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import FURTHER_APART, played_setups, training_rows
+from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import BASES, SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.refs import ScriptRef
+from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats, retry_dropped
 from hanabi_grpo.training.tasks import check_stamps
@@ -74,6 +83,8 @@ class GamesRequest:
     """Of the server process; empty where there are several."""
     sampling_seed: int | None = None
     """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
+    teachers: tuple[SeatTeacher | None, ...] = ()
+    """Per seat who labels its turns, None where nobody does; empty: nobody is taught."""
     parts: tuple["GamesRequest", ...] = ()
     """What each of several servers is asked for."""
 
@@ -138,9 +149,11 @@ class ServerLink:
 
         Raises:
             ServerError: No server, one that works for another trainer, or one that does not fit.
-            SettingsError: A partner, or an opponent in validations, that cannot be seated.
+            SettingsError: A partner, or an opponent in validations, that cannot be seated, or a
+                teacher that a game does not have.
         """
         self._version = version
+        self._check_teachers()
         self._introduce()
         self._heartbeat = Heartbeat.from_client(self.client)
         self._heartbeat.start()
@@ -251,6 +264,7 @@ class ServerLink:
             version=version,
             instance_id=self.instance_id,
             sampling_seed=training_seed(self.settings, tasks),
+            teachers=self.partners.teachers(version),
         )
 
     def fetch(self, request: GamesRequest, num_games: int | None = None) -> RolloutResult:
@@ -268,6 +282,7 @@ class ServerLink:
             token_filter=self.settings.token_filter,
             sampling_seed=request.sampling_seed,
             seats=request.own,
+            teachers=request.teachers or None,
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
@@ -335,6 +350,21 @@ class ServerLink:
             return
         with (self.run_folder / "server.log").open("a", encoding="utf-8") as file:
             file.writelines(f"{self._prefix}{line}\n" for line in lines)
+
+    def _check_teachers(self) -> None:
+        """Refuse a teacher that one of the dataset's games does not have, by a SettingsError."""
+        for setup in played_setups(training_rows(self.settings)):
+            for teacher in parse_teachers(self.settings).values():
+                if not isinstance(teacher, ScriptRef):
+                    continue
+                try:
+                    check_script(setup, teacher.name)
+                except SettingsError as error:
+                    raise SettingsError(
+                        f"HANABI_TEACHER={','.join(self.settings.teacher)}: {error} A teacher is "
+                        "asked in all games of training; leave those of this one out of DATASET, "
+                        "or choose a script that all have."
+                    ) from error
 
     def _introduce(self) -> None:
         run_id = run_identity(self.run_folder)

@@ -1,7 +1,10 @@
 """What is optimized: the loss of one player's micro-batch, from advantages to a number.
 
     L = 1/N · Σ_t v_t · [ −min(ρ_t A_t, clip(ρ_t, 1 − ε_low, 1 + ε_high) A_t) + β k_t ],
-    A_t = A_turn · u_t · g + b_t,    k_t = r_t − log r_t − 1
+    A_t = A_turn · u_t · g · q + b_t,    k_t = r_t − log r_t − 1
+
+With a teacher (HANABI_TEACHER) the cross-entropy of `lessons` is added, over tokens that it said;
+one that is a model adds to b_t.
 
 With HANABI_DUAL_CLIP=c the minimum is at least c A_t where A_t < 0: max(min(…), c A_t).
 
@@ -13,6 +16,7 @@ HANABI_TRAIN_THOUGHTS=0.
 | A_turn | advantage of the token's turn | `estimators` |
 | u | weight of the token in the mean | HANABI_LOSS_UNIT, `advantages.token_weights` |
 | g | weight of the game, 1 but for HANABI_UPDATE=sequential | `updates` |
+| q | weight of the reward for a player with a teacher, else 1 | HANABI_REWARD_WEIGHT |
 | b | entropy bonus of the token | HANABI_ENTROPY_BONUS, `entropy_terms` |
 | ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), eq. 6, 7 |
 | ε | how far ρ may go, with a width for each side | DAPO (arXiv 2503.14476), "Clip-Higher" |
@@ -116,6 +120,10 @@ class PolicyLoss:
         # 1/N Σ over sampled tokens
         num_step_tokens = torch.tensor(max(batch.num_reply_tokens, 1), device=mask.device)
         loss = (token_loss * mask).sum() / (num_step_tokens / num_processes)
+
+        # + w/M Σ over a teacher's tokens
+        if batch.teacher_weight and batch.lesson_weights is not None:
+            loss = loss + batch.teacher_weight * lesson_loss(logprobs, batch, num_processes)
         num_tokens = mask.sum().clamp(min=1.0)
         means = {}
         for name, value in measured.items():
@@ -149,7 +157,7 @@ class PolicyLoss:
 
 
 def token_advantages(batch: MicroBatch) -> torch.Tensor:
-    """Return [rows, tokens] A_turn · u · g + b, what a token's probability ratio is multiplied by.
+    """Return [rows, tokens] A_turn · u · g · q + b, what probability ratios are multiplied by.
 
     The entropy bonus is of this player's own policy: no weight of the loss unit or of the game
     multiplies it.
@@ -159,9 +167,27 @@ def token_advantages(batch: MicroBatch) -> torch.Tensor:
         advantages = advantages * batch.loss_weights
     if batch.game_weights is not None:
         advantages = advantages * batch.game_weights
+    if batch.reward_weight != 1:
+        advantages = advantages * batch.reward_weight
     if batch.entropy_bonus is not None:
         advantages = advantages + batch.entropy_bonus
+    if batch.teacher_gaps is not None:
+        advantages = advantages + batch.teacher_weight * batch.teacher_gaps
     return advantages
+
+
+def lesson_loss(logprobs: torch.Tensor, batch: MicroBatch, num_processes: int = 1) -> torch.Tensor:
+    """Return a micro-batch's part of −1/M Σ_t u_t log π(a_t), see `lessons`.
+
+    Args:
+        logprobs: [rows, tokens] log π of the batch's tokens, in nats.
+        batch: With a teacher's tokens.
+        num_processes: Their gradients are averaged, so each divides by its share of M.
+    """
+    if batch.lesson_weights is None:
+        raise ValueError(f"{batch.player}: a micro-batch without a teacher's tokens.")
+    total = -(logprobs * batch.lesson_weights).sum()
+    return total / (batch.num_lesson_tokens / num_processes)
 
 
 def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

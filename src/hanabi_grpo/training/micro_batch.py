@@ -3,11 +3,15 @@
 A micro-batch holds trajectories of one player only, so one adapter computes all of it. What weighs
 a token in the objective stays in columns of its own (advantage, loss weight, entropy bonus, game
 weight) until they meet in `loss.PolicyLoss`.
+
+A row may also end with what a teacher says in the place of a reply, see `lessons`. Its tokens are
+no reply's: nobody sampled them, so they have no logprobs to compare with and no advantage.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
@@ -37,8 +41,22 @@ class TokenRow:
     """True on reply tokens that carry loss (HANABI_TRAIN_THOUGHTS); None: on all of `mask`."""
     steps: list[int] | None = None
     """The step of the game in which a reply token was said, 0 elsewhere; None: nobody asks."""
+    teacher_gaps: list[float] | None = None
+    """How much likelier than usual a teacher finds a reply's token than the player, see
+    `lessons.teacher_gaps`, 0 elsewhere; None: no model teaches."""
+    lesson: list[float] | None = None
+    """The weight of a teacher's token in the cross-entropy, 0 elsewhere; None: it teaches none."""
     game: int = NO_GAME
     """Number of the game in the step, the same for all its players and on every rank."""
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens up to the last one that is predicted, without it; what is behind is not computed.
+
+        The row has a reply's token or a teacher's.
+        """
+        predicted = self.mask if self.lesson is None else self.lesson
+        return int(np.flatnonzero(predicted)[-1])
 
     @property
     def num_trained(self) -> int:
@@ -51,6 +69,7 @@ class TokenRow:
         trained: Sequence[bool] | None = None,
         advantages: Sequence[float] | None = None,
         weight: float = 0.0,
+        gaps: Sequence[float] | None = None,
     ) -> None:
         """Add a turn's prompt and reply.
 
@@ -59,6 +78,7 @@ class TokenRow:
             trained: Which of its reply's tokens carry loss; None: all.
             advantages: Of each of its reply's tokens; None: 0 for all.
             weight: Of each of its tokens in the loss.
+            gaps: Of each of its reply's tokens, where a model teaches; None: 0 for all.
         """
         num_prompt = len(turn.prompt_ids)
         num_reply = len(turn.reply_ids)
@@ -69,6 +89,9 @@ class TokenRow:
         self.advantages.extend([0.0] * num_reply if advantages is None else advantages)
         if self.weights is not None:
             self.weights.extend([0.0] * num_prompt + [weight] * num_reply)
+        if self.teacher_gaps is not None:
+            self.teacher_gaps.extend([0.0] * num_prompt)
+            self.teacher_gaps.extend([0.0] * num_reply if gaps is None else gaps)
         if self.steps is not None:
             self.steps.extend([0] * num_prompt + [turn.step] * num_reply)
         if self.trained is not None:
@@ -124,6 +147,26 @@ class MicroBatch:
     """[rows, tokens - 1] logprobs under the reference policy; only with BETA in the loss."""
     kl_weight: float | None = None
     """The player's weight of the KL term (HANABI_KL_TARGET); None: BETA."""
+    lesson_weights: torch.Tensor | None = None
+    """[rows, tokens - 1] weight of each of a teacher's tokens in the cross-entropy, above 0 on
+    these and 0 elsewhere; None: no row of this rank has any."""
+    num_lesson_tokens: int = 0
+    """The teacher's tokens for the player in the whole step, or in this part of it, over all
+    micro-batches and processes."""
+    teacher_weight: float = 0.0
+    """Weight of what the teacher teaches in this step (HANABI_TEACHER_WEIGHT)."""
+    teacher_gaps: torch.Tensor | None = None
+    """[rows, tokens - 1] how much likelier than usual a model that teaches finds a reply's token
+    than the player who sampled it, in nats, see `lessons.teacher_gaps`; None: no model teaches."""
+    reward_weight: float = 1.0
+    """Weight of the advantages beside it (HANABI_REWARD_WEIGHT)."""
+
+    @property
+    def predicted_mask(self) -> torch.Tensor:
+        """[rows, tokens - 1] bool, True where a logprob of the next token is computed."""
+        if self.lesson_weights is None:
+            return self.reply_mask
+        return self.reply_mask | (self.lesson_weights > 0)
 
     @property
     def trained_mask(self) -> torch.Tensor:
@@ -133,7 +176,7 @@ class MicroBatch:
     @property
     def has_data(self) -> bool:
         """Whether the player has a token in the loss on any rank."""
-        return self.num_reply_tokens > 0
+        return self.num_reply_tokens > 0 or self.num_lesson_tokens > 0
 
     @property
     def num_tokens(self) -> int:
@@ -195,7 +238,13 @@ def collate(
     steps = None
     if rows[0].steps is not None:
         steps = column((row.steps or [] for row in rows), 0, torch.long)[:, 1:]
-    return MicroBatch(
+    teacher_gaps = None
+    if rows[0].teacher_gaps is not None:
+        teacher_gaps = column((row.teacher_gaps or [] for row in rows), 0.0)[:, 1:]
+    lesson_weights = None
+    if any(row.lesson is not None for row in rows):
+        lesson_weights = column((row.lesson or [] for row in rows), 0.0)[:, 1:]
+    batch = MicroBatch(
         player=player,
         ids=ids,
         lengths=torch.tensor([len(row.ids) for row in rows], device=device),
@@ -205,11 +254,15 @@ def collate(
         num_reply_tokens=num_reply_tokens,
         games=tuple(row.game for row in rows),
         part=part,
-        tree=prefix_tree(ids, reply_mask) if shares_prefixes else None,
         loss_mask=loss_mask,
         loss_weights=loss_weights,
         steps=steps,
+        teacher_gaps=teacher_gaps,
+        lesson_weights=lesson_weights,
     )
+    if shares_prefixes:
+        batch.tree = prefix_tree(ids, batch.predicted_mask)
+    return batch
 
 
 def useful_share(batches: Sequence[MicroBatch]) -> float:

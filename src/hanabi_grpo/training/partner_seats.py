@@ -1,4 +1,4 @@
-"""Seats partners at a run's tasks, and uploads the guest adapters that this takes."""
+"""Seats partners and teachers at a run's tasks, and uploads the guest adapters that this takes."""
 
 import logging
 import time
@@ -27,7 +27,8 @@ from hanabi_grpo.settings.partners import (
     draw,
     read_pool,
 )
-from hanabi_grpo.settings.refs import NOT_HELD, Place, UrlRef, unknown_url
+from hanabi_grpo.settings.refs import NOT_HELD, CheckpointRef, Place, UrlRef, unknown_url
+from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
@@ -81,10 +82,11 @@ class PartnerSeats:
                 or chat format.
             ServerError: The server refuses an adapter.
         """
-        if not self.pool:
-            return
         self._instance_id = instance_id
         self._has_several_bases = bool(facts.get(BASES))
+        self._load_teachers(facts)
+        if not self.pool:
+            return
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
             if isinstance(partner.ref, UrlRef):
@@ -120,12 +122,46 @@ class PartnerSeats:
             self._instance_id = instance_id
         return [self._request(task, own, version) for task in tasks]
 
+    def teachers(self, version: int) -> tuple[SeatTeacher | None, ...]:
+        """Return who teaches in each seat, behind `seat`; adapters are uploaded as there.
+
+        Args:
+            version: Of the run's own adapters.
+        """
+        return seat_teachers(self._settings, version, self._teacher_seat)
+
+    def _teacher_seat(self, teacher: CheckpointRef, player: str) -> str:
+        checkpoint = self._checkpoints[teacher.place]
+        try:
+            adapter = checkpoint.choose(player, teacher.adapter)
+        except SettingsError as error:
+            raise SettingsError(f"HANABI_TEACHER={teacher}: {error}") from error
+        return self._guest(teacher.place, adapter, checkpoint)
+
+    def _load_teachers(self, facts: Mapping[str, Any]) -> None:
+        """Read the checkpoints of teachers, and upload them."""
+        for player, teacher in parse_teachers(self._settings).items():
+            logger.info("%s is taught by %s", player, teacher)
+            if not isinstance(teacher, CheckpointRef):
+                continue
+            what = f"HANABI_TEACHER={teacher}"
+            if teacher.place not in self._checkpoints:
+                self._checkpoints[teacher.place] = _read(
+                    what, teacher.place, self._run_folder, facts
+                )
+            try:
+                self._teacher_seat(teacher, player)
+            except ServerGoneError:
+                raise
+            except ServerError as error:
+                raise ServerError(f"{what}: {error}") from error
+
     def reupload_dropped(self, ask: Callable[[], _Answer]) -> _Answer:
         """Make a request that `seat` prepares.
 
         It is made anew where the server has dropped a guest for another client's.
         """
-        if not self.pool:
+        if not self._checkpoints and not self.pool:
             return ask()
         return retry_dropped(ask, self._guests.clear)
 
@@ -213,7 +249,8 @@ class PartnerSeats:
     def _load_checkpoint(self, partner: Partner, place: Place, facts: Mapping[str, Any]) -> None:
         """Read a partner's checkpoint and upload it for every seat that it may take."""
         if place not in self._checkpoints:
-            self._checkpoints[place] = _read(partner, place, self._run_folder, facts)
+            what = f"HANABI_PARTNERS={partner.spec}"
+            self._checkpoints[place] = _read(what, place, self._run_folder, facts)
         seats = [partner.seat] if partner.seat is not None else range(self._settings.players)
         try:
             for seat in seats:
@@ -244,17 +281,15 @@ def retry_dropped(ask: Callable[[], _Answer], forget: Callable[[], None] = lambd
         time.sleep(num_tries)
 
 
-def _read(
-    partner: Partner, place: Place, run_folder: Path, facts: Mapping[str, Any]
-) -> SavedAdapters:
+def _read(what: str, place: Place, run_folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
     try:
         folder, saved = read_used(place, run_folder)
         is_base_known = check_same_base(folder, saved, facts)
     except (OSError, SettingsError) as error:
-        raise SettingsError(f"HANABI_PARTNERS={partner.spec}: {error}") from error
+        raise SettingsError(f"{what}: {error}") from error
     logger.info(
-        "partner %s: %s at step %d, adapters %s%s",
-        partner.spec,
+        "%s: %s at step %d, adapters %s%s",
+        what,
         folder,
         saved.step,
         ", ".join(saved.adapters),

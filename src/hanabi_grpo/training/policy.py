@@ -52,7 +52,7 @@ class Policy:
 
     Every method that computes uses one adapter, that of the micro-batch's player unless it says
     otherwise. Logprobs are in nats, at the temperature of sampling, [rows, tokens - 1], and 0 where
-    no reply token is predicted.
+    no token of a reply, or of a teacher, is predicted.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class Policy:
             module,
             base.model,
             batch.ids,
-            batch.reply_mask,
+            batch.predicted_mask,
             self._temperature if temperature is None else temperature,
             batch.tree,
             whole_logits=base.needs_whole_logits,

@@ -2,9 +2,9 @@
 
 The parts, and where each is explained: `link` talks to rollout servers, `overlap` plays a step
 ahead, `resampling` replaces groups that teach nothing, `validation` plays tasks of its own,
-`batching` makes micro-batches with the advantages of `estimators`, `mismatch` compares sampler and
-trainer, `loss` is what is optimized, `updates` orders the optimizer updates, `isolation` keeps
-players from moving each other, `checkpoint` saves, `record` counts.
+`batching` makes micro-batches with the advantages of `estimators` and the labels of `lessons`,
+`mismatch` compares sampler and trainer, `loss` is what is optimized, `updates` orders the optimizer
+updates, `isolation` keeps players from moving each other, `checkpoint` saves, `record` counts.
 """
 
 import logging
@@ -57,7 +57,13 @@ from hanabi_grpo.training.late_games import (
 )
 from hanabi_grpo.training.learned.adapter_critic import AdapterCritics
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
-from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
+from hanabi_grpo.training.lessons import TaughtTokens, lesson_figures, teaching_at, weight_figures
+from hanabi_grpo.training.loss import (
+    LOSS_METRICS,
+    PolicyLoss,
+    add_entropy_bonus,
+    mean_logprobs,
+)
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
 from hanabi_grpo.training.minibatches import parts_of_games
 from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck
@@ -279,6 +285,7 @@ class TrainingRun:
         self._verdict = self._validation.verdict(parts.first_step)
         self._step_started = time.perf_counter()
         self._step_losses: list[torch.Tensor] = []
+        self._taught = TaughtTokens()
         self._log_ratios: list[Mapping[Hashable, float]] = []
         """In a sequential step, per earlier player its log ratio of each game, or of its steps."""
         self._updates_of_player = settings.updates_per_step
@@ -497,6 +504,10 @@ class TrainingRun:
             values = observation.values
             critics = self._value_learner.state()
             self._next_state = replace(self._next_state, critics=critics)
+        taught = teaching_at(self._settings, self.state.step)
+        if taught:
+            self._metrics.add(weight_figures(taught))
+            self._metrics.add(lesson_figures(played.used.drawn, seats.seats, seats.players))
         batches = build_micro_batches(
             groups,
             trained_seats=seats.trained,
@@ -520,6 +531,7 @@ class TrainingRun:
                 step=self.state.step,
             ),
             with_steps=self._settings.sequential_factor == "step",
+            taught=taught,
         )
         # Of all own players: the baseline of one that rests in this step moves on.
         baselines = next_estimator_state(
@@ -726,6 +738,8 @@ class TrainingRun:
             # What later passes, and the players after this one, compare with.
             batch.old_logprobs = logprobs.detach()
             self._check_gap(batch, logprobs, self.state.step)
+        if update.is_first_pass:
+            self._taught.add(batch, logprobs)
         return logprobs
 
     def loss(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
@@ -794,6 +808,7 @@ class TrainingRun:
     def finish_step(self) -> None:
         """Count the step, move the schedule, and hand the figures to the monitors."""
         norms = self._guard.norms.values()
+        self._metrics.add(self._taught.take(gather_object))
         self._metrics.add(
             {
                 "grad_norm": sum(norm**2 for norm in norms) ** 0.5,

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import Episode, Reply
 
 MAX_FORK_MESSAGE = 4096
@@ -27,6 +28,8 @@ class Start(Struct, frozen=True, kw_only=True, tag="start"):
     """Number within the task's group."""
     scripts: tuple[str | None, ...]
     """Per seat the script that plays it in the worker; None: it is asked for in the server."""
+    teachers: tuple[SeatTeacher | None, ...]
+    """Per seat who teaches there, None where nobody does; empty: nobody is taught."""
     names: tuple[str, ...]
     """Per seat the reference of its policy, for the record."""
     instance_id: str
@@ -57,11 +60,13 @@ class Resting(Struct, frozen=True, kw_only=True, tag="resting"):
 
 
 class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
-    """From the worker: a seat of a model has to reply."""
+    """From the worker: a seat of a model has to reply, or is told what it says."""
 
     number: int
     seat: int
     message: str
+    given: str | None = None
+    """The reply that its teacher gives in its place; None: the model makes one."""
     window: int | None
     """Turns that the player remembers, see `EnvConfig.window`."""
     num_turns: int

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hanabi_grpo import errors
+from hanabi_grpo.agents.taught import SayingSeat
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import HanabiGrpoError, ServerError
 from hanabi_grpo.rollout.loop import Player, PlayerSeat, Progress
@@ -36,6 +37,7 @@ from hanabi_grpo.server.workers.messages import (
     read_from_worker,
     write,
 )
+from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import Episode, Reply
 
 logger = logging.getLogger(__name__)
@@ -116,6 +118,7 @@ class _Play:
     game: int
     names: tuple[str, ...]
     scripts: tuple[str | None, ...]
+    teachers: tuple[SeatTeacher | None, ...]
     instance_id: str
     seats: tuple[PlayerSeat | None, ...]
     """Per seat who replies in the server; None: a script in the worker."""
@@ -195,6 +198,7 @@ class WorkerPool:
         players: Sequence[Player],
         *,
         scripts: Sequence[str | None],
+        teachers: Sequence[SeatTeacher | None] = (),
         game: int,
         names: Sequence[str],
         instance_id: str,
@@ -211,6 +215,7 @@ class WorkerPool:
             task: Start of the episode.
             players: One per seat; those of scripts are not asked.
             scripts: Per seat the name of the script that plays it, None: a model.
+            teachers: Per seat who teaches there, None where nobody does; empty: nobody is taught.
             game: Number of the episode within the task's group.
             names: The policy of each seat, for the record.
             instance_id: Identifier of the server process, for the record.
@@ -232,6 +237,7 @@ class WorkerPool:
             game=game,
             names=tuple(names),
             scripts=tuple(scripts),
+            teachers=tuple(teachers),
             instance_id=instance_id,
             seats=tuple(seats),
             progress=progress,
@@ -270,6 +276,7 @@ class WorkerPool:
             seed=play.task.seed,
             game=play.game,
             scripts=play.scripts,
+            teachers=play.teachers,
             names=play.names,
             instance_id=play.instance_id,
         )
@@ -425,7 +432,9 @@ class WorkerPool:
             seat = play.seats[ask.seat]
             if seat is None:
                 raise RuntimeError(f"seat {ask.seat} is a script's, which the worker plays itself")
-            reply = asyncio.ensure_future(seat.reply(_AskedMessage(ask)))
+            seen = _AskedMessage(ask)
+            made = seat.reply(seen) if ask.given is None else _say(seat, seen, ask.given)
+            reply = asyncio.ensure_future(made)
             calls.append(_Call(message=ask.message, reply=reply))
         call = calls[index]
         if call.message != ask.message:
@@ -501,6 +510,12 @@ class WorkerPool:
             self._end(worker)
         if self._fork_server is not None:
             self._fork_server.close()
+
+
+async def _say(seat: PlayerSeat, seen: Observation, text: str) -> Reply:
+    if not isinstance(seat, SayingSeat):
+        raise RuntimeError(f"a {type(seat).__name__} says nothing but what it chooses itself")
+    return await seat.say(seen, text)
 
 
 def _error(failed: Failed) -> Exception:

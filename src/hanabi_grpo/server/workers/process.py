@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.agents.taught import with_teachers
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.rollout.loop import Player, Progress, play_episode
@@ -87,11 +88,19 @@ class _AskedSeat:
 
     async def reply(self, seen: Observation) -> Reply:
         """Send the player's message and wait for the reply."""
+        return await self._ask(seen, None)
+
+    async def say(self, seen: Observation, text: str) -> Reply:
+        """Send the player's message and what it says, and wait for that as a reply."""
+        return await self._ask(seen, text)
+
+    async def _ask(self, seen: Observation, given: str | None) -> Reply:
         asked = self.player
         ask = Ask(
             number=asked.number,
             seat=seen.player,
             message=seen.message(),
+            given=given,
             window=seen.window,
             num_turns=asked.progress.num_turns,
             rewards=tuple(asked.progress.rewards),
@@ -175,7 +184,7 @@ class Worker:
                 players.append(asked)
         return await play_episode(
             played.task(start.split, start.seed),
-            players,
+            with_teachers(players, start.teachers, played),
             game=start.game,
             names=start.names,
             instance_id=start.instance_id,

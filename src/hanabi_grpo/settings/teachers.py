@@ -1,0 +1,266 @@
+"""HANABI_TEACHER: which player learns from whom, and what cannot work with a teacher.
+
+Everything here is a function of its arguments; nothing is read or sent.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.partners import (
+    MAX_GUEST_ADAPTERS,
+    always_partner,
+    num_adapters,
+    read_pool,
+    seated,
+)
+from hanabi_grpo.settings.refs import (
+    CheckpointRef,
+    Role,
+    ScriptRef,
+    parse_ref,
+    parse_seat,
+    split_player,
+)
+from hanabi_grpo.training.estimators import ESTIMATORS, Learned, names_needing
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
+
+Teacher = ScriptRef | Role | CheckpointRef
+"""Who may teach: a script, the base model, or an adapter of a checkpoint."""
+VARIABLE = "HANABI_TEACHER"
+_UNREAD = {
+    "teacher_weight": "HANABI_TEACHER_WEIGHT",
+    "teacher_steps": "HANABI_TEACHER_STEPS",
+    "teacher_plays": "HANABI_TEACHER_PLAYS",
+    "reward_weight": "HANABI_REWARD_WEIGHT",
+}
+"""Settings that nothing reads without a teacher, by field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatTeacher:
+    """Who teaches in a seat, also on the wire."""
+
+    policy: str
+    """A script of the environment, or a model that scores what the player says: "base", or an
+    adapter at a version."""
+    plays: float = 0.0
+    """Share of the turns on which it plays in its player's place."""
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it says what it would do, and gives no logprobs."""
+        return isinstance(parse_seat(self.policy), ScriptRef)
+
+
+def parse_teachers(settings: Settings) -> dict[str, Teacher]:
+    """Return who teaches each player, without players that have no teacher.
+
+    A teacher without a player's name teaches everybody who learns and is not named.
+
+    Example:
+        HANABI_TEACHER=player_1=iggi gives {"player_1": ScriptRef(name="iggi")}
+
+    Raises:
+        SettingsError: An entry can teach nobody, or is of nobody, or a second one.
+    """
+    names = player_names(settings.players)
+    named: dict[str, Teacher] = {}
+    others: Teacher | None = None
+    for entry in settings.teacher:
+        player, spec = split_player(entry)
+        teacher = _teacher(spec, settings)
+        if player is None:
+            if others is not None:
+                raise SettingsError(
+                    f"{_typed(settings)}: {others} and {teacher} both for everybody; name one, or "
+                    f"the player before it, e.g. {names[0]}={others}."
+                )
+            others = teacher
+            continue
+        if player not in names:
+            raise SettingsError(
+                f"{_typed(settings)}: {player} is not at the table; allowed: {', '.join(names)}."
+            )
+        if player in named:
+            raise SettingsError(f"{_typed(settings)}: {player} is named twice; name it once.")
+        named[player] = teacher
+    teachers: dict[str, Teacher] = {}
+    for name in names:
+        if name in named:
+            teachers[name] = named[name]
+        elif others is not None and name not in settings.freeze:
+            teachers[name] = others
+    if others is not None and len(named) == len(names):
+        raise SettingsError(
+            f"{_typed(settings)}: {others} is of nobody, every player is named; leave it out."
+        )
+    return teachers
+
+
+def seat_teachers(
+    settings: Settings,
+    version: int,
+    guest: Callable[[CheckpointRef, str], str] | None = None,
+) -> tuple[SeatTeacher | None, ...]:
+    """Return who teaches in each seat at a version; () where there is no teacher.
+
+    Args:
+        settings: The run's.
+        version: Optimizer steps made so far, after which players may have moved to other seats.
+        guest: (checkpoint, player) -> the seat of the adapter of it that teaches the player; None:
+            no checkpoint teaches.
+
+    Returns:
+        Per seat its teacher, None where there is none.
+    """
+    teachers = parse_teachers(settings)
+    if not teachers:
+        return ()
+    players = seated(settings.players, version, settings.swap_every)
+    seats: list[SeatTeacher | None] = []
+    for player in players:
+        seat = None
+        if player in teachers:
+            teacher = teachers[player]
+            policy = str(teacher)
+            if isinstance(teacher, CheckpointRef) and guest is not None:
+                policy = guest(teacher, player)
+            seat = SeatTeacher(policy=policy, plays=settings.teacher_plays_of(player))
+        seats.append(seat)
+    return tuple(seats)
+
+
+def check_teacher(settings: Settings) -> None:
+    """Refuse teachers that cannot be asked, and settings that would do nothing.
+
+    Raises:
+        SettingsError: There are such.
+    """
+    if not settings.teacher:
+        _check_unread(settings)
+        return
+    teachers = parse_teachers(settings)
+    _check_learners(settings, teachers)
+    scripts = [ref for ref in teachers.values() if isinstance(ref, ScriptRef)]
+    if settings.thinking and scripts:
+        raise SettingsError(
+            f"{_typed(settings)} with HANABI_THINKING=1: a script has no thoughts, so a player "
+            "would learn to leave its own out; unset one."
+        )
+    _check_models(settings, teachers)
+    _check_plays(settings, teachers)
+    _check_something_teaches(settings, teachers)
+
+
+def _check_unread(settings: Settings) -> None:
+    for field, variable in _UNREAD.items():
+        if field in settings.model_fields_set:
+            raise SettingsError(
+                f"{variable}={getattr(settings, field)} without {VARIABLE}: nobody has a teacher, "
+                f"so it would do nothing; set {VARIABLE} to a script, e.g. "
+                f"{_scripts(settings)[0] if _scripts(settings) else 'of a game that has some'}, or "
+                f"unset {variable}."
+            )
+
+
+def _check_learners(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
+    """Refuse a teacher of a player that does not learn."""
+    resting = {name: f"HANABI_FREEZE={','.join(settings.freeze)}" for name in settings.freeze}
+    partner_seat = always_partner(read_pool(settings), settings.partner_share)
+    if partner_seat is not None and settings.adapters != SHARED_ADAPTER:
+        resting[partner_seat] = "HANABI_PARTNER_SHARE=1, where a partner always takes its seat"
+    for player in teachers:
+        if player in resting:
+            learners = [name for name in player_names(settings.players) if name not in resting]
+            raise SettingsError(
+                f"{_typed(settings)} with {resting[player]}: {player} does not learn, so it needs "
+                f"no teacher; name those that do ({', '.join(learners)}), e.g. "
+                f"{learners[0]}={teachers[player]}."
+            )
+
+
+def _check_models(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
+    """Refuse models as teachers where they cannot score, or have no room on the server."""
+    models = {name: ref for name, ref in teachers.items() if not isinstance(ref, ScriptRef)}
+    for player, ref in models.items():
+        if settings.temperature != 1:
+            raise SettingsError(
+                f"{_typed(settings)} with TEMPERATURE={settings.temperature:g}: {ref} scores "
+                f"replies at temperature 1, and {player} samples at another; set TEMPERATURE=1, or "
+                "take a script."
+            )
+        if settings.teacher_plays_of(player):
+            raise SettingsError(
+                f"{_typed(settings)} with HANABI_TEACHER_PLAYS={settings.teacher_plays}: {ref} "
+                f"scores what {player} says and makes no replies; set HANABI_TEACHER_PLAYS=0, or "
+                "take a script."
+            )
+    checkpoints = {str(ref) for ref in models.values() if isinstance(ref, CheckpointRef)}
+    pool = read_pool(settings)
+    needed = len(checkpoints) and len(models) + num_adapters(
+        pool,
+        num_players=settings.players,
+        shared=settings.adapters == SHARED_ADAPTER,
+        num_earlier=settings.save_total_limit,
+    )
+    if needed > MAX_GUEST_ADAPTERS:
+        raise SettingsError(
+            f"{_typed(settings)} with HANABI_PARTNERS={','.join(settings.partners)}: up to {needed}"
+            f" adapters of other runs; a server holds {MAX_GUEST_ADAPTERS}. Name fewer."
+        )
+
+
+def _check_plays(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
+    """Refuse a teacher that plays where values or credit are learned of every turn."""
+    needs = ESTIMATORS[settings.advantage].needs
+    if needs is not Learned.NOTHING and any(map(settings.teacher_plays_of, teachers)):
+        raise SettingsError(
+            f"HANABI_TEACHER_PLAYS={settings.teacher_plays} with HANABI_ADVANTAGE="
+            f"{settings.advantage}: what it learns beside the model is of the players' own "
+            f"replies; set HANABI_TEACHER_PLAYS=0, or take one of "
+            f"{', '.join(names_needing(Learned.NOTHING))}."
+        )
+
+
+def _check_something_teaches(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
+    """Refuse a reward that is switched off where the teacher is, too."""
+    steps = settings.teacher_steps
+    for player in teachers:
+        if settings.reward_weight_of(player):
+            continue
+        given = f"HANABI_REWARD_WEIGHT={settings.reward_weight}"
+        if not settings.teacher_weight_of(player):
+            raise SettingsError(
+                f"{given} with HANABI_TEACHER_WEIGHT={settings.teacher_weight}: {player} would "
+                "learn from neither; set one of them above 0."
+            )
+        if steps and settings.max_steps is not None and steps < settings.max_steps:
+            raise SettingsError(
+                f"{given} with HANABI_TEACHER_STEPS={steps} MAX_STEPS={settings.max_steps}: "
+                f"{player} would learn nothing from step {steps + 1} on; set "
+                f"HANABI_TEACHER_STEPS=0 or {settings.max_steps} and more, or a reward weight "
+                "above 0."
+            )
+
+
+def _teacher(spec: str, settings: Settings) -> Teacher:
+    ref = parse_ref(spec, where=VARIABLE, roles=(Role.BASE,), scripts=_scripts(settings))
+    if isinstance(ref, ScriptRef | Role | CheckpointRef):
+        return ref
+    raise SettingsError(
+        f"{VARIABLE}={spec}: a model behind a URL does not say how likely it finds given tokens; "
+        f"allowed are base, a checkpoint, and the scripts of {settings.env}: "
+        f"{', '.join(_scripts(settings))}. To learn from its games, use hanabi-grpo collect and "
+        "warm-start."
+    )
+
+
+def _scripts(settings: Settings) -> tuple[str, ...]:
+    return tuple(registry.get(settings.env).policies)
+
+
+def _typed(settings: Settings) -> str:
+    return f"{VARIABLE}={','.join(settings.teacher)}"

@@ -1,0 +1,694 @@
+"""Teachers on the server's side: who may teach whom, and what a taught game brings."""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from fake_engine import CHAT, LAPTOP, SAMPLING, make_scheduler
+from hanabi_grpo.agents.scored import have_same_tokens
+from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.agents.served_model import Model
+from hanabi_grpo.agents.taught import TaughtPlayer, with_lesson_ids, with_teachers
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Observation, Script, Setup, Task
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.report.played import game_texts
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
+from hanabi_grpo.rollout.sampler import AdapterHandle
+from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.server.scheduler import Scheduler, _needs_worker
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import Role
+from hanabi_grpo.settings.steps import check_updates
+from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.partner_seats import PartnerSeats
+from hanabi_grpo.types import Episode, Lesson, ReplyKind
+from server_app import (
+    PEFT_CONFIG,
+    RunningApp,
+    WordEngine,
+    adapter_bytes,
+    lora_of,
+    push_to,
+    running_app,
+    word_reply,
+)
+
+BOARD = Setup(HANABI, LAPTOP)
+OWN = ("player_0@1", "player_1@1")
+IGGI = SeatTeacher(policy="iggi")
+
+
+def weights_of(step: int, name: str) -> bytes:
+    return adapter_bytes(step + int(name[-1]) / 4)
+
+
+def save_checkpoint(run: Path, step: int) -> None:
+    """Write a checkpoint as a trainer does."""
+    run.mkdir(parents=True)
+
+    def fill(folder: Path) -> None:
+        for name in ("player_0", "player_1"):
+            (folder / name).mkdir()
+            (folder / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
+            (folder / name / "adapter_model.safetensors").write_bytes(weights_of(step, name))
+
+    write_checkpoint(run, step, fill, {}, needed_bytes=0)
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(device="cpu", **given)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "other", "expected"),
+    [
+        ((), {}, {}),
+        (("iggi",), {}, {"player_0": "iggi", "player_1": "iggi"}),
+        (("player_1=iggi",), {}, {"player_1": "iggi"}),
+        (
+            ("player_0=iggi", "player_1=focus-bot"),
+            {},
+            {"player_0": "iggi", "player_1": "focus-bot"},
+        ),
+        (("player_0=iggi", "focus-bot"), {}, {"player_0": "iggi", "player_1": "focus-bot"}),
+        # Who does not learn is left out of "everybody".
+        (("iggi",), {"freeze": ("player_0",)}, {"player_1": "iggi"}),
+        (
+            ("base", "player_0=outputs/run:player_1"),
+            {},
+            {"player_0": "outputs/run:player_1", "player_1": "base"},
+        ),
+        (("iggi",), {"adapters": "shared"}, {"player_0": "iggi", "player_1": "iggi"}),
+    ],
+)
+def test_a_teacher_is_of_everybody_or_of_those_who_are_named(
+    teacher: tuple[str, ...], other: dict[str, Any], expected: dict[str, str]
+) -> None:
+    given = settings(teacher=teacher, **other)
+    check_updates(given)
+    found = {player: str(teacher) for player, teacher in parse_teachers(given).items()}
+    assert found == expected
+
+
+def test_a_teacher_follows_its_player_to_another_seat() -> None:
+    given = settings(teacher=("player_1=iggi",), swap_every=2, teacher_plays="player_1=0.25,0")
+    iggi = SeatTeacher(policy="iggi", plays=0.25)
+    assert [seat_teachers(given, version) for version in (0, 1, 2, 3, 4)] == [
+        (None, iggi),
+        (None, iggi),
+        (iggi, None),
+        (iggi, None),
+        (None, iggi),
+    ]
+    assert seat_teachers(settings(), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"teacher": ("igi",)}, "HANABI_TEACHER: 'igi' is unknown; allowed are .*iggi"),
+        (
+            {"teacher": ("url:big",)},
+            "HANABI_TEACHER=url:big: a model behind a URL does not say how likely .*allowed are "
+            "base, a checkpoint, and the scripts of hanabi: .*iggi",
+        ),
+        (
+            {"teacher": ("base",), "temperature": 0.5},
+            "HANABI_TEACHER=base with TEMPERATURE=0.5: base scores replies at temperature 1",
+        ),
+        (
+            {"teacher": ("base",), "teacher_plays": 0.5},
+            "HANABI_TEACHER_PLAYS=0.5: base scores what player_0 says and makes no replies",
+        ),
+        (
+            {
+                "teacher": ("outputs/run",),
+                "partners": tuple(f"outputs/p{number}" for number in range(8)),
+            },
+            "up to 18 adapters of other runs; a server holds 16",
+        ),
+        (
+            {"teacher": ("player_2=iggi",)},
+            "HANABI_TEACHER=player_2=iggi: player_2 is not at the table; allowed: player_0, "
+            "player_1",
+        ),
+        ({"teacher": ("player_0=iggi", "player_0=iggi")}, "player_0 is named twice"),
+        ({"teacher": ("iggi", "focus-bot")}, "iggi and focus-bot both for everybody"),
+        (
+            {"teacher": ("player_0=iggi", "player_1=iggi", "focus-bot")},
+            "focus-bot is of nobody, every player is named",
+        ),
+        (
+            {"teacher": ("player_0=iggi",), "freeze": ("player_0",)},
+            r"HANABI_TEACHER=player_0=iggi with HANABI_FREEZE=player_0: player_0 does not learn, "
+            r"so it needs no teacher; name those that do \(player_1\)",
+        ),
+        (
+            {"teacher": ("iggi",), "partners": ("player_1=hint-bot",), "partner_share": 1.0},
+            "a partner always takes its seat: player_1 does not learn",
+        ),
+        (
+            {"teacher_weight": 0.5},
+            "HANABI_TEACHER_WEIGHT=0.5 without HANABI_TEACHER: nobody has a teacher",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_plays": 0.5, "advantage": "ippo"},
+            "HANABI_TEACHER_PLAYS=0.5 with HANABI_ADVANTAGE=ippo: .*take one of grpo, ",
+        ),
+        ({"teacher_plays": 0.5}, "HANABI_TEACHER_PLAYS=0.5 without HANABI_TEACHER"),
+        ({"teacher_steps": 5}, "HANABI_TEACHER_STEPS=5 without HANABI_TEACHER"),
+        ({"reward_weight": 0.0}, r"HANABI_REWARD_WEIGHT=0.0 without HANABI_TEACHER"),
+        (
+            {"teacher": ("iggi",), "thinking": True},
+            "HANABI_TEACHER=iggi with HANABI_THINKING=1: a script has no thoughts",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_weight": 0.0, "reward_weight": 0.0},
+            "player_0 would learn from neither; set one of them above 0",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_steps": 5, "reward_weight": 0.0, "max_steps": 6},
+            "player_0 would learn nothing from step 6 on; set HANABI_TEACHER_STEPS=0 or 6 and more",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_weight": "player_2=1,2"},
+            "HANABI_TEACHER_WEIGHT=player_2=1,2: player_2 is not at the table",
+        ),
+    ],
+)
+def test_what_cannot_teach_is_refused_with_the_way_out(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_updates(settings(**given))
+
+
+def test_a_game_of_the_dataset_without_the_script_is_refused_before_a_session_begins(
+    tmp_path: Any,
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    said = '[{"role": "user", "content": "Play."}]'
+    rows.write_text(
+        f'{{"messages": {said}, "env": "hanabi", "env_config": {{"preset": "laptop"}}}}\n'
+        f'{{"messages": {said}, "env": "kuhn_poker", "env_config": {{"preset": "kuhn_poker"}}}}\n'
+    )
+    given = settings(teacher=("iggi",), dataset=str(rows))
+    link = ServerLink(given, tmp_path)
+    with pytest.raises(
+        SettingsError, match=r"HANABI_TEACHER=iggi: 'iggi': the environment kuhn_poker has no such"
+    ):
+        link.connect(0)
+
+
+# A game
+
+
+class SeenByTeacher:
+    """A script that keeps what it is shown, and says the last legal action."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Any]] = []
+        self.seats: list[int] = []
+        self.name = "watching"
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "SeenByTeacher":
+        self.seats.append(player)
+        return self
+
+    def act(self, seen: Observation) -> str:
+        self.seen.append((seen.player, seen.view()))
+        return (seen.legal() or ("",))[-1]
+
+
+def played(players: list[Any], seed: int = 3) -> Episode:
+    return asyncio.run(play_episode(BOARD.task("train", seed), players))
+
+
+def test_a_teacher_sees_each_of_its_players_turns_by_that_players_view_and_changes_nothing() -> (
+    None
+):
+    script = make_script(BOARD, "hint-bot")
+    watching = SeenByTeacher()
+    taught = TaughtPlayer(player=script, teacher=replace(script, policy=watching))
+    without = played([script, script])
+    episode = played([script, taught])
+    # One seat a game, which is asked from the first turn on.
+    assert watching.seats == [1]
+    assert [player for player, _ in watching.seen] == [1] * len(episode.trajectory(1))
+    stripped = [replace(turn, lesson=None) for turn in episode.turns]
+    assert stripped == list(without.turns)
+    assert all(turn.lesson is None for turn in episode.trajectory(0))
+
+    # The views are those of a game that is played again, move by move.
+    referee = Referee(BOARD.task("train", 3))
+    views = []
+    for turn in episode.turns:
+        if turn.player == 1:
+            views.append(referee.see(1).view())
+        referee.step({turn.player: turn.reply})
+    assert [view for _, view in watching.seen] == views
+
+
+def test_a_teacher_cannot_tell_positions_apart_that_its_player_cannot() -> None:
+    """The hidden-card rule: other own cards, the same lesson."""
+    rng = random.Random(0)
+    checked = 0
+    for seed in range(8):
+        referee = Referee(BOARD.task("train", seed))
+        policy = BOARD.environment.policies["iggi"]()
+        while referee.status is None:
+            [player] = referee.to_act()
+            task = BOARD.task("train", seed)
+            other = referee.game.resampled(player, rng)
+            lessons = []
+            for game in (referee.game, other):
+                seen = Observation(game, player, None)
+                taught = TaughtPlayer(
+                    player=make_script(BOARD, "hint-bot"),
+                    teacher=replace(make_script(BOARD, "iggi"), policy=policy),
+                )
+                reply = asyncio.run(taught.seat(player, task=task, game=0).reply(seen))
+                lessons.append(reply.lesson)
+            assert lessons[0] == lessons[1]
+            assert lessons[0] is not None
+            checked += 1
+            referee.step({player: lessons[0].action})
+    assert checked > 40
+
+
+def test_a_teacher_that_plays_itself_agrees_with_every_turn() -> None:
+    script = make_script(BOARD, "iggi")
+    players = with_teachers([script, script], (IGGI, IGGI), BOARD)
+    episode = played(players)
+    policy = BOARD.environment.policies["iggi"]()
+    alone = play_scripts(BOARD.task("train", 3), {0: policy, 1: policy})
+    assert [turn.action for turn in episode.turns] == [turn.action for turn in alone.turns]
+    assert [turn.lesson for turn in episode.turns] == [
+        Lesson(action=turn.action) for turn in episode.turns
+    ]
+
+
+def test_what_the_rules_do_not_allow_is_no_lesson() -> None:
+    script = make_script(BOARD, "hint-bot")
+    for text in ("sing", "Hint player 7 nothing", ""):
+        nonsense = Script("nonsense", lambda seen, rng, text=text: text)
+        taught = TaughtPlayer(player=script, teacher=replace(script, policy=nonsense))
+        episode = played([taught, script])
+        assert {turn.lesson for turn in episode.turns} == {None}
+
+
+def test_a_lesson_has_the_tokens_that_its_player_would_say_and_must_fit_a_reply() -> None:
+    script = make_script(BOARD, "iggi")
+    episode = played(with_teachers([script, script], (None, IGGI), BOARD))
+    taught = with_lesson_ids(episode, [None, CHAT], 4)
+    for turn in taught.trajectory(1):
+        assert turn.lesson is not None
+        ids = list(turn.lesson.reply_ids)
+        assert ids[-1] == CHAT.eos_id
+        assert CHAT.decode(ids) == turn.lesson.action
+    with pytest.raises(
+        SettingsError, match=r"MAX_COMPLETION_LENGTH=1: the teacher's reply .* has [23] tokens"
+    ):
+        with_lesson_ids(episode, [None, CHAT], 1)
+    assert with_lesson_ids(played([script, script]), [None, None], 4) == played([script, script])
+
+
+def test_a_taught_game_travels_and_is_recorded_and_older_records_are_read() -> None:
+    script = make_script(BOARD, "iggi")
+    episode = with_lesson_ids(
+        played(with_teachers([script, script], (IGGI, None), BOARD)), [CHAT, None], 4
+    )
+    assert any(turn.lesson is not None for turn in episode.turns)
+    assert msgspec.json.decode(msgspec.json.encode(episode), type=Episode) == episode
+    assert episode_from_json(msgspec.json.decode(msgspec.json.encode(episode_to_json(episode))))
+    row = episode_to_json(episode)
+    for turn in row["turns"]:
+        del turn["lesson"]
+    older = episode_from_json(row)
+    assert [turn.lesson for turn in older.turns] == [None] * len(episode.turns)
+
+
+# Requests
+
+Teachers = tuple[SeatTeacher | None, ...]
+
+
+def requested(seats: tuple[str, ...], teachers: Teachers | None) -> RequestedTask:
+    task = {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": 1}
+    request = {
+        "tasks": [task],
+        "num_games": 2,
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "seats": seats,
+        "teachers": msgspec.to_builtins(teachers),
+    }
+    [read] = read_tasks(msgspec.convert(request, RolloutRequest))
+    return read
+
+
+@pytest.mark.parametrize(
+    ("seats", "teachers", "expected"),
+    [
+        (OWN, None, ()),
+        (OWN, (None, IGGI), (None, IGGI)),
+        (OWN, (None, None), ()),
+        # Partners are not taught: scripts, the base model, and adapters of other runs.
+        (("iggi", "player_1@1"), (IGGI, IGGI), (None, IGGI)),
+        (("base", "player_1@1"), (IGGI, None), ()),
+        (("frozen_0123456789abcdef@5", "player_1@1"), (IGGI, None), ()),
+    ],
+)
+def test_a_request_says_who_teaches_the_sessions_own_adapters(
+    seats: tuple[str, ...], teachers: Teachers | None, expected: Teachers
+) -> None:
+    assert requested(seats, teachers).teachers == expected
+
+
+def test_an_unknown_teacher_a_seat_too_few_and_no_share_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"tasks\.0: 'igi': the environment hanabi has no such"):
+        requested(OWN, (SeatTeacher(policy="igi"), None))
+    with pytest.raises(SettingsError, match="2 players, but teachers has 1 seats; name one"):
+        requested(OWN, (IGGI,))
+    for policy in ("url:big", "base"):
+        with pytest.raises(SettingsError, match="a model scores what a player says"):
+            requested(OWN, (SeatTeacher(policy=policy, plays=0.5), None))
+    with pytest.raises(SettingsError, match=r"plays=1\.5: give a share from 0 to 1"):
+        requested(OWN, (SeatTeacher(policy="iggi", plays=1.5), None))
+
+
+def test_games_with_a_slow_teacher_are_played_in_workers() -> None:
+    assert not _needs_worker(requested(OWN, (IGGI, None)))
+    assert _needs_worker(requested(OWN, (SeatTeacher(policy="search"), None)))
+
+
+def with_scheduler(
+    play: Callable[[Scheduler], Awaitable[Any]], engine: WordEngine | None = None
+) -> Any:
+    async def run() -> Any:
+        scheduler = make_scheduler(engine or WordEngine())
+        try:
+            return await play(scheduler)
+        finally:
+            scheduler.close()
+            await asyncio.sleep(0.05)
+
+    result = asyncio.run(asyncio.wait_for(run(), 60))
+    psutil.wait_procs(psutil.Process().children(), timeout=5)
+    return result
+
+
+@pytest.mark.parametrize("plays", [0.0, 0.5])
+def test_a_worker_asks_the_same_teacher_as_the_server_itself(
+    monkeypatch: pytest.MonkeyPatch, plays: float
+) -> None:
+    # A base model has no teacher on the wire; here the scheduler is asked by itself.
+    teacher = SeatTeacher(policy="iggi", plays=plays)
+    taught = replace(requested(("base", "base"), None), teachers=(None, teacher))
+
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run([taught], SAMPLING)
+
+    here = with_scheduler(play)
+    monkeypatch.setattr("hanabi_grpo.server.scheduler._needs_worker", lambda requested: True)
+    in_worker = with_scheduler(play)
+    assert in_worker == here
+    lessons = [turn.lesson for episode in here[0] for turn in episode.trajectory(1)]
+    assert {lesson.plays for lesson in lessons} == ({False, True} if plays else {False})
+    for lesson in lessons:
+        assert lesson.reply_ids == (*CHAT.tokenizer.encode(lesson.action), CHAT.eos_id)
+
+
+# Over HTTP
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[RunningApp]:
+    with running_app(max_model_len=20000) as running:
+        yield running
+
+
+def test_a_taught_request_has_the_games_of_one_without_and_lessons_in_them(app: RunningApp) -> None:
+    task = {**BOARD.row(), "suite": "train", "seed": 3}
+    with RolloutClient(app.url) as client:
+        push_to(client, app)
+
+        def play(teachers: Teachers | None) -> list[Episode]:
+            result = client.play(
+                [task],
+                num_games=2,
+                max_tokens=4,
+                temperature=1.0,
+                seats=OWN,
+                teachers=teachers,
+            )
+            [group] = result.groups
+            return group
+
+        plain = play(None)
+        taught = play((None, IGGI))
+        with pytest.raises(ServerError, match="MAX_COMPLETION_LENGTH=1: the teacher's reply"):
+            client.play(
+                [task],
+                num_games=1,
+                max_tokens=1,
+                temperature=1.0,
+                seats=OWN,
+                teachers=(None, IGGI),
+            )
+    for episode, expected in zip(taught, plain, strict=True):
+        stripped = [replace(turn, lesson=None) for turn in episode.turns]
+        assert stripped == list(expected.turns)
+        assert {turn.lesson is None for turn in episode.trajectory(0)} == {True}
+        assert {turn.lesson is None for turn in episode.trajectory(1)} == {False}
+
+
+# The teacher plays
+
+
+@pytest.mark.parametrize("memory", ["game", "turn", 2])
+def test_a_turn_that_the_teacher_plays_is_in_the_conversation_and_nobody_sampled_it(
+    app: RunningApp, memory: Any
+) -> None:
+    board = Setup(HANABI, LAPTOP.model_copy(update={"memory": memory}))
+    tasks = [{**board.row(), "suite": "train", "seed": seed} for seed in range(6)]
+    teachers = (None, SeatTeacher(policy="iggi", plays=0.5))
+
+    with RolloutClient(app.url) as client:
+        bodies = push_to(client, app)
+
+        def play(teachers: Teachers | None) -> list[Episode]:
+            result = client.play(
+                tasks, num_games=4, max_tokens=4, temperature=1.0, seats=OWN, teachers=teachers
+            )
+            return [episode for group in result.groups for episode in group]
+
+        episodes = play(teachers)
+        assert play(teachers) == episodes
+
+    turns = [turn for episode in episodes for turn in episode.trajectory(1)]
+    played = [turn for turn in turns if turn.lesson is not None and turn.lesson.plays]
+    assert 0.3 < len(played) / len(turns) < 0.7
+    for turn in played:
+        assert turn.lesson is not None
+        assert turn.action == turn.reply == turn.lesson.action
+        assert (turn.kind, turn.reply_ids, turn.logprobs) == (ReplyKind.LEGAL, (), ())
+        assert turn.prompt_ids[-len(turn.lesson.reply_ids) :] == turn.lesson.reply_ids
+        assert (turn.version, turn.fresh) == (1, memory != "game")
+    # The player goes on from what the teacher said, by the tokens of its own replies.
+    lora = lora_of(bodies["player_1"])
+    for episode in episodes:
+        ids: list[int] = []
+        for turn in episode.trajectory(1):
+            ids = [] if turn.fresh else ids
+            ids += turn.prompt_ids
+            if turn not in played:
+                assert turn.reply_ids == word_reply(lora, ids).ids
+            ids += turn.reply_ids
+    assert all(turn.reply_ids for episode in episodes for turn in episode.trajectory(0))
+
+
+def test_a_teacher_that_plays_every_turn_plays_its_own_game() -> None:
+    taught = replace(
+        requested(("base", "base"), None), teachers=(SeatTeacher(policy="iggi", plays=1.0),) * 2
+    )
+
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run([taught], SAMPLING)
+
+    [[first, _]] = with_scheduler(play)
+    policy = BOARD.environment.policies["iggi"]()
+    alone = play_scripts(taught.task, {0: policy, 1: policy})
+    assert [turn.action for turn in first.turns] == [turn.action for turn in alone.turns]
+    assert {turn.reply_ids for turn in first.turns} == {()}
+
+
+# Models that teach
+
+
+class ScoringEngine(WordEngine):
+    """Scores by a function of adapter, conversation and reply, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scored: list[tuple[AdapterHandle | None, tuple[int, ...]]] = []
+
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        self.scored.append((adapter, tuple(prompt_ids)))
+        return made_scores(adapter, prompt_ids, reply_ids)
+
+
+def made_scores(
+    adapter: AdapterHandle | None, prompt_ids: Sequence[int], reply_ids: Sequence[int]
+) -> tuple[float, ...]:
+    start = len(str(adapter)) + len(prompt_ids)
+    return tuple(-((start + 3 * token) % 8) / 8 for token in reply_ids)
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+@pytest.mark.parametrize("memory", ["game", "turn"])
+def test_a_model_scores_the_tokens_that_its_player_sampled(
+    monkeypatch: pytest.MonkeyPatch, memory: Any, in_worker: bool
+) -> None:
+    board = Setup(HANABI, LAPTOP.model_copy(update={"memory": memory}))
+    monkeypatch.setattr("hanabi_grpo.server.scheduler._needs_worker", lambda requested: in_worker)
+    engine = ScoringEngine()
+
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        taught = RequestedTask(
+            task=board.task("train", 1),
+            refs=(Role.BASE, Role.BASE),
+            games=range(2),
+            teachers=(None, SeatTeacher(policy="base")),
+        )
+        return await scheduler.run([taught], SAMPLING)
+
+    [episodes] = with_scheduler(play, engine)
+    for episode in episodes:
+        ids: list[int] = []
+        for turn in episode.trajectory(1):
+            ids = [] if turn.fresh else ids
+            ids += turn.prompt_ids
+            assert turn.lesson == Lesson(logprobs=made_scores(None, ids, turn.reply_ids))
+            assert turn.reply_ids == word_reply(None, ids).ids
+            ids += turn.reply_ids
+        assert all(turn.lesson is None for turn in episode.trajectory(0))
+    assert len(engine.scored) == sum(len(episode.trajectory(1)) for episode in episodes)
+
+
+def test_a_checkpoint_that_teaches_is_uploaded_and_asked_for_as_a_guest(tmp_path: Any) -> None:
+    uploaded: list[bytes] = []
+
+    def upload(version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        uploaded.append(weights)
+        return f"frozen_{len(uploaded):016x}@{version}"
+
+    save_checkpoint(tmp_path / "teacher", 5)
+    given = settings(teacher=(f"player_1={tmp_path / 'teacher'}", "player_0=base"), swap_every=1)
+    seats = PartnerSeats(given, tmp_path / "run", upload)
+    seats.load({}, "here")
+    # The player's own adapter of the checkpoint, which follows it to another seat.
+    [weights] = uploaded
+    assert weights == weights_of(5, "player_1")
+    guest = SeatTeacher(policy="frozen_0000000000000001@5")
+    assert seats.teachers(0) == (SeatTeacher(policy="base"), guest)
+    assert seats.teachers(1) == (guest, SeatTeacher(policy="base"))
+    assert len(uploaded) == 1
+    # A new server process holds nothing.
+    seats.seat([], OWN, 1, "there")
+    assert seats.teachers(2)[1] == SeatTeacher(policy="frozen_0000000000000002@5")
+
+    missing = settings(teacher=(str(tmp_path / "nowhere"),))
+    with pytest.raises(SettingsError, match=r"HANABI_TEACHER=.*nowhere: "):
+        PartnerSeats(missing, tmp_path / "run", upload).load({}, "here")
+
+
+def test_a_guest_adapter_scores_over_http_and_is_no_player() -> None:
+    engine = ScoringEngine()
+    with (
+        running_app(max_model_len=20000, engine=engine) as app,
+        RolloutClient(app.url) as client,
+    ):
+        push_to(client, app)
+        weights = adapter_bytes(0.5)
+        guest = client.upload_guest(5, weights, PEFT_CONFIG)
+        result = client.play(
+            [{**BOARD.row(), "suite": "train", "seed": 3}],
+            num_games=2,
+            max_tokens=4,
+            temperature=1.0,
+            seats=OWN,
+            teachers=(None, SeatTeacher(policy=guest)),
+        )
+        [episodes] = result.groups
+        with pytest.raises(ServerError, match="frozen_0123456789abcdef"):
+            client.play(
+                [{**BOARD.row(), "suite": "train", "seed": 3}],
+                num_games=1,
+                max_tokens=4,
+                temperature=1.0,
+                seats=OWN,
+                teachers=(None, SeatTeacher(policy="frozen_0123456789abcdef@5")),
+            )
+    for episode in episodes:
+        assert episode.seats == OWN
+        ids: list[int] = []
+        for turn in episode.trajectory(1):
+            ids += turn.prompt_ids
+            scores = made_scores(lora_of(weights), ids, turn.reply_ids)
+            assert turn.lesson == Lesson(logprobs=scores)
+            assert turn.version == 1
+            ids += turn.reply_ids
+
+
+def test_a_teacher_on_another_base_model_needs_the_same_tokens() -> None:
+    engine = WordEngine()
+    same = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(LAPTOP.spec())))
+    larger = LAPTOP.model_copy(update={"preset": "small"})
+    other = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(larger.spec())))
+
+    def model(chat: ChatFormat) -> Model:
+        return Model(sampler=engine, chat=chat, max_model_len=512)
+
+    assert have_same_tokens(model(CHAT), model(same))
+    assert not have_same_tokens(model(CHAT), model(other))
+
+
+# Replays
+
+
+def test_a_replay_shows_what_the_teacher_would_have_done_where_it_is_something_else() -> None:
+    hint_bot = make_script(BOARD, "hint-bot")
+    episode = played(with_teachers([hint_bot, hint_bot], (IGGI, None), BOARD))
+    first, *others = episode.turns
+    assert first.lesson is not None
+    turns = (
+        replace(first, lesson=replace(first.lesson, action="Play 2")),
+        replace(first, lesson=replace(first.lesson, action=first.action)),
+        replace(first, lesson=replace(first.lesson, plays=True)),
+        replace(first, lesson=Lesson(logprobs=())),
+        *others,
+    )
+    shown = game_texts(Recording(episode=replace(episode, turns=turns)))
+    facts = [move["facts"] for move in shown["moves"]]
+    assert "teacher: Play 2" in facts[0]
+    assert "played by the teacher" in facts[2]
+    assert not any("teacher" in facts[number] for number in (1, 3))
