@@ -44,7 +44,7 @@ case $game in
     hanabi)
         steps=60
         own_board=""
-        for variable in PRESET PLAYERS COLORS RANKS HAND_SIZE INFORMATION_TOKENS LIFE_TOKENS DEDUCTIONS OTHER_PLAY; do
+        for variable in PRESET PLAYERS COLORS RANKS HAND_SIZE INFORMATION_TOKENS LIFE_TOKENS DEDUCTIONS; do
             if given "HANABI_$variable"; then own_board=yes; fi
         done
         if [ -n "$own_board" ]; then
