@@ -45,6 +45,7 @@ class StubSampler(Sampler):
 
     is_dead: bool = False
     silence: float = 0.0
+    num_copies: int = 1
 
     @property
     def state(self) -> str:
@@ -60,7 +61,11 @@ class StubSampler(Sampler):
         raise NotImplementedError("this test samples nothing")
 
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
         raise NotImplementedError("this test scores nothing")
 

@@ -94,6 +94,8 @@ class WrittenLink:
         self.spec_hashes = [SPEC_HASH]
         self.server_facts: dict[str, Any] = {}
         self.partner_names: dict[str, str] = {}
+        self.instances: tuple[str, ...] = ()
+        """No server process, so there is none to probe."""
         self.pushed: list[int] = []
         self.validation_scores: list[float] = []
         """One for each validation to come."""

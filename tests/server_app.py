@@ -172,7 +172,11 @@ class DozyEngine(WordEngine):
         return made
 
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
         self._check_awake("score")
         return (-0.5,) * len(reply_ids)

@@ -4,6 +4,7 @@
 #   bash tools/demo.sh
 #   DEMO_SEED=7 DEMO_STEPS=40 DEMO_DEALS=500 bash tools/demo.sh
 #   DEMO_ENV=kuhn_poker bash tools/demo.sh
+#   HANABI_COLORS=4 HANABI_RANKS=3 HANABI_PLAYERS=3 bash tools/demo.sh      # on a board of your own, for which it makes a model
 #
 #   DEMO_ENV     hanabi; a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5;
 #                one for a single player: frozen_lake, sokoban; or a team that adds up: vote, debate, summary,
@@ -42,7 +43,16 @@ source tools/session.sh
 case $game in
     hanabi)
         steps=60
-        export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
+        own_board=""
+        for variable in PRESET PLAYERS COLORS RANKS HAND_SIZE INFORMATION_TOKENS LIFE_TOKENS DEDUCTIONS; do
+            if given "HANABI_$variable"; then own_board=yes; fi
+        done
+        if [ -n "$own_board" ]; then
+            export MODEL=$folder/model
+            unset DATASET
+        else
+            export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
+        fi
         before=(base) after=(served) who="a noisy hint bot" rivals="hint-bot iggi" ;;
     kuhn_poker | leduc_poker | tic_tac_toe | connect_four-4x5)
         before=(base,random) after=(served,random) who="a noisy teacher" rivals=random
@@ -90,6 +100,9 @@ if [ "$game" != hanabi ]; then
     unset DATASET
     say "0 of 5: the tiny model of $game, made once: $MODEL"
     run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0
+elif [ -n "$own_board" ]; then
+    say "0 of 5: the tiny model of this board: $MODEL"
+    run - hanabi-grpo tiny-model --out "$MODEL" --seed 0
 fi
 start_session "${DEMO_PORT:-}"
 

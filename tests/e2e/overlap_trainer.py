@@ -83,6 +83,7 @@ if __name__ == "__main__":
     ServerLink.connect = scripted_trainer.do_nothing
     ServerLink.copy_log = scripted_trainer.do_nothing
     ServerLink.disconnect = scripted_trainer.do_nothing
+    TrainingRun.probe_adapters = scripted_trainer.do_nothing
     TrainingRun.logprobs = scripted_trainer.logprobs
     mismatch.surprise_score = scripted_trainer.ask_nothing
     mismatch.repeat_score = scripted_trainer.ask_nothing

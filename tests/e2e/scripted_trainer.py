@@ -337,6 +337,7 @@ if __name__ == "__main__":
     ServerLink.connect = do_nothing
     ServerLink.copy_log = do_nothing
     ServerLink.disconnect = do_nothing
+    TrainingRun.probe_adapters = do_nothing
     TrainingRun.logprobs = logprobs
     mismatch.surprise_score = ask_nothing
     mismatch.repeat_score = ask_nothing

@@ -299,7 +299,7 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(
     assert saved[0] >= 2
     assert RolloutClient(server.url).health()["status"] == "ok"
     # What is printed last can be typed as it is, in a shell that knows none of the variables.
-    command = log.read_text().rpartition("to go on:\n")[2].strip()
+    command = log.read_text().rpartition("to continue:\n")[2].strip()
     dry_run = subprocess.run(
         ["bash", "-c", f"{command} --dry-run --json"],
         env=clean_environment(),
@@ -311,7 +311,7 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(
     assert dry_run.returncode == 0, f"{command}\n{dry_run.stdout[-3000:]}{dry_run.stderr[-1000:]}"
     checks = json.loads(dry_run.stdout)["doctor"]["checks"]
     [finding] = [check["finding"] for check in checks if check["name"] == "run folder"]
-    assert f"{folder}; RESUME=latest: goes on from " in finding
+    assert f"{folder}; RESUME=latest: resumes from " in finding
     assert "changed" not in finding
 
 

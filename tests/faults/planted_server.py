@@ -7,6 +7,7 @@ logprobs can tell.
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server import plugin
+from hanabi_grpo.server.adapter_store import PROBE
 from hanabi_grpo.server.engine import VllmSampler
 from hanabi_grpo.server.seats import Tables
 from hanabi_grpo.settings.refs import is_frozen
@@ -60,6 +62,14 @@ SAMPLING_FAULTS: dict[str, dict[str, float]] = {
 those of the policy or those of what is sampled, is `PLANT_LOGPROBS`: vLLM's "raw_logprobs" or
 "processed_logprobs"."""
 
+WRAPPER_FAULTS = {
+    "wrapper": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "wrapper_k": ("k_proj",),
+    "wrapper_mlp": ("gate_proj", "down_proj"),
+}
+"""Kinds of modules whose names the engine does not find, because of a wrapper's prefix; it loads
+the rest and says nothing. It holds for probes as well."""
+
 OVERFLOW = "overflow"
 """Guest adapters are loaded with values so large that they overflow, though each is finite."""
 
@@ -88,7 +98,7 @@ _handles: dict[str, Any] = {}
 def planted_fault() -> str:
     """Return the fault that is planted now."""
     fault = Path(os.environ["PLANT_FILE"]).read_text().strip()
-    if fault in FAULTS or fault in (OVERFLOW, PREVIOUS):
+    if fault in FAULTS or fault in WRAPPER_FAULTS or fault in (OVERFLOW, PREVIOUS):
         return fault
     if fault in ADAPTER_FAULTS or fault in SAMPLING_FAULTS:
         return fault
@@ -108,6 +118,10 @@ async def load_adapter(engine: VllmSampler, name: str, number: int, path: str) -
     """
     adapter, _, version = name.partition("@")
     fault = planted_fault()
+    if fault in WRAPPER_FAULTS:
+        path = _under_a_wrapper(path, WRAPPER_FAULTS[fault])
+    if name.startswith(PROBE):
+        return await _real_load(engine, name, number, path)
     if fault == OVERFLOW and is_frozen(name):
         path = _with_huge_values(path)
     if not is_frozen(name):
@@ -151,6 +165,20 @@ def _with_doubled_alpha(path: str) -> str:
     config = json.loads(file.read_text())
     config["lora_alpha"] *= 2
     file.write_text(json.dumps(config))
+    return copy
+
+
+def _under_a_wrapper(path: str, kinds: Sequence[str]) -> str:
+    """Return a copy of an upload in which modules of some kinds have another prefix."""
+    copy = _copy(path, "wrapped")
+    file = Path(copy) / "adapter_model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        kind = name.split(".")[-3]
+        if kind in kinds:
+            name = name.replace("base_model.model.", "base_model.model.wrapper.")
+        tensors[name] = tensor
+    save_file(tensors, file)
     return copy
 
 

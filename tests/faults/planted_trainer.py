@@ -124,7 +124,7 @@ class Plan:
 
 
 def train(run: Any) -> None:
-    """The loop of `loop.train`, in which a stop is noted and the run goes on."""
+    """The loop of `loop.train`, in which a stop is noted and the run continues."""
     plan = Plan(run)
     report = run._mismatch._report
 
@@ -143,7 +143,7 @@ def train(run: Any) -> None:
     check_gap = run._mismatch.check_gap
 
     def noted_gap(batch: Any, logprobs: Any, version: int) -> float:
-        # In the middle of an update: it is finished, and the run goes on.
+        # In the middle of an update: it is finished, and the run continues.
         try:
             return check_gap(batch, logprobs, version)
         except ParityError as error:

@@ -1,4 +1,4 @@
-"""Disks that fill up, writers that are killed: what a run can go on from.
+"""Disks that fill up, writers that are killed: what a run can resume from.
 
 The processes here write small checkpoints with the code that the trainer uses; no trainer is
 started.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from planted_server import FAULTS, OVERFLOW, PREVIOUS
+from planted_server import FAULTS, OVERFLOW, PREVIOUS, WRAPPER_FAULTS
 from planted_table import TRUTHFUL, Case, lines_of, run_server_cases
 from running import adapter_for
 
@@ -115,6 +115,24 @@ def test_the_check_stops(
             r"ParityError: (player_\d@\d: trainer and sampler logprobs differ by \S+ on average)",
             trainer.stdout,
         )
+
+
+@pytest.mark.parametrize("fault", list(WRAPPER_FAULTS))
+def test_modules_that_the_engine_does_not_find_are_named_before_the_first_step(
+    fault: str, planted: PlantedServer, tmp_path: Path
+) -> None:
+    planted.plant(fault)
+    trainer = train(planted.server, tmp_path / "train", MAX_STEPS=1)
+    planted.plant("none")
+    assert trainer.returncode == 2, trainer.stdout[-4000:]
+    kinds = first_match(
+        r"ParityError: player_0: an adapter with random weights moves the sampler's logprobs by "
+        r".* Without effect on the sampler: ([\w, ]+)\.",
+        trainer.stdout,
+    )
+    assert kinds.split(", ") == sorted(WRAPPER_FAULTS[fault])
+    assert "no step was finished" in trainer.stdout
+    assert not list((tmp_path / "train").glob("checkpoint-*"))
 
 
 @pytest.mark.rest

@@ -84,7 +84,11 @@ class SlowScores(WordEngine):
         self.num_scores = 0
 
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
         self.num_scores += 1
         await asyncio.sleep(0.005)

@@ -62,7 +62,7 @@ def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_t
     (run / ".checkpoint-4.partial").symlink_to(tmp_path / "nowhere")
     found = find_checkpoint(run)
     assert found.manifest.step == 1
-    reason = "is a link; to go on from where it points, name that"
+    reason = "is a link; to resume from where it points, name that"
     assert f"{run}/checkpoint-9: {reason}: RESUME={precious}" in found.skipped
     for step in (2, 3, 4):
         write(run, step)

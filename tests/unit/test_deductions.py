@@ -1,6 +1,7 @@
 """What a prompt works out, against a count of every hand that the player may hold."""
 
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -103,7 +104,7 @@ def test_counted_words_are_the_count_over_all_cards_out_of_sight(preset: str, pl
 
 @pytest.mark.parametrize(("preset", "players"), BOARDS)
 @pytest.mark.parametrize("style", ["compact", "full"])
-@pytest.mark.parametrize("deductions", ["none", "counted"])
+@pytest.mark.parametrize("deductions", ["none", "counted", "joined"])
 def test_no_level_tells_more_than_a_player_knows(
     preset: str, players: int, style: str, deductions: str
 ) -> None:
@@ -119,7 +120,7 @@ def test_no_level_tells_more_than_a_player_knows(
 
 
 @pytest.mark.parametrize(("preset", "players"), BOARDS)
-@pytest.mark.parametrize("deductions", ["none", "counted"])
+@pytest.mark.parametrize("deductions", ["none", "counted", "joined"])
 def test_every_word_of_a_level_is_in_its_vocabulary(
     preset: str, players: int, deductions: str
 ) -> None:
@@ -127,6 +128,21 @@ def test_every_word_of_a_level_is_in_its_vocabulary(
     for game in positions(preset, players):
         words = prompt(game, 0, deductions).split()
         assert set(words) <= set(vocabulary)
+
+
+@pytest.mark.parametrize(("preset", "players"), BOARDS)
+def test_joined_words_say_what_the_counted_ones_say(preset: str, players: int) -> None:
+    for game in positions(preset, players):
+        player = game.current_player
+        pieces = prompt(game, player, "joined").replace(".", " ").split()
+        counted = []
+        for word in prompt(game, player, "counted").split():
+            # There an own card's word is behind its slot.
+            slot = re.match(r"slot\d", word)
+            counted += [slot[0], word.removeprefix(slot[0])] if slot else [word]
+        assert pieces == counted
+        sentences = [prompt(game, player, level, "full") for level in ("counted", "joined")]
+        assert sentences[0] == sentences[1]
 
 
 def test_levels_differ_in_what_they_say_of_one_position() -> None:

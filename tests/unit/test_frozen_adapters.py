@@ -14,7 +14,7 @@ import pytest
 from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, VersionError
 from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.adapter_config import frozen_name
-from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_VERSIONS, HeldAdapter
+from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_PROBES, MAX_VERSIONS, HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import engine_options
 from hanabi_grpo.server.frozen_adapters import RESERVED
@@ -272,5 +272,5 @@ async def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_d
 
 def test_the_engine_has_room_for_all_that_can_be_held() -> None:
     options = engine_options(Settings(players=5), "m")
-    assert options["max_cpu_loras"] == 5 * MAX_VERSIONS + MAX_FROZEN
+    assert options["max_cpu_loras"] == 5 * MAX_VERSIONS + MAX_FROZEN + MAX_PROBES
     assert 5 < options["max_loras"] <= options["max_cpu_loras"]

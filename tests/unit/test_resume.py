@@ -1,4 +1,4 @@
-"""What a run goes on from, with which settings, and what becomes of its later records."""
+"""What a run resumes from, with which settings, and what becomes of its later records."""
 
 import json
 import os
@@ -70,13 +70,13 @@ def test_latest_takes_the_newest_valid_one_of_output_dir_and_names_the_torn(tmp_
         f"{run}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
         "checkpoint.",
     )
-    assert plan.summary.startswith(f"goes on from step 10 ({run}/checkpoint-10, saved 20")
+    assert plan.summary.startswith(f"resumes from step 10 ({run}/checkpoint-10, saved 20")
 
 
 def test_latest_begins_at_step_0_where_there_is_nothing_yet(tmp_path: Path) -> None:
     run = tmp_path / "run"
     expected = ResumePlan(
-        run_folder=run, summary=f"nothing to go on from in {run} yet: starts at step 0 in {run}"
+        run_folder=run, summary=f"nothing to resume in {run} yet: starts at step 0 in {run}"
     )
     assert plan_of(resume="latest", output_dir=run) == expected
     run.mkdir()
@@ -90,7 +90,7 @@ def test_latest_begins_at_step_0_where_every_checkpoint_is_damaged(tmp_path: Pat
     plan = plan_of(resume="latest", output_dir=run)
     assert plan.checkpoint is None
     assert plan.step == 0
-    assert plan.summary.startswith(f"no checkpoint to go on from in {run}: starts at step 0")
+    assert plan.summary.startswith(f"no checkpoint to resume from in {run}: starts at step 0")
     assert plan.skipped[0].startswith(
         f"{run}/checkpoint-1: no manifest.json; it was not written to its end"
     )
@@ -191,7 +191,7 @@ def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_
         plan_resume(Settings(resume=str(named)))
     assert str(caught.value) == (
         f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, and would "
-        "go on beside its own later steps. Keep them and start a new run from here with "
+        "continue beside its own later steps. Keep them and start a new run from here with "
         "OUTPUT_DIR=(a new folder), or remove the checkpoints after step 9 from "
         f"{run}."
     )
@@ -215,7 +215,7 @@ def test_what_was_named_must_be_there_whole_and_resumable(tmp_path: Path) -> Non
     assert "holds no trainer/" in plan.skipped[0]
     tear(run / "checkpoint-9")
     check_refused(r"checkpoint-9: no manifest\.json", resume=str(run / "checkpoint-9"))
-    check_refused("no valid checkpoint to go on from", resume=str(run))
+    check_refused("no valid checkpoint to resume from", resume=str(run))
 
 
 def test_the_trainer_is_told_what_it_goes_on_from(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
         prepare_run_folder(Settings(output_dir=folder))
     assert str(caught.value) == (
         f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another "
-        "OUTPUT_DIR, unset it for a new folder in outputs/, or go on with that run: RESUME=latest"
+        "OUTPUT_DIR, unset it for a new folder in outputs/, or continue that run: RESUME=latest"
     )
 
 

@@ -346,7 +346,11 @@ class ScoringEngine(FakeEngine):
         self.num_scores = 0
 
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
         self.num_scores += 1
         self.in_flight += 1

@@ -354,7 +354,7 @@ def test_a_killed_run_continues_from_its_newest_valid_checkpoint(
 ) -> None:
     run_folder = tmp_path / "run"
     output = train_command(RESUME="latest").result.output
-    assert f"nothing to go on from in {run_folder} yet: starts at step 0" in output
+    assert f"nothing to resume in {run_folder} yet: starts at step 0" in output
     assert read_resume(run_folder) is None
     first_settings = (run_folder / "settings.json").read_text()
     write_checkpoint_of(run_folder, 2)
@@ -370,7 +370,7 @@ def test_a_killed_run_continues_from_its_newest_valid_checkpoint(
     assert started.result.exit_code == 0, output
     assert len(started.commands) == 1
     for line in (
-        f"RESUME=latest: goes on from step 2 ({run_folder}/checkpoint-2, saved ",
+        f"RESUME=latest: resumes from step 2 ({run_folder}/checkpoint-2, saved ",
         f"    skipped: {run_folder}/.checkpoint-4.partial: was being written when its process "
         "ended.",
         f"    skipped: {run_folder}/checkpoint-3: no manifest.json",

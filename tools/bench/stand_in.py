@@ -36,6 +36,7 @@ class StandIn(Sampler):
     is_dead = False
     state = "ok"
     silence = 0.0
+    num_copies = 1
 
     def __init__(self, seconds: float = 0.0) -> None:
         """Answer after half to one and a half of `seconds`."""
@@ -57,7 +58,11 @@ class StandIn(Sampler):
         )
 
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
         """Give every id the same logprob."""
         return (-1.0,) * len(reply_ids)

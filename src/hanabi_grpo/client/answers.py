@@ -15,6 +15,7 @@ import msgspec
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.messages import (
     DroppedRow,
+    ProbeAnswer,
     ReplyAnswer,
     ReplyRequest,
     RequestedTask,
@@ -213,6 +214,21 @@ def checked_scores(answer: ScoreAnswer, request: ScoreRequest) -> tuple[tuple[fl
             f"scores of {request.seat}: not what was asked for (version {answer.version})."
         )
     return answer.logprobs
+
+
+def checked_probe(answer: ProbeAnswer, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
+    """Return an answer that has every number that was asked for.
+
+    Raises:
+        ServerError: It has not.
+    """
+    asked = [len(ids) - 1 for ids in sequences]
+    for copy in answer.copies:
+        if not list(map(len, copy.without)) == list(map(len, copy.under)) == asked:
+            raise ServerError("not one number for each token id that was sent.")
+    if not answer.copies:
+        raise ServerError("no copy of the model answered.")
+    return answer
 
 
 def _version_of(seat: str) -> int | None:

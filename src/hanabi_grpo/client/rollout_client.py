@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from hanabi_grpo.client.answers import (
     RolloutResult,
     checked_games,
+    checked_probe,
     checked_reply,
     checked_scores,
 )
@@ -32,6 +33,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import PROTOCOL, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.rollout.messages import (
+    ProbeAnswer,
     ReplyAnswer,
     ReplyRequest,
     RolloutAnswer,
@@ -444,6 +446,39 @@ class RolloutClient:
         except ServerError as error:
             raise ServerError(f"{self.url}: {error} {WHO}") from error
 
+    def probe(
+        self,
+        adapter: str,
+        weights: bytes,
+        config: Mapping[str, Any],
+        sequences: Sequence[Sequence[int]],
+    ) -> ProbeAnswer:
+        """Return what an adapter changes, on each copy of its base model; it is not kept.
+
+        Args:
+            adapter: Name of an adapter of the session, whose place it takes.
+            weights: safetensors bytes.
+            config: PEFT configuration.
+            sequences: Token ids; each sequence is scored from its second one on.
+
+        Raises:
+            ServerError: The server refused it, or the answer does not match this request.
+        """
+        what = f"a probe of {adapter}"
+        body = self._upload(
+            what,
+            f"/probes/{adapter}",
+            0,
+            weights,
+            config,
+            sha256=hashlib.sha256(weights).hexdigest(),
+            headers={"x-token-ids": json.dumps([list(ids) for ids in sequences])},
+        )
+        try:
+            return checked_probe(read_struct(ProbeAnswer, body), sequences)
+        except (ValueError, ServerError) as error:
+            raise ServerError(f"{self.url}: {what}: {error} {WHO}") from error
+
     def play(
         self,
         tasks: Sequence[Mapping[str, Any]],
@@ -586,6 +621,7 @@ class RolloutClient:
         *,
         sha256: str,
         base: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Upload an adapter; the larger it is, the more time it has.
 
@@ -597,6 +633,7 @@ class RolloutClient:
             config: PEFT configuration.
             sha256: Digest of the weights, in hexadecimal digits.
             base: Fingerprint of the base model; None: nothing is said of it.
+            headers: What else is said.
         """
         limit = self._limits.answer
         timeout = httpx.Timeout(
@@ -604,13 +641,14 @@ class RolloutClient:
             connect=self._limits.connect,
             read=limit + len(weights) / _BYTES_PER_SECOND,
         )
-        headers = {
+        sent_headers = {
             "x-sha256": sha256,
             "x-peft-config": json.dumps(config),
             "content-type": "application/octet-stream",
+            **(headers or {}),
         }
         if base is not None:
-            headers["x-model-fingerprint"] = base
+            sent_headers["x-model-fingerprint"] = base
         return self._call(
             dict,
             what,
@@ -618,6 +656,6 @@ class RolloutClient:
             path,
             params={"version": version},
             content=weights,
-            headers=headers,
+            headers=sent_headers,
             timeout=timeout,
         )

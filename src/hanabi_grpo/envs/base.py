@@ -322,6 +322,34 @@ class Environment(Protocol[C]):
         """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
         return f"{split}/{seed}"
 
+    def num_symmetries(self, config: C) -> int:
+        """Return the size of the game's symmetry group; 1: it has none but the identity.
+
+        A symmetry renames what the rules treat alike (in Hanabi the colours), so that the renamed
+        game is the same game. `conformance.check_symmetries` proves it.
+        """
+        return 1
+
+    def seen_under(self, config: C, game: Game, symmetries: Sequence[int]) -> Game:
+        """Return a copy of a game that each player sees under a symmetry of its own.
+
+        Everything that a player is shown and every action of it is renamed; the game is the same.
+
+        Args:
+            config: The settings.
+            game: The game, at any time.
+            symmetries: Per player a number below `num_symmetries`; 0 is the identity.
+        """
+        if any(symmetries):
+            raise NotImplementedError(
+                f"{type(self).__name__} has symmetries: write seen_under and worded_under."
+            )
+        return game.copy()
+
+    def worded_under(self, config: C, action: str, symmetry: int) -> str:
+        """Return an action of a game without renaming, as one who sees a symmetry words it."""
+        return action
+
     def recorded(self, config: C, recording: Recording) -> tuple[Game, str]:
         """Return a recorded game at its start and the name of the start, see `start_id`.
 
@@ -384,6 +412,21 @@ class Environment(Protocol[C]):
         figures = ", ".join(f"{name} {value:g}" for name, value in game.result().items())
         last_lines = [self.picture(config, game), figures or episode.status.value]
         yield Frame(title="end", text="\n".join(filter(None, last_lines)))
+
+
+def drawn_symmetries(num_symmetries: int, num_players: int, split: str, seed: int) -> list[int]:
+    """Return each player's symmetry in the episodes of a task, independent of the others'.
+
+    Args:
+        num_symmetries: See `Environment.num_symmetries`.
+        num_players: Players of the game.
+        split: The task's.
+        seed: The task's.
+    """
+    symmetries = []
+    for player in range(num_players):
+        symmetries.append(draw("other-play", split, seed, player, below=num_symmetries))
+    return symmetries
 
 
 def other_game(wanted: EnvSpec, recording: Recording) -> SettingsError:

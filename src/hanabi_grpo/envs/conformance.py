@@ -103,6 +103,7 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> 
     check_starts(environment, config)
     check_replies(environment, config, num_episodes=num_episodes)
     check_policies(environment, config)
+    check_symmetries(environment, config, num_episodes=num_episodes)
     check_wrappers(environment, config)
     return report
 
@@ -313,6 +314,63 @@ def check_policies(environment: Environment[C], config: C) -> None:
                     f"legal actions of policy {name!r}",
                     turn.reply,
                 )
+
+
+def check_symmetries(environment: Environment[C], config: C, *, num_episodes: int = 30) -> None:
+    """Play games side by side with their renamed twins: they must be the same game.
+
+    Every player of a twin sees a symmetry of its own, drawn at random. In every position the same
+    players are to act, the legal actions are those of the game, renamed; renamed actions are paid
+    alike; and what a player is shown depends on its own symmetry alone. Nothing is done where the
+    environment has none.
+    """
+    count = environment.num_symmetries(config)
+    if count == 1:
+        return
+    spec = environment.spec(config)
+    rng = random.Random(0)
+    for number in range(num_episodes):
+        start = environment.reset(config, split="train", seed=number)
+        game = environment.seen_under(config, start, [0] * spec.num_players)
+        symmetries = [rng.randrange(count) for _ in range(spec.num_players)]
+        twin = environment.seen_under(config, start, symmetries)
+        for _ in range(spec.max_turns):
+            _expect(
+                game.to_act() == twin.to_act(),
+                spec,
+                f"{game.to_act()} to act under symmetries, too",
+                twin.to_act(),
+            )
+            if not game.to_act():
+                break
+            actions = {}
+            renamed = {}
+            for player in game.to_act():
+                symmetry = symmetries[player]
+                alike = environment.seen_under(config, game, [symmetry] * spec.num_players)
+                _expect(
+                    twin.message(player) == alike.message(player),
+                    spec,
+                    f"player {player}'s message to depend on its own symmetry alone",
+                    twin.message(player),
+                )
+                legal = game.legal(player) or ()
+                words = [environment.worded_under(config, text, symmetry) for text in legal]
+                _expect(
+                    sorted(words) == sorted(twin.legal(player) or ()),
+                    spec,
+                    f"the legal actions {words} of symmetry {symmetry}",
+                    twin.legal(player),
+                )
+                chosen = rng.randrange(len(legal))
+                actions[player] = legal[chosen]
+                renamed[player] = words[chosen]
+            paid = game.step(actions)
+            paid_twin = twin.step(renamed)
+            _expect(
+                list(paid) == list(paid_twin), spec, f"{paid} to be paid for {renamed}", paid_twin
+            )
+        _expect(game.result() == twin.result(), spec, f"the result {game.result()}", twin.result())
 
 
 def check_wrappers(environment: Environment[C], config: C) -> None:

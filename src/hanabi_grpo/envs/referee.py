@@ -152,7 +152,7 @@ class Referee:
             IllegalActionError: It goes on.
         """
         if self.status is None:
-            raise IllegalActionError("The episode goes on: play it to its end first.")
+            raise IllegalActionError("The episode is not over: play it to its end first.")
         return Episode(
             env=self.spec.env,
             preset=self.spec.preset,

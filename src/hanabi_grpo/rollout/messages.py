@@ -36,6 +36,10 @@ MAX_SCORES = 65536
 """Replies to all prompts of a request for scores together."""
 MAX_REPLY_IDS = 65536
 """Token ids of one past reply; the model's own limit is far below."""
+MAX_PROBED = 16
+"""Token sequences of one probe."""
+MAX_PROBED_IDS = 256
+"""Token ids of one of them."""
 _MAX_CONFIG_FIELDS = 32
 _MAX_CONFIG_NAME = 100
 _MAX_SEAT = 80
@@ -55,6 +59,13 @@ _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
 _TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 _TopK = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
 _Seed = Annotated[int, Meta(ge=0, le=_MAX_SEED)]
+
+
+ProbedIds = Annotated[
+    list[Annotated[list[TokenId], Meta(min_length=2, max_length=MAX_PROBED_IDS)]],
+    Meta(min_length=1, max_length=MAX_PROBED),
+]
+"""Token sequences of one probe; each is scored from its second id on."""
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -212,6 +223,24 @@ class ScoreAnswer(Struct, frozen=True, kw_only=True):
     """Per prompt and reply the log-probability of the reply with its end token, in nats."""
     version: int | None
     """Version of the adapter; None: the base model."""
+
+
+class ProbedCopy(Struct, frozen=True, kw_only=True):
+    """What one copy of a base model says of the token sequences of a probe."""
+
+    without: tuple[tuple[float, ...], ...]
+    """Per sequence the log-probability of each of its ids but the first, of the base model, in
+    nats."""
+    under: tuple[tuple[float, ...], ...]
+    """The same under the adapter that was sent."""
+
+
+class ProbeAnswer(Struct, frozen=True, kw_only=True):
+    """What an adapter that was sent to be scored once changes, see `training.adapter_probe`."""
+
+    instance_id: str
+    copies: tuple[ProbedCopy, ...]
+    """Of each copy of the adapter's base model on the server."""
 
 
 class ReplyAnswer(Struct, frozen=True, kw_only=True):

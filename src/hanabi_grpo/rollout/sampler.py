@@ -91,10 +91,25 @@ class Sampler(EngineHealth, Protocol):
             The reply with the log-probability of each of its ids.
         """
 
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model that share the games."""
+
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
-        """Return the log-probability of each id of a given reply, in nats, at temperature 1."""
+        """Return the log-probability of each id of a given reply, in nats, at temperature 1.
+
+        Args:
+            prompt_ids: Token ids before the reply.
+            reply_ids: Those of the reply.
+            adapter: A loaded adapter; None: the base model.
+            copy: Number of the copy of the model that computes; None: any.
+        """
 
     async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
         """Load a PEFT folder.

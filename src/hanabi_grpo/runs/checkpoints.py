@@ -117,7 +117,7 @@ def write_checkpoint(
         remedy = _REMEDIES.get(code, f"Make {run_folder} writable")
         raise RunFolderError(
             f"{target}: cannot be written ({os.strerror(code)}). Nothing half-written is left; "
-            f"earlier checkpoints are as they were. {remedy}, then go on with "
+            f"earlier checkpoints are as they were. {remedy}, then continue with "
             f"OUTPUT_DIR={run_folder} RESUME=latest."
         ) from error
     logger.info("checkpoint: %s", target)
@@ -140,7 +140,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
         if folder.is_symlink():
             target = folder.resolve()
             skipped.append(
-                f"{folder}: is a link; to go on from where it points, name that: RESUME={target}"
+                f"{folder}: is a link; to resume from where it points, name that: RESUME={target}"
             )
             continue
         if candidate.kind == "partial":
@@ -156,7 +156,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
             return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
         skipped.append(f"{folder}: is whole but holds no {needs}/.")
     reasons = skipped or ["there is no checkpoint-N in it."]
-    message = f"{run_folder}: no valid checkpoint to go on from."
+    message = f"{run_folder}: no valid checkpoint to resume from."
     for reason in reasons:
         message += f"\n  {reason}"
     raise RunFolderError(message)
@@ -306,7 +306,7 @@ def _check_space(target: Path, needed_bytes: int) -> None:
     if free < needed:
         raise RunFolderError(
             f"{target}: needs {needed / 2**20:.0f} MiB of free space, {free / 2**20:.0f} MiB are "
-            f"left. {_REMEDIES[errno.ENOSPC]}, then go on with OUTPUT_DIR={target.parent} "
+            f"left. {_REMEDIES[errno.ENOSPC]}, then continue with OUTPUT_DIR={target.parent} "
             "RESUME=latest."
         )
 

@@ -1,4 +1,4 @@
-"""A run that goes on from its artifact, on a machine that has never seen its run folder.
+"""A run that resumes from its artifact, on a machine that has never seen its run folder.
 
 With UPLOAD_CKPT_TO_WANDB=full an artifact holds, beside its adapters, the trainer's state
 (`trainer/`) and the records of the run (`run/`). From these a run folder is made again, with one
@@ -79,7 +79,7 @@ def names_artifact(resume: str) -> bool:
         if isinstance(parse_checkpoint(resume).place, HubPlace):
             raise RunFolderError(
                 f"RESUME={resume}: a repository of the hub holds adapters without the optimizer's "
-                "state, so training cannot go on from it. Begin a new run from its adapters: "
+                "state, so training cannot resume from it. Begin a new run from its adapters: "
                 f"HANABI_START_FROM={resume}"
             )
         return True
@@ -137,7 +137,7 @@ def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
     if used and not is_unfinished:
         raise RunFolderError(
             f"RESUME={resume}: OUTPUT_DIR={str(folder)!r} holds another run already "
-            f"({some_of(used)}). Choose another OUTPUT_DIR, or go on with the run in it: "
+            f"({some_of(used)}). Choose another OUTPUT_DIR, or continue the run in it: "
             "RESUME=latest"
         )
     made = Restored(source=resume, artifact=str(artifact), step=manifest.step, is_whole=False)
@@ -170,7 +170,7 @@ def _check_artifact(artifact: Path, resume: str) -> Manifest:
     if not has_state or not (artifact / RUN_FILES / SETTINGS_FILE).is_file():
         raise RunFolderError(
             f"RESUME={resume}: {artifact} holds adapters but not the optimizer's state and the "
-            "run's records, which UPLOAD_CKPT_TO_WANDB=full uploads, so training cannot go on "
+            "run's records, which UPLOAD_CKPT_TO_WANDB=full uploads, so training cannot resume "
             f"from it. Begin a new run from its adapters: HANABI_START_FROM={resume}"
         )
     return manifest

@@ -42,7 +42,7 @@ class ResumePlan:
     run_folder: Path
     """Folder of the run; it may not exist yet when a run starts at step 0 or is a fork."""
     summary: str
-    """E.g. "goes on from step 50 (outputs/a/checkpoint-50, saved 2026-01-31T09:30:00+00:00)"."""
+    """E.g. "resumes from step 50 (outputs/a/checkpoint-50, saved 2026-01-31T09:30:00+00:00)"."""
     checkpoint: Path | None = None
     """Checkpoint to start from; None: start at step 0."""
     step: int = 0
@@ -171,7 +171,7 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
     """Return the plan for RESUME=latest with OUTPUT_DIR."""
     used = used_entries(run_folder) if run_folder.is_dir() else []
     if not used:
-        return _from_zero(run_folder, f"nothing to go on from in {run_folder} yet")
+        return _from_zero(run_folder, f"nothing to resume in {run_folder} yet")
     has_checkpoint = any(map(CHECKPOINT_NAME.fullmatch, used))
     if SETTINGS_FILE not in used and not has_checkpoint:
         raise RunFolderError(
@@ -185,7 +185,7 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
         lines = _stripped_lines(error)
         reasons = lines[1:] or lines
         return _from_zero(
-            run_folder, f"no checkpoint to go on from in {run_folder}", skipped=reasons
+            run_folder, f"no checkpoint to resume from in {run_folder}", skipped=reasons
         )
 
 
@@ -238,7 +238,7 @@ def _plan_named(named: Path, output_dir: Path | None) -> ResumePlan:
     if not any(name.startswith(f"{TRAINER_STATE}/") for name in manifest.files):
         raise RunFolderError(
             f"{named}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so "
-            "training cannot go on from it; it can be evaluated: hanabi-grpo evaluate "
+            "training cannot resume from it; it can be evaluated: hanabi-grpo evaluate "
             f"{named}"
         )
     is_fork = target is not source
@@ -263,7 +263,7 @@ def _check_fork(target: Path, named: Path) -> None:
 
 
 def _check_newest(named: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Refuse to go on in place from a checkpoint while newer ones are valid.
+    """Refuse to continue in place from a checkpoint while newer ones are valid.
 
     Args:
         named: The checkpoint that RESUME names.
@@ -280,8 +280,8 @@ def _check_newest(named: Path, manifest: Manifest) -> tuple[str, ...]:
             remove = ""
         raise RunFolderError(
             f"RESUME={str(named)!r}: this run has a newer valid checkpoint, {newest.folder.name}, "
-            "and would go on beside its own later steps. Keep them and start a new run from here "
-            f"with OUTPUT_DIR=(a new folder){remove}."
+            "and would continue beside its own later steps. Keep them and start a new run from "
+            f"here with OUTPUT_DIR=(a new folder){remove}."
         )
     return newest.skipped
 
@@ -321,7 +321,7 @@ def _from_checkpoint(
         skipped: Newer checkpoints that cannot be used, and why.
         fork: Whether the checkpoint belongs to another run.
     """
-    summary = f"goes on from step {manifest.step} ({checkpoint}, saved {manifest.created})"
+    summary = f"resumes from step {manifest.step} ({checkpoint}, saved {manifest.created})"
     if fork:
         summary += f", as a new run in {target}"
     return ResumePlan(

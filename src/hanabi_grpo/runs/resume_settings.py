@@ -68,8 +68,7 @@ def check_compatible(
     before = saved.get(VALUES)
     if not isinstance(before, Mapping):
         raise SettingsError(
-            f"{SETTINGS_FILE} of the run to go on from holds no settings; restore it, or start "
-            "anew."
+            f"{SETTINGS_FILE} of the run to resume holds no settings; restore it, or start anew."
         )
     differences = _compare_values(before, settings, fork=fork)
     _compare_dataset(saved.get("dataset_sha256"), before, settings, differences, fork=fork)

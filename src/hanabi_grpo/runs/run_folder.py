@@ -126,7 +126,7 @@ def check_fresh(folder: Path) -> None:
     used.sort(key=lambda name: name.startswith("."))
     raise RunFolderError(
         f"{given}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, unset "
-        "it for a new folder in outputs/, or go on with that run: RESUME=latest"
+        "it for a new folder in outputs/, or continue that run: RESUME=latest"
     )
 
 

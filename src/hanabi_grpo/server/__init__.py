@@ -21,5 +21,5 @@ The games:
 
 - `scheduler` turns tasks into games.
 - `seats` assigns players to seats and samples their replies.
-- `pacing` says whose game goes on next.
+- `pacing` says whose game continues next.
 """

@@ -36,6 +36,9 @@ still use."""
 MAX_FROZEN = 16
 """Guest adapters on one server, see `frozen_adapters`."""
 
+MAX_PROBES = 1
+"""Adapters that are loaded to be scored once, see `AdapterStore.probing`."""
+
 LOCK = ".lock"
 """File in an `OwnedFolder` whose lock says that its owner lives."""
 

@@ -27,6 +27,8 @@ from hanabi_grpo.settings.refs import is_frozen
 
 logger = logging.getLogger(__name__)
 
+PROBE = "probe_"
+"""Before the name of an adapter that is loaded to be scored once, in the engine and in files."""
 _SHOWN_NAME = 80
 """Characters of an unknown adapter's name in a message."""
 _SHOWN_DIGEST = 16
@@ -76,6 +78,7 @@ class AdapterStore:
         self.folder = self._loader.folder
         self.max_upload_bytes = self._loader.max_upload_bytes
         self._lock = asyncio.Lock()
+        self._probe_lock = asyncio.Lock()
         self._served: dict[str, HeldAdapter] = {}
         self._staged: dict[str, HeldAdapter] = {}
         self._loaded: dict[int, HeldAdapter] = {}
@@ -110,12 +113,15 @@ class AdapterStore:
                 logger.info("session: dropping %s", names)
             await self._loader.to_the_end(self._retire(*leaving))
 
-    def _check_upload(self, adapter: str, version: int) -> None:
+    def _check_trained(self, adapter: str) -> None:
         trained = self.ownership.current().trainer.adapters
         if adapter not in trained:
             raise AdapterError(
                 f"adapter {adapter[:_SHOWN_NAME]!r}: this session trains {', '.join(trained)}."
             )
+
+    def _check_upload(self, adapter: str, version: int) -> None:
+        self._check_trained(adapter)
         served = self._served.get(adapter)
         if served and version < served.version:
             raise VersionError(
@@ -293,6 +299,47 @@ class AdapterStore:
                 else:
                     of_session.append(held)
             await self._loader.to_the_end(self._retire(*of_session))
+
+    @contextlib.asynccontextmanager
+    async def probing(self, upload: Upload) -> AsyncIterator[HeldAdapter]:
+        """Load an adapter beside what is served, and drop it at the end of the block.
+
+        It takes the way of every upload: the same checks, files and call of the engine. No seat can
+        name it, and no version counts it. One is held at a time.
+
+        Args:
+            upload: An adapter of the session, with other weights.
+
+        Yields:
+            The adapter, in the engine.
+
+        Raises:
+            AdapterError: The session does not train such an adapter, or the upload must not be
+                loaded.
+        """
+        session = self.ownership.current()
+        self._check_trained(upload.adapter)
+        base = self._base_of.get(upload.adapter, self._first_base)
+        rank = session.trainer.rank_of(upload.adapter)
+        named = replace(upload, adapter=f"{PROBE}{upload.adapter}", base=base)
+        await self._loader.check(named, lora_rank=rank)
+        async with self._probe_lock:
+            held = await self._loader.write(named)
+            is_loaded = False
+            try:
+                await self._load_probe(held)
+                is_loaded = True
+                yield held
+            finally:
+                await self._loader.drop(held, loaded=is_loaded)
+
+    async def _load_probe(self, held: HeldAdapter) -> None:
+        try:
+            await self._loader.load(held)
+        except Exception as error:
+            raise AdapterError(
+                f"{held.name} could not be loaded, nothing else changed: {error}"
+            ) from error
 
     def _find(self, adapter: str, version: int) -> HeldAdapter:
         if is_frozen(f"{adapter}@{version}"):

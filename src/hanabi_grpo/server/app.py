@@ -26,6 +26,7 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import MAX_VERSION
+from hanabi_grpo.rollout.messages import ProbedIds
 from hanabi_grpo.rollout.sampler import EngineHealth
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
@@ -101,6 +102,7 @@ def create_app(
     _add_state_routes(app, engine, store, scheduler, identity, ring)
     _add_session_routes(app, engine, store, scheduler, identity, access)
     _add_adapter_routes(app, engine, store, identity)
+    _add_probe_route(app, store, scheduler)
     app.include_router(play_routes(store, scheduler, access))
     app.include_router(chat_routes(store, scheduler, identity.model))
     games = PersonGames(scheduler, store, access, people)
@@ -302,6 +304,32 @@ def _add_adapter_routes(
             "config_sha256": guest.config_sha256,
             "instance_id": identity.instance_id,
         }
+
+
+def _add_probe_route(app: FastAPI, store: AdapterStore, scheduler: Scheduler) -> None:
+    """Add the route by which a trainer learns what an adapter changes, see `Scheduler.probe`."""
+
+    @app.put("/probes/{adapter}")
+    async def probe(adapter: str, request: Request) -> Response:
+        store.ownership.check(request.headers)
+        upload = await _read_upload(request, adapter, 0)
+        sequences = _read_sequences(request, adapter)
+        # Another trainer may have taken over while the body was read.
+        store.ownership.check(request.headers)
+        # To its end, whatever becomes of the client: it is short, and leaves nothing in the engine.
+        answer = await scheduler.probe(upload, sequences)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _read_sequences(request: Request, adapter: str) -> list[list[int]]:
+    """Return the token sequences of a probe; an AdapterError when they are missing or malformed."""
+    try:
+        return msgspec.json.decode(request.headers["x-token-ids"], type=ProbedIds)
+    except (KeyError, ValueError) as error:
+        raise AdapterError(
+            f"probe of {adapter}: header x-token-ids (a JSON list of lists of token ids) is "
+            f"needed; {type(error).__name__}: {error}"
+        ) from error
 
 
 async def _read_upload(request: Request, adapter: str, version: int) -> Upload:

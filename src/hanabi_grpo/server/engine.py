@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
-from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_VERSIONS
+from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_PROBES, MAX_VERSIONS
 from hanabi_grpo.server.plugin import tie_coordinator
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import PAGE as PASS_THROUGH_PAGE
@@ -92,7 +92,7 @@ def engine_options(
         # `LRUCacheWorkerLoRAManager`) drops the least recently used one and reads it again from
         # its path when a request names it; a missing file would raise inside the engine core and
         # end it.
-        "max_cpu_loras": MAX_VERSIONS * settings.players + MAX_FROZEN,
+        "max_cpu_loras": MAX_VERSIONS * settings.players + MAX_FROZEN + MAX_PROBES,
         # By default vLLM wraps embeddings and output head with an adapter of zeros too (0.32: on
         # CPU that was 40 % of what adapters cost).
         "lora_target_modules": sorted(module_names) or None,
@@ -349,15 +349,25 @@ class VllmSampler:
         output = await self._final_output(prompt_ids, params, adapter, copy)
         return _sample(output.outputs[0], num_cached_tokens=output.num_cached_tokens or 0)
 
+    @property
+    def num_copies(self) -> int:
+        """See `Sampler.num_copies`."""
+        return self._copies
+
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
-        """Return the log-probability of each id of a given reply, in nats, at temperature 1."""
+        """Return the log-probability of each id of a given reply, see `Sampler.score`."""
         from vllm import SamplingParams
 
         ids = [*prompt_ids, *reply_ids]
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        output = await self._final_output(ids, params, adapter)
+        rank = copy if self._copies > 1 else None
+        output = await self._final_output(ids, params, adapter, rank)
         positions = output.prompt_logprobs
         if positions is None or len(positions) != len(ids):
             raise ServerError(

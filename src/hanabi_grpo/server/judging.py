@@ -4,8 +4,8 @@ HANABI_JUDGE_FAILURE says what becomes of a game without a score. `drop` leaves 
 any dropped game. `mean` pays it what the judged games of its task got on average, under a name of
 its own, so it is as good as the others as far as the judge goes. Either way a request ends, with
 the reason, when the judge fails call after call, has used up its tokens, or leaves more than half
-of the games without a score: what is left would be no fair sample. A run never goes on with rewards
-that are silently missing.
+of the games without a score: what is left would be no fair sample. A run never continues with
+rewards that are silently missing.
 """
 
 import logging

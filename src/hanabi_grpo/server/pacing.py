@@ -2,7 +2,7 @@
 
 When many replies come in one batch of the engine, many games are ready at the same moment, and
 everything else that waits (health checks, uploads, vLLM's callbacks) would wait for all of them. So
-games go on one at a time (`Model.take_turn`), with a pass of the event loop in between, and long
+games continue one at a time (`Model.take_turn`), with a pass of the event loop in between, and long
 lists are worked through in slices.
 """
 

@@ -2,7 +2,7 @@
 
 A model's reply is sampled by itself, as for `/reply/`, so that a person who thinks holds neither a
 place of `pacing.Places` nor a version of an adapter: a trainer pushes and commits as if nobody
-played, and the person's partner goes on with the newest version.
+played, and the person's partner continues with the newest version.
 """
 
 import asyncio

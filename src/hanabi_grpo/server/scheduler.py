@@ -35,6 +35,8 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.rollout.loop import Player, Progress, play_episode
 from hanabi_grpo.rollout.messages import (
+    ProbeAnswer,
+    ProbedCopy,
     ReplyRequest,
     RequestedTask,
     ScoreAnswer,
@@ -42,6 +44,7 @@ from hanabi_grpo.rollout.messages import (
     ScoreRequest,
 )
 from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
+from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.judging import Judging
 from hanabi_grpo.server.pacing import Places, in_slices
@@ -300,6 +303,40 @@ class Scheduler:
             logprobs=tuple(map(tuple, logprobs)), version=adapter[1] if adapter else None
         )
 
+    async def probe(self, upload: Upload, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
+        """Return what an adapter changes that the session's trainer sends for this alone.
+
+        Args:
+            upload: The adapter, see `AdapterStore.probing`.
+            sequences: Token ids; each sequence is scored from its second one on.
+
+        Raises:
+            SettingsError: A sequence is longer than the server's conversations, or has ids that the
+                model does not.
+            AdapterError: The upload must not be loaded.
+            ServerError: The engine failed.
+        """
+        model = self.models.of_player(upload.adapter)
+        _check_sequences(sequences, model)
+
+        async def score_all(adapter: AdapterHandle | None, copy: int) -> list[tuple[float, ...]]:
+            scores = []
+            for ids in sequences:
+                scores.append(model.sampler.score([ids[0]], list(ids[1:]), adapter, copy))
+            return await asyncio.gather(*scores)
+
+        copies = []
+        with self._engine_faults(f"a probe of {upload.adapter}"):
+            async with (
+                engine_for_trainer(self.models.first.sampler, own=True),
+                self._store.probing(upload) as held,
+            ):
+                for copy in range(model.sampler.num_copies):
+                    without = await score_all(None, copy)
+                    under = await score_all(held.lora, copy)
+                    copies.append(ProbedCopy(without=tuple(without), under=tuple(under)))
+        return ProbeAnswer(instance_id=self.instance_id, copies=tuple(copies))
+
     def _check_room(self, max_tokens: int) -> None:
         limit = self.models.first.max_model_len
         if max_tokens >= limit:
@@ -534,6 +571,21 @@ def _check_ids(wanted: ReplyRequest, vocab_size: int) -> None:
                 f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 "
                 f"to {vocab_size - 1}. Send the ids that this server sampled."
             )
+
+
+def _check_sequences(sequences: Sequence[Sequence[int]], model: Model) -> None:
+    """Refuse token sequences of a probe that the engine could not compute."""
+    longest = max(len(ids) for ids in sequences)
+    if longest >= model.max_model_len:
+        raise SettingsError(
+            f"probe: a sequence of {longest} tokens; conversations of this server hold fewer, "
+            f"HANABI_MAX_MODEL_LEN={model.max_model_len}."
+        )
+    highest = max(max(ids) for ids in sequences)
+    if highest >= model.vocab_size:
+        raise SettingsError(
+            f"probe: token id {highest}; this model has ids 0 to {model.vocab_size - 1}."
+        )
 
 
 async def _score_reply(

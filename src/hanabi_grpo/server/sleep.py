@@ -190,12 +190,21 @@ class SleepingSampler(Sampler):
         async with self._call():
             return await self._engine.generate(prompt_ids, sampling, adapter, game)
 
+    @property
+    def num_copies(self) -> int:
+        """See `Sampler.num_copies`."""
+        return self._engine.num_copies
+
     async def score(
-        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
     ) -> tuple[float, ...]:
         """See `Sampler.score`."""
         async with self._call():
-            return await self._engine.score(prompt_ids, reply_ids, adapter)
+            return await self._engine.score(prompt_ids, reply_ids, adapter, copy)
 
     async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
         """See `Sampler.load_adapter`."""

@@ -971,7 +971,7 @@ class Settings(BaseModel):
     )
     resume: str | None = trainer(
         "RESUME",
-        "What to go on from; unset: a new run. With another OUTPUT_DIR: a new run from that "
+        "What to resume from; unset: a new run. With another OUTPUT_DIR: a new run from that "
         "checkpoint. An artifact of UPLOAD_CKPT_TO_WANDB=full becomes a run folder first.",
         allowed="latest, the folder of a run or of one of its checkpoints, "
         "wandb:entity/project/name:alias, or the folder of such an artifact",

@@ -20,7 +20,7 @@ VALUES = "settings"
 ORIGINS = "origins"
 """Its key of where each value came from, by the variable's name."""
 RESUME_COMMAND = "resume_command"
-"""Its key of what to type to go on with the run."""
+"""Its key of what to type to continue the run."""
 
 
 def read_settings_document(path: Path) -> dict[str, Any]:

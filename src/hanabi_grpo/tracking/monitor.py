@@ -1,6 +1,6 @@
 """What every monitor is: something that receives the metrics of each step.
 
-A monitor that fails never stops the training: the first failure is reported, and the run goes on.
+A monitor that fails never stops the training: the first failure is reported, and the run continues.
 A monitor that is misconfigured stops the run before its first step, by a SettingsError in `start`.
 To add one, subclass `Monitor` in a file of its own, name it in `callback.make_monitors`, and, if
 users choose it, in `settings.values.MONITORS`.

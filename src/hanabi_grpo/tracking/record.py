@@ -141,7 +141,7 @@ class WandbRecord(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str = Field(pattern=r"^[a-z0-9]{4,64}$")
-    """Made once; a run that is resumed goes on in the same run at W&B."""
+    """Made once; a run that is resumed continues in the same run at W&B."""
     project: str = ""
     entity: str = ""
     mode: str = ""

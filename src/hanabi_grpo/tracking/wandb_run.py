@@ -175,7 +175,7 @@ class WandbRun:
 
 
 def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: str) -> WandbRun:
-    """Open a run, or go on with the one of the record's id.
+    """Open a run, or continue the one of the record's id.
 
     Args:
         settings: Project, entity and name; all of them become the run's config.

@@ -415,7 +415,7 @@ class CheckpointSaver:
         if self.num_failed >= SAVE_TRIES and seconds >= SAVE_PATIENCE:
             raise RunFolderError(
                 f"{problem} {self.num_failed} saves in a row failed, over {seconds:.0f} s; the "
-                "earlier checkpoints are complete. Make room, then go on with RESUME=latest."
+                "earlier checkpoints are complete. Make room, then continue with RESUME=latest."
             )
         return False
 

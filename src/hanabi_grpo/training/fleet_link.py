@@ -6,6 +6,7 @@ games of the others are kept. With HANABI_OVERLAP=1 all games that were asked fo
 with any server: a step's games have one version.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.link import GamesRequest, ServerLink, training_seed
+from hanabi_grpo.training.link import GamesRequest, ProbedReplica, ServerLink, training_seed
 from hanabi_grpo.training.model.adapters import export_adapter
 from hanabi_grpo.types import DroppedGame
 
@@ -102,6 +103,34 @@ class FleetLink:
             calls[server] = partial(link.push_exported, exported, version)
         side_by_side(calls)
         self._check_alike()
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """The server processes that play for this run; empty before `connect`."""
+        instances: list[str] = []
+        for link in self.links.values():
+            instances += link.instances
+        return tuple(instances)
+
+    def probe(
+        self,
+        adapter: str,
+        weights: bytes,
+        config: Mapping[str, Any],
+        sequences: Sequence[Sequence[int]],
+    ) -> list[ProbedReplica]:
+        """Return what an adapter changes on each replica of each server; nothing is served.
+
+        Args:
+            adapter: Name of an adapter of the run, whose place it takes.
+            weights: safetensors bytes.
+            config: PEFT configuration.
+            sequences: Token ids.
+        """
+        calls = {}
+        for server, link in self.links.items():
+            calls[server] = partial(link.probe, adapter, weights, config, sequences)
+        return list(itertools.chain(*side_by_side(calls)))
 
     def play(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
         """Play one step's tasks on all servers with exactly the pushed version.

@@ -5,6 +5,7 @@ and asked for the same games again. Games reach the trainer only as the whole an
 so none is consumed twice.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -88,6 +89,18 @@ class GamesRequest:
     """What each of several servers is asked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedReplica:
+    """What one replica of a base model says of the token sequences of a probe."""
+
+    where: str
+    """Which replica it is, for messages; empty where there is no other."""
+    without: Sequence[float]
+    """The log-probability of each id but the first of each sequence, under the base model."""
+    under: Sequence[float]
+    """The same under the adapter that was sent."""
+
+
 class ServerLink:
     """Handshake, pushes and games of one server.
 
@@ -119,6 +132,7 @@ class ServerLink:
         self._num_log_lines = 0
         self._version = 0
         self._adapters: Adapters = {}
+        self._name = name
         self._prefix = f"[{name}] " if name else ""
         self.client = RolloutClient.from_settings(settings)
         self.partners = PartnerSeats(settings, run_folder, self.client.upload_guest)
@@ -177,6 +191,43 @@ class ServerLink:
         self._version = version
         self._adapters = exported
         self._reliably(self._send, f"the weight sync of version {version}")
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """The server processes that play for this run; empty before `connect`."""
+        return (self.instance_id,) if self.instance_id else ()
+
+    def probe(
+        self,
+        adapter: str,
+        weights: bytes,
+        config: Mapping[str, Any],
+        sequences: Sequence[Sequence[int]],
+    ) -> list[ProbedReplica]:
+        """Return what an adapter changes on each replica of its base model; nothing is served.
+
+        Args:
+            adapter: Name of an adapter of the run, whose place it takes.
+            weights: safetensors bytes.
+            config: PEFT configuration.
+            sequences: Token ids.
+        """
+        ask = partial(self.client.probe, adapter, weights, config, sequences)
+        answer = self._reliably(ask, f"the probe of {adapter}")
+        replicas = []
+        for number, copy in enumerate(answer.copies, start=1):
+            where = []
+            if self._name:
+                where.append(self._name)
+            if len(answer.copies) > 1:
+                where.append(f"replica {number} of {len(answer.copies)}")
+            replica = ProbedReplica(
+                where=", ".join(where),
+                without=tuple(itertools.chain(*copy.without)),
+                under=tuple(itertools.chain(*copy.under)),
+            )
+            replicas.append(replica)
+        return replicas
 
     def play(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
         """Return the games of one step's tasks with exactly the pushed version, checked.

@@ -12,6 +12,9 @@ def train(run: TrainingRun) -> None:
     of every micro-batch.
     """
     for step in run.remaining_steps():
+        # First, and behind a server's replacement: do adapters act there as they act here?
+        run.probe_adapters()
+
         # The adapters go to every rollout server, which acknowledges them by their digests.
         version = run.push_adapters()
 

@@ -134,7 +134,7 @@ def _print_resume_command(run_folder: Path) -> None:
     is_main_process = os.environ.get("RANK", "0") == "0"
     command = resume_command_of(run_folder)
     if is_main_process and command:
-        logger.info("to go on:\n    %s", command)
+        logger.info("to continue:\n    %s", command)
 
 
 def _prepare_environment() -> None:

@@ -3,8 +3,8 @@
 A phase trains one player; the others play and rest. It ends when HANABI_EVAL_PATIENCE validations
 in a row were no better than the best of the run. The player then returns to its weights at the best
 version of the phase, to which the version that it began with belongs, and the next player in turn
-order is trained. So the team always goes on from its best version. A whole round of phases, one for
-each trained player, without a version that is the best of the run ends the run: nobody finds a
+order is trained. So the team always continues from its best version. A whole round of phases, one
+for each trained player, without a version that is the best of the run ends the run: nobody finds a
 better answer. For exact best responses this is the alternating maximisation of JESP (Nair et al.,
 Taming Decentralized POMDPs, IJCAI 2003), which ends in an equilibrium, not always in the best one.
 

@@ -206,19 +206,35 @@ class Policy:
 
     @torch.no_grad()
     def served_logprobs(
-        self, batch: MicroBatch, adapter: str | None, scale: float = 1.0
+        self,
+        batch: MicroBatch,
+        adapter: str | None,
+        scale: float = 1.0,
+        temperature: float | None = None,
     ) -> torch.Tensor:
         """Return [reply tokens] logprobs of `float32_logprobs` in the number format of a server.
 
         In 16 bits a layer's output is rounded before an adapter's is added, and again after it.
         What is smaller than half the distance of two numbers is lost.
+
+        Args:
+            batch: The micro-batch.
+            adapter: Name of the adapter; None: the base model.
+            scale: How many times as much the adapter adds as it does.
+            temperature: That logprobs are of; None: that of sampling.
         """
         dtype = self.model.get_input_embeddings().weight.dtype
         device = self.model.device.type
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            return self._logprobs_under(batch, adapter, scale)
+            return self._logprobs_under(batch, adapter, scale, temperature)
 
-    def _logprobs_under(self, batch: MicroBatch, adapter: str | None, scale: float) -> torch.Tensor:
+    def _logprobs_under(
+        self,
+        batch: MicroBatch,
+        adapter: str | None,
+        scale: float,
+        temperature: float | None = None,
+    ) -> torch.Tensor:
         context: AbstractContextManager[None] = contextlib.nullcontext()
         if adapter is None:
             self.use_adapter_of(batch.player)
@@ -229,7 +245,7 @@ class Policy:
         # What is called must be inside accelerate's autocast, which wraps the outermost model.
         inner: Any = self.model_of(batch.player).base_model
         with context, without_checkpointing(self.layers):
-            return self._reply_logprobs(inner, batch)[batch.reply_mask]
+            return self._reply_logprobs(inner, batch, temperature)[batch.reply_mask]
 
     def float32_law(
         self, batch: MicroBatch, adapter: str, ceiling: float, rounding: float = 0.0
@@ -288,14 +304,16 @@ class Policy:
         writer = 0 if written else None
         return deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer)
 
-    def _reply_logprobs(self, module: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+    def _reply_logprobs(
+        self, module: torch.nn.Module, batch: MicroBatch, temperature: float | None = None
+    ) -> torch.Tensor:
         base = self._base_of(batch.player)
         return reply_logps(
             module,
             base.model,
             batch.ids,
             batch.predicted_mask,
-            self._temperature,
+            self._temperature if temperature is None else temperature,
             batch.tree,
             whole_logits=base.needs_whole_logits,
         )

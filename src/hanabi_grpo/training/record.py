@@ -154,7 +154,7 @@ class GameRecorder:
             reasons = "; ".join(used.problems[:SHOWN_PROBLEMS])
             raise NonFiniteError(
                 f"{self._num_empty_steps} steps in a row had no usable game; the last reasons: "
-                f"{reasons}. Look at the server's log, and go on with RESUME=latest."
+                f"{reasons}. Look at the server's log, and continue with RESUME=latest."
             )
 
 

@@ -4,7 +4,7 @@
 with it: after a warm start the KL begins at 0 and keeps what was learned there. `every:K` is its
 adapter at the last step that K divides, so that a player may go far, but not fast.
 
-The weights of `start` and `every:K` are in each checkpoint, so that a resumed run goes on with
+The weights of `start` and `every:K` are in each checkpoint, so that a resumed run continues with
 them. A fork begins with those of the run that it comes from, where that had any.
 """
 

@@ -21,12 +21,14 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.errors import ParityError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.training.adapter_probe import AdapterProbe
 from hanabi_grpo.training.advantages import next_estimator_state
 from hanabi_grpo.training.batching import (
     AdvantageOptions,
@@ -184,7 +186,7 @@ class RunParts:
     first_step: int
     """Steps that were made before this process."""
     resume_folder: Path | None
-    """The checkpoint that the run goes on from; None: it begins."""
+    """The checkpoint that the run resumes from; None: it begins."""
     base_checksum: str
     """Of the frozen weights, see `adapters.base_checksum`."""
     started_from: Mapping[str, Any]
@@ -237,6 +239,13 @@ class TrainingRun:
             dtype=settings.dtype,
             is_relative=is_relative,
             report=parts.report,
+        )
+        self._probe = AdapterProbe(
+            self._policy,
+            parts.link,
+            dtype=settings.dtype,
+            pad_id=parts.pad_id,
+            device=self._device,
         )
         self._recorder = GameRecorder(
             settings,
@@ -353,6 +362,22 @@ class TrainingRun:
             yield step
             if self._events.should_stop:
                 return
+
+    def probe_adapters(self) -> None:
+        """Stop the run where a server's model ignores adapters, see `adapter_probe`.
+
+        It takes part of a second in the first step of a process, and in the step behind the
+        replacement of a server; in all others it asks nothing.
+
+        Raises:
+            ParityError: On every rank: one does.
+        """
+        problem = ""
+        if self._accelerator.is_main_process:
+            problem = self._probe.find_problem()
+        problem = _broadcast(problem)
+        if problem:
+            raise ParityError(problem)
 
     def push_adapters(self) -> int:
         """Serve the weights of now; returns their version, the number of steps behind them.

@@ -1,5 +1,6 @@
 """Which board is played and how it is rewarded."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -32,11 +33,14 @@ class EnvConfig(base.EnvConfig):
     legal_moves: bool = True
     """List the legal moves in each prompt."""
     deductions: Deductions = "possible"
-    """What a prompt works out: none, possible (by hints), counted (by the cards in sight)."""
+    """What a prompt works out: none, possible (by hints), counted (by the cards in sight), joined
+    (counted, a card and what is known of it one word where observations are compact)."""
     reward_score: float = 1.0
     """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"
     """What a lost last life does to the points scored so far."""
+    other_play: bool = Field(default=False, exclude_if=operator.not_)
+    """Show each player the colours in an order of its own, drawn for each task (Other-Play)."""
     max_turns: int = Field(default=0, ge=0)
     """Moves of all players after which a game is truncated; 0: the rules' bound."""
 

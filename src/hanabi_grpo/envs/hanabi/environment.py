@@ -12,11 +12,17 @@ from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import PLANNERS, POLICIES
 from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt, view_with
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
-from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
+from hanabi_grpo.envs.hanabi.replays.timeline import (
+    OTHER_PLAY_SUFFIX,
+    frames,
+    recorded_table,
+    task_relabelings,
+)
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board
+from hanabi_grpo.envs.hanabi.rules.symmetries import Relabeling, num_relabelings, relabeling
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
 from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.envs.recording import Recording
@@ -29,9 +35,19 @@ _START_ID_DIGITS = 16
 class HanabiGame(base.Game):
     """One deal. `table` knows every card; it is for records and tests, never for players."""
 
-    def __init__(self, config: EnvConfig, table: Game) -> None:
+    def __init__(
+        self, config: EnvConfig, table: Game, relabelings: Sequence[Relabeling] = ()
+    ) -> None:
+        """Begin.
+
+        Args:
+            config: The settings.
+            table: The table.
+            relabelings: Per player how it sees the colours; (): as they are.
+        """
         self.config = config
         self.table = table
+        self.relabelings = tuple(relabelings)
         self._legal: tuple[str, ...] | None = None
 
     def to_act(self) -> tuple[int, ...]:
@@ -49,7 +65,8 @@ class HanabiGame(base.Game):
         )
 
     def view(self, player: int) -> PlayerView:
-        return self.table.view(player)
+        view = self.table.view(player)
+        return self.relabelings[player].view(view) if self.relabelings else view
 
     def scene(self, player: int) -> Scene:
         view = view_with(self.view(player), self.config.deductions)
@@ -62,7 +79,10 @@ class HanabiGame(base.Game):
             return ()
         if self._legal is None:
             style = self.config.observation
-            texts = [self._text(action, style) for action in self.table.legal_actions()]
+            actions: Sequence[Action] = self.table.legal_actions()
+            if self.relabelings:
+                actions = self.relabelings[player].actions(actions)
+            texts = [self._text(action, style) for action in actions]
             self._legal = tuple(texts)
         return self._legal
 
@@ -76,7 +96,9 @@ class HanabiGame(base.Game):
         action = parse_reply(reply, num_players=self.config.players, player=player)
         if action is None:
             return None
-        is_legal = player == self.table.current_player and action in self.table.legal_actions()
+        is_legal = player == self.table.current_player and (
+            self._on_table(action, player) in self.table.legal_actions()
+        )
         return self._text(action, self.config.observation if is_legal else "full")
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
@@ -91,7 +113,7 @@ class HanabiGame(base.Game):
             raise IllegalActionError(
                 f"player {player}: {text!r}: choose one of {self.legal(player)}."
             )
-        event = self.table.apply(action)
+        event = self.table.apply(self._on_table(action, player))
         self._legal = None
         parts: dict[str, float] = {}
         if event.scored:
@@ -109,21 +131,36 @@ class HanabiGame(base.Game):
         }
 
     def copy(self) -> "HanabiGame":
-        return HanabiGame(self.config, self.table.copy())
+        return HanabiGame(self.config, self.table.copy(), self.relabelings)
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        hidden_values = {"own cards": self.table.hands[player]}
+        hidden_values: dict[str, Any] = {"own cards": self.table.hands[player]}
         num_undealt = self.view(player).deck_size
         if num_undealt:
             hidden_values["deck"] = self.table.deck[-num_undealt:]
+        if self.relabelings:
+            others = [*self.relabelings]
+            del others[player]
+            hidden_values["others' colours"] = others
         return hidden_values
 
     def resampled(self, player: int, rng: random.Random) -> "HanabiGame":
         """Return a game with other cards in the player's hand and in the deck.
 
-        As far as hints and moves allow, see `with_other_cards`.
+        As far as hints and moves allow, see `with_other_cards`. Under Other-Play the others see the
+        colours in other orders.
         """
-        return HanabiGame(self.config, with_other_cards(self.table, player, rng))
+        table = with_other_cards(self.table, player, rng)
+        relabelings = []
+        for seat, own in enumerate(self.relabelings):
+            number = rng.randrange(num_relabelings(table.spec.num_colors))
+            other = relabeling(number, table.spec.num_colors)
+            relabelings.append(own if seat == player else other)
+        return HanabiGame(self.config, table, relabelings)
+
+    def _on_table(self, action: Action, player: int) -> Action:
+        """Return a player's move in the colours of the table."""
+        return self.relabelings[player].inverse.action(action) if self.relabelings else action
 
     def _text(self, action: Action, style: str) -> str:
         return format_action(action, style=style, num_players=self.config.players)
@@ -150,6 +187,8 @@ class Hanabi(base.Environment[EnvConfig]):
         board = config.spec()
         # Records of version 0.1 show what "possible" shows, and their hashes have no suffix.
         suffix = "" if config.deductions == "possible" else f"-{config.deductions}"
+        if config.other_play:
+            suffix += OTHER_PLAY_SUFFIX
         best_return = config.reward_score * board.reachable_max
         return base.EnvSpec(
             env=self.name,
@@ -174,7 +213,27 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def reset(self, config: EnvConfig, *, split: str, seed: int) -> HanabiGame:
         board = config.spec()
-        return HanabiGame(config, Game(board, shuffled_deck(board, split, seed)))
+        table = Game(board, shuffled_deck(board, split, seed))
+        return HanabiGame(config, table, _relabelings(config, split, seed))
+
+    def num_symmetries(self, config: EnvConfig) -> int:
+        return num_relabelings(config.spec().num_colors)
+
+    def seen_under(
+        self, config: EnvConfig, game: base.Game, symmetries: Sequence[int]
+    ) -> HanabiGame:
+        assert isinstance(game, HanabiGame)
+        relabelings = [relabeling(number, game.table.spec.num_colors) for number in symmetries]
+        return HanabiGame(config, game.table.copy(), relabelings)
+
+    def worded_under(self, config: EnvConfig, action: str, symmetry: int) -> str:
+        board = config.spec()
+        # Without a target a hint goes to the other one of two, whoever that is.
+        move = parse_action(action, num_players=board.num_players, player=0)
+        if move is None:
+            return action
+        seen = relabeling(symmetry, board.num_colors).action(move)
+        return format_action(seen, style=config.observation, num_players=board.num_players)
 
     def start_id(self, config: EnvConfig, *, split: str, seed: int) -> str:
         return _deck_id(shuffled_deck(config.spec(), split, seed))
@@ -189,13 +248,22 @@ class Hanabi(base.Environment[EnvConfig]):
         table = recorded_table(recording)
         if table.spec.rules_hash != config.spec().rules_hash:
             raise base.other_game(base.Setup(self, config).spec, recording)
-        return HanabiGame(config, table), _deck_id(table.deck)
+        episode = recording.episode
+        relabelings = _relabelings(config, episode.suite, episode.seed)
+        return HanabiGame(config, table, relabelings), _deck_id(table.deck)
 
     def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
         return step_metrics(episodes)
 
     def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
         return frames(Recording(episode=episode))
+
+
+def _relabelings(config: EnvConfig, split: str, seed: int) -> list[Relabeling]:
+    """Return how each player of a task sees the colours; nothing without Other-Play."""
+    if not config.other_play:
+        return []
+    return task_relabelings(config.spec(), split, seed)
 
 
 def _deck_id(deck: Sequence[Card]) -> str:

@@ -309,7 +309,7 @@ def _replayed_game(episode: Episode, trained: Sequence[bool]) -> PlayedGame | No
         if spec is None:
             return None
         game = Game(spec, shuffled_deck(spec, episode.suite, episode.seed))
-        for turn, action in replayed_turns(game, episode.turns, where=""):
+        for turn, action in replayed_turns(game, episode, where=""):
             chosen = trained[turn.player] and turn.kind is ReplyKind.LEGAL
             moves.append(Move(turn.player, action, game.legal_actions(), chosen))
             game.apply(action)

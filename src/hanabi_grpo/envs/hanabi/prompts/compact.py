@@ -13,6 +13,11 @@ With counted cards (HANABI_DEDUCTIONS=counted) the word of a card says what foll
     B2fits cYGWB r2 last Hint 4 2 3
 A tiny model learns that far sooner than a word for each: after 150 s of watching IGGI on Full it
 agrees with .96 of IGGI's moves and reaches IGGI's score, where it agreed with .71 and scored 3.
+
+Joined (HANABI_DEDUCTIONS=joined), a card and all that is known of it is one word, and so is a move:
+    life3 info1 deck25 nextR4 nextY1 me slot0 fit2.cRY.r1 slot1 sure.cR.r4 mate
+    Y4later.cYGWB.r1345 B2fits.cYGWB.r2 last Hint.4.2.3
+That makes a vocabulary of 33,000 words on Full (335 otherwise), and lines a third shorter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,8 +56,11 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
 
     Args:
         spec: The board.
-        deductions: What the prompts work out; "counted" has more words, after all others.
+        deductions: What the prompts work out; "counted" has more words, after all others, and
+            "joined" others.
     """
+    if deductions == "joined":
+        return tuple(_joined_vocabulary(spec))
     slots = [f"slot{slot}" for slot in range(spec.hand_size)]
     cards = []
     for color in range(spec.num_colors):
@@ -99,12 +107,8 @@ def _mate_words(num_players: int) -> list[str]:
 
 def _knowledge_vocabulary(spec: GameSpec) -> Iterator[str]:
     """Yield the words for what hints leave possible: every set of colours, then of ranks."""
-    for size in range(1, spec.num_colors + 1):
-        for colors in combinations(range(spec.num_colors), size):
-            yield _colors_word(colors)
-    for size in range(1, spec.num_ranks + 1):
-        for ranks in combinations(range(spec.num_ranks), size):
-            yield _ranks_word(ranks)
+    yield from map(_colors_word, _subsets(spec.num_colors))
+    yield from map(_ranks_word, _subsets(spec.num_ranks))
 
 
 def _move_vocabulary(spec: GameSpec) -> Iterator[str]:
@@ -129,6 +133,90 @@ def _counted_vocabulary(slots: Sequence[str], cards: Sequence[str]) -> Iterator[
     yield from (_LAST_MOVE, _GOOD_PLAY, _BAD_PLAY)
 
 
+def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
+    """Yield the words of joined observations and of replies."""
+    yield from _counter_words(spec)
+    yield from ("me", "moves", _LAST_MOVE)
+    yield from _mate_words(spec.num_players)
+    for slot in range(spec.hand_size):
+        yield f"slot{slot}"
+    yield from _move_vocabulary(spec)
+    all_colors = [*_subsets(spec.num_colors)]
+    all_ranks = [*_subsets(spec.num_ranks)]
+    for colors in all_colors:
+        for ranks in all_ranks:
+            for word in OWN_CARD_WORDS:
+                yield _joined(word, _colors_word(colors), _ranks_word(ranks))
+            # Of another's card its owner knows nothing that is not so.
+            for card in (Card(color, rank) for color in colors for rank in ranks):
+                for word in CARD_WORDS:
+                    yield _joined(f"{card}{word}", _colors_word(colors), _ranks_word(ranks))
+    yield from _joined_moves(spec)
+
+
+def _joined_moves(spec: GameSpec) -> Iterator[str]:
+    """Yield the words for what another player has done."""
+    cards = []
+    for color in range(spec.num_colors):
+        for rank in range(spec.num_ranks):
+            cards.append(str(Card(color, rank)))
+    for slot in range(spec.hand_size):
+        for card in cards:
+            yield _joined("Discard", str(slot), card)
+            yield _joined("Play", str(slot), card, _GOOD_PLAY)
+            yield _joined("Play", str(slot), card, _BAD_PLAY)
+    values = [*COLOR_LETTERS[: spec.num_colors], *(str(rank + 1) for rank in range(spec.num_ranks))]
+    targets: list[list[str]] = [[]]
+    if spec.num_players > 2:
+        targets = [[name] for name in player_names(spec.num_players)]
+    for target in targets:
+        for value in values:
+            for touched in _subsets(spec.hand_size):
+                yield _joined("Hint", *target, value, *map(str, touched))
+
+
+def _subsets(size: int) -> Iterator[tuple[int, ...]]:
+    """Yield every set of the numbers below `size` that is not empty, small ones first."""
+    for length in range(1, size + 1):
+        yield from combinations(range(size), length)
+
+
+def _joined(*words: str) -> str:
+    return ".".join(words)
+
+
+def joined_turn(view: PlayerView, counted: Counted, *, legal_moves: bool) -> str:
+    """Return the observation with one word for a card and all that is known of it.
+
+    Args:
+        view: What the player may know.
+        counted: What the cards in sight say.
+        legal_moves: Whether to list the legal moves.
+    """
+    return " ".join(_joined_words(view, counted, legal_moves))
+
+
+def _joined_words(view: PlayerView, counted: Counted, legal_moves: bool) -> Iterator[str]:
+    yield from _table_words(view)
+    yield "me"
+    if view.num_players > 2:
+        yield player_names(view.num_players)[view.player]
+    for slot, known in enumerate(view.own_hand):
+        yield f"slot{slot}"
+        yield _joined(own_card_word(counted, known), *_knowledge_words(known))
+    for offset, mate in enumerate(_mate_words(view.num_players), 1):
+        yield mate
+        seat = (view.player + offset) % view.num_players
+        if view.num_players > 2:
+            yield player_names(view.num_players)[seat]
+        for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
+            yield _joined(f"{card}{counted.card_word(card)}", *_knowledge_words(known))
+    for event in others_moves(view):
+        yield from _who_moved(event, view)
+        yield _joined(*_what_was_done(event, view))
+    yield from _legal_words(view, legal_moves)
+
+
 def compact_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
     """Return the observation as words separated by single spaces.
 
@@ -141,13 +229,7 @@ def compact_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None
 
 
 def _turn_words(view: PlayerView, legal_moves: bool, counted: Counted | None) -> Iterator[str]:
-    yield f"life{view.lives}"
-    yield f"info{view.hints}"
-    yield f"deck{view.deck_size}"
-    if view.turns_left is not None:
-        yield f"left{view.turns_left}"
-    for color, height in enumerate(view.fireworks):
-        yield _next_word(color, height)
+    yield from _table_words(view)
     yield from _own_hand_words(view, counted)
     for offset, mate in enumerate(_mate_words(view.num_players), 1):
         yield mate
@@ -158,6 +240,21 @@ def _turn_words(view: PlayerView, legal_moves: bool, counted: Counted | None) ->
     else:
         yield "disc"
         yield from map(str, view.discards)
+    yield from _legal_words(view, legal_moves)
+
+
+def _table_words(view: PlayerView) -> Iterator[str]:
+    """Yield lives, hints, cards and turns left, and stacks."""
+    yield f"life{view.lives}"
+    yield f"info{view.hints}"
+    yield f"deck{view.deck_size}"
+    if view.turns_left is not None:
+        yield f"left{view.turns_left}"
+    for color, height in enumerate(view.fireworks):
+        yield _next_word(color, height)
+
+
+def _legal_words(view: PlayerView, legal_moves: bool) -> Iterator[str]:
     if legal_moves and view.legal_actions:
         yield "moves"
         for action in view.legal_actions:
@@ -186,9 +283,17 @@ def _mates_hand_words(view: PlayerView, seat: int, counted: Counted | None) -> I
 
 
 def _event_words(event: Event, view: PlayerView) -> Iterator[str]:
+    yield from _who_moved(event, view)
+    yield from _what_was_done(event, view)
+
+
+def _who_moved(event: Event, view: PlayerView) -> Iterator[str]:
     yield _LAST_MOVE
     if view.num_players > 2:
         yield player_names(view.num_players)[event.player]
+
+
+def _what_was_done(event: Event, view: PlayerView) -> Iterator[str]:
     yield from _move_text(event.action, view).split()
     yield from map(str, event.touched)
     if event.card:

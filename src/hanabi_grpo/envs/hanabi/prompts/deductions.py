@@ -3,6 +3,7 @@
 - `none`: a card's colour and rank where a hint named them.
 - `possible`: what all hints leave possible, including those that did not touch a card.
 - `counted`: the same, and what the cards in sight say of each card, and the others' last moves.
+- `joined`: the same; in the compact style one word for a card and all that is known of it.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card, Event, Knowledge, PlayerView
 
-Deductions = Literal["none", "possible", "counted"]
+Deductions = Literal["none", "possible", "counted", "joined"]
 """The levels of `HANABI_DEDUCTIONS`."""
 
 SURE = "sure"

@@ -1,10 +1,10 @@
 """A recorded game replayed: every board that the players faced, every move, and both in words."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hanabi_grpo.envs.base import Frame
+from hanabi_grpo.envs.base import Frame, drawn_symmetries
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import (
     COLOR_LETTERS,
@@ -21,11 +21,14 @@ from hanabi_grpo.envs.hanabi.rules import (
     recorded_spec,
     shuffled_deck,
 )
+from hanabi_grpo.envs.hanabi.rules.symmetries import Relabeling, num_relabelings, relabeling
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, Turn, player_name
 
+OTHER_PLAY_SUFFIX = "-otherplay"
+"""Of the hash of rules under which each player sees the colours in an order of its own."""
 _CARD = re.compile(rf"([{COLOR_LETTERS}])([1-5])", re.ASCII)
 _MAX_SHOWN_ACTION = 80
 """Characters of an unreadable move that an error message quotes."""
@@ -72,7 +75,7 @@ def make_timeline(recording: Recording) -> Timeline:
     game = recorded_table(recording)
     boards = [_open_view(game)]
     moves = []
-    for turn, action in replayed_turns(game, episode.turns, recording.where):
+    for turn, action in replayed_turns(game, episode, recording.where):
         prompt = turn.prompt
         if not prompt:
             prompt = turn_prompt(game.view(turn.player), style="full", legal_moves=False)
@@ -108,21 +111,32 @@ def recorded_table(recording: Recording) -> Game:
         raise SettingsError(f"{where}: {error}") from error
 
 
-def replayed_turns(game: Game, turns: Iterable[Turn], where: str) -> Iterator[tuple[Turn, Action]]:
-    """Yield each turn with its move, which is legal at that time.
+def task_relabelings(spec: GameSpec, split: str, seed: int) -> list[Relabeling]:
+    """Return how each player of a task sees the colours under Other-Play."""
+    count = num_relabelings(spec.num_colors)
+    numbers = drawn_symmetries(count, spec.num_players, split, seed)
+    return [relabeling(number, spec.num_colors) for number in numbers]
+
+
+def replayed_turns(game: Game, episode: Episode, where: str) -> Iterator[tuple[Turn, Action]]:
+    """Yield each turn with its move on the table, which is legal at that time.
 
     The caller makes the move in `game` before it asks for the next one.
 
     Args:
         game: The game at its start.
-        turns: The recorded turns.
+        episode: The record.
         where: Where the record comes from, for error messages.
 
     Raises:
         SettingsError: A move after the end, of the wrong player, or one that the rules forbid.
     """
-    for number, turn in enumerate(turns, 1):
-        yield turn, _replayed_action(game, turn, f"{where}, turn {number}")
+    relabelings: list[Relabeling] = []
+    if OTHER_PLAY_SUFFIX in episode.spec_hash:
+        relabelings = task_relabelings(game.spec, episode.suite, episode.seed)
+    for number, turn in enumerate(episode.turns, 1):
+        on_table = relabelings[turn.player].inverse if relabelings else None
+        yield turn, _replayed_action(game, turn, on_table, f"{where}, turn {number}")
 
 
 def frames(recording: Recording) -> Iterator[Frame]:
@@ -178,8 +192,15 @@ def _recorded_board(episode: Episode, where: str) -> GameSpec:
     return spec
 
 
-def _replayed_action(game: Game, turn: Turn, where: str) -> Action:
-    """Return the move of a turn, which is legal now; raises as `replayed_turns`."""
+def _replayed_action(game: Game, turn: Turn, on_table: Relabeling | None, where: str) -> Action:
+    """Return the move of a turn, which is legal now; raises as `replayed_turns`.
+
+    Args:
+        game: The table.
+        turn: The record.
+        on_table: From the player's colours to those of the table; None: they are the same.
+        where: For error messages.
+    """
     mover = game.current_player
     if game.is_over:
         raise SettingsError(
@@ -195,6 +216,8 @@ def _replayed_action(game: Game, turn: Turn, where: str) -> Action:
             f"{where}: action={turn.action[:_MAX_SHOWN_ACTION]!r} is no move; a move is e.g. "
             "'Play 0'."
         )
+    if on_table:
+        action = on_table.action(action)
     if action not in game.legal_actions():
         raise SettingsError(
             f"{where}: the record does not fit its deal: {turn.action} is not legal there."

@@ -1,0 +1,107 @@
+"""The symmetries of Hanabi: its colours, in any order, are the same game.
+
+Other-Play (Hu et al., arXiv 2003.02979) shows each player the table with the colours in an order of
+its own. A convention that depends on a colour then fails, and one that strangers could find as well
+is left. Nothing else in the rules is symmetric: ranks are played in order, and a slot is as old as
+it is.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
+
+
+@dataclass(frozen=True, slots=True)
+class Relabeling:
+    """An order of colours: how a player sees what others see otherwise."""
+
+    seen: tuple[int, ...]
+    """Per colour of the table the one that the player sees in its place."""
+
+    @property
+    def inverse(self) -> "Relabeling":
+        """What undoes it."""
+        table = [0] * len(self.seen)
+        for color, seen_color in enumerate(self.seen):
+            table[seen_color] = color
+        return Relabeling(tuple(table))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every colour is seen as it is."""
+        return self.seen == tuple(range(len(self.seen)))
+
+    def card(self, card: Card) -> Card:
+        """Return a card as the player sees it."""
+        return Card(self.seen[card.color], card.rank)
+
+    def action(self, action: Action) -> Action:
+        """Return a move as the player words it."""
+        if action.kind != "hint_color":
+            return action
+        # Of a colour that the board lacks a reply may speak too.
+        if action.value >= len(self.seen):
+            return action
+        return replace(action, value=self.seen[action.value])
+
+    def knowledge(self, known: Knowledge) -> Knowledge:
+        """Return what is known of a card, in the player's colours."""
+        colors = sorted(self.seen[color] for color in known.colors)
+        return replace(known, colors=tuple(colors))
+
+    def event(self, event: Event) -> Event:
+        """Return a past move in the player's colours."""
+        card = None if event.card is None else self.card(event.card)
+        return event._replace(action=self.action(event.action), card=card)
+
+    def view(self, view: PlayerView) -> PlayerView:
+        """Return what a player may know, in its colours.
+
+        Legal moves are in the order in which they would be if these were the colours of the table,
+        so that their order tells nothing.
+        """
+        if self.is_identity:
+            return view
+        fireworks = [0] * view.num_colors
+        for color, height in enumerate(view.fireworks):
+            fireworks[self.seen[color]] = height
+        return view._replace(
+            fireworks=tuple(fireworks),
+            discards=tuple(map(self.card, view.discards)),
+            own_hand=tuple(map(self.knowledge, view.own_hand)),
+            hands=tuple(tuple(map(self.card, hand)) for hand in view.hands),
+            knowledge=tuple(tuple(map(self.knowledge, hand)) for hand in view.knowledge),
+            legal_actions=self.actions(view.legal_actions),
+            events=tuple(map(self.event, view.events)),
+        )
+
+    def actions(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+        """Return legal moves in the player's colours and their usual order."""
+        places: dict[tuple[str, int], list[Action]] = {}
+        for action in actions:
+            places.setdefault((action.kind, action.target), []).append(self.action(action))
+        for same_kind in places.values():
+            # Slots and ranks keep their order; colours get theirs back.
+            same_kind.sort(key=lambda action: (action.slot, action.value))
+        ordered = []
+        for action in actions:
+            ordered.append(places[action.kind, action.target].pop(0))
+        return tuple(ordered)
+
+
+def num_relabelings(num_colors: int) -> int:
+    """Return how many orders of the colours there are."""
+    return math.factorial(num_colors)
+
+
+def relabeling(number: int, num_colors: int) -> Relabeling:
+    """Return an order of colours by its number; 0 is the table's own."""
+    for position, seen in enumerate(permutations(range(num_colors))):
+        if position == number:
+            return Relabeling(seen)
+    raise ValueError(
+        f"symmetry {number}: {num_colors} colours have {num_relabelings(num_colors)}, from 0"
+    )
