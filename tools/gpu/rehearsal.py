@@ -1,0 +1,366 @@
+"""A training step of a real size on a GPU that is not there: its devices, and its memory.
+
+    python -m gpu.rehearsal NAME CONVERSATIONSxTOKENS...      # with tools/ on PYTHONPATH
+
+The trainer's forward and backward pass and the restoring of an optimizer run under torch's
+FakeTensorMode on device "cuda": every tensor has a shape, a type and a device, and no memory. An
+operation on tensors of different devices raises, as it would on a GPU. The bytes of all storages
+that are alive are counted, and compared with the doctor's sum (`commands/doctor/memory.py`).
+
+Nothing is computed, so this says nothing of kernels, their workspaces and their speed, nor of what
+torch's allocator wastes between blocks. The machine needs torch's CPU build and g++, which compiles
+`pretended_cuda.cpp` in some seconds.
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from gpu.random_model import ARCHITECTURES
+
+if TYPE_CHECKING:
+    import torch
+
+RANK = 16
+_ALPHA = 32
+_PLAYER = "player_0"
+_TURN_TOKENS = 256
+_REPLY_TOKENS = 100
+"""Of a turn, as in `gpu.trainer`."""
+_SOURCE = Path(__file__).parent / "pretended_cuda.cpp"
+_LIMIT = 1 << 40
+"""More tokens than any rehearsal has: all rows are one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What one step took, in bytes of live storages on the device."""
+
+    model: str
+    conversations: int
+    tokens: int
+    """Of each conversation."""
+    replies: int
+    """Tokens of all replies."""
+    held: int
+    """Base model, adapters, their gradients and the optimizer's moments."""
+    peak: int
+    """Most that was alive at once in the forward and backward pass, with what is held."""
+    predicted: int
+    """The doctor's sum of the same, without its share for a process's libraries."""
+    largest: int
+    """Of a single storage that the pass made."""
+    largest_shape: str
+
+    @property
+    def ratio(self) -> float:
+        """The doctor's sum over the count."""
+        return self.predicted / self.peak
+
+
+def load_pretended_cuda() -> None:
+    """Give torch a CUDA device that holds nothing; to be called before torch is imported.
+
+    Raises:
+        RuntimeError: torch is imported already, or its build is for real GPUs.
+    """
+    if "torch" in sys.modules:
+        raise RuntimeError("torch is imported already; call this first, in a new process.")
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
+    if (folder / "lib/libtorch_cuda.so").exists():
+        raise RuntimeError("this torch is built for real GPUs; take the CPU build for a rehearsal.")
+    with tempfile.TemporaryDirectory() as target:
+        library = Path(target) / "pretended_cuda.so"
+        command = [
+            "g++",
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            f"-I{folder / 'include'}",
+            f"-I{folder / 'include/torch/csrc/api/include'}",
+            str(_SOURCE),
+            "-o",
+            str(library),
+            f"-L{folder / 'lib'}",
+            f"-Wl,-rpath,{folder / 'lib'}",
+            "-lc10",
+            "-ltorch_cpu",
+        ]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        # The file may go: the process has it open.
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def rehearse(name: str, conversations: int, tokens: int) -> Rehearsal:
+    """Run one step's forward and backward pass, with gradient checkpoints, and a restore.
+
+    Args:
+        name: A key of `random_model.ARCHITECTURES`.
+        conversations: Rows of the micro-batch.
+        tokens: Of each row; a multiple of a turn's 256.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from bench.training_rows import learn, made_rows
+
+    turns = tokens // _TURN_TOKENS
+    rows = made_rows(
+        num_games=conversations,
+        turns=turns,
+        prompt=_TURN_TOKENS - _REPLY_TOKENS,
+        reply=_REPLY_TOKENS,
+        seed=0,
+    )
+    replies = conversations * turns * _REPLY_TOKENS
+    with _gpu_choices(), FakeTensorMode(), counter()(replies) as live:
+        model = _model(name)
+        parameters = {key: value for key, value in model.named_parameters() if value.requires_grad}
+        # Gradients stay from step to step.
+        for parameter in parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        _restore(parameters)
+        held = live.bytes
+        live.begin()
+        with torch.autocast("cuda", torch.bfloat16):
+            learn(model, rows, _LIMIT)
+        _check_devices(parameters)
+        return Rehearsal(
+            model=name,
+            conversations=conversations,
+            tokens=turns * _TURN_TOKENS,
+            replies=replies,
+            held=held,
+            peak=live.peak,
+            predicted=round(_predicted(name, model, conversations * turns * _TURN_TOKENS, replies)),
+            largest=live.largest,
+            largest_shape=live.largest_shape,
+        )
+
+
+def _model(name: str) -> Any:
+    """Return a model with one player's adapter and gradient checkpoints."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hanabi_grpo.training.model.adapters import add_adapters
+    from hanabi_grpo.training.model.forward import join_lora_products
+
+    config = AutoConfig.for_model(**ARCHITECTURES[name])
+    # They are on the device from the beginning, and tensors of this mode cannot be swapped.
+    stay = mock.patch.object(torch.nn.Module, "to", lambda module, *_, **__: module)
+    with torch.device("cuda"), stay:
+        base = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
+        model: Any = add_adapters(base, [_PLAYER], rank=RANK, alpha=_ALPHA, seed=0)
+    join_lora_products(model)
+    model.train().enable_input_require_grads()
+    # No random numbers are kept: no layer has a dropout, and the device has no generator.
+    model.gradient_checkpointing_enable({"use_reentrant": True, "preserve_rng_state": False})
+    return model
+
+
+def _restore(parameters: "dict[str, torch.nn.Parameter]") -> None:
+    """Give an optimizer the state of a checkpoint, as a resumed run does, and make an update."""
+    import torch
+
+    from hanabi_grpo.training.checkpoint import OptimizerState
+
+    optimizer = torch.optim.AdamW(list(parameters.values()), fused=True)
+    saved = {}
+    for name, parameter in parameters.items():
+        saved[f"{name}|step"] = torch.ones(())
+        for moment in ("exp_avg", "exp_avg_sq"):
+            saved[f"{name}|{moment}"] = torch.zeros(parameter.shape)
+    OptimizerState(parameters, optimizer).restore(saved)
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state[parameter].items():
+            if value.device != parameter.device:
+                raise RuntimeError(
+                    f"{name}: {key} is on {value.device} after a restore, the parameter on "
+                    f"{parameter.device}."
+                )
+    optimizer.step()
+    # The run keeps it.
+    _kept.append(optimizer)
+
+
+_kept: list[Any] = []
+"""Optimizers, whose moments are held as long as a run is."""
+
+
+def _check_devices(parameters: "dict[str, torch.nn.Parameter]") -> None:
+    for name, parameter in parameters.items():
+        gradient = parameter.grad
+        if gradient is None or gradient.device != parameter.device:
+            where = None if gradient is None else gradient.device
+            raise RuntimeError(f"{name}: its gradient is on {where}, not on {parameter.device}.")
+
+
+def _predicted(name: str, model: Any, tokens: int, replies: int) -> float:
+    """Return what the doctor expects of the same step, see `memory.trainer_parts`."""
+    from hanabi_grpo.commands.doctor.memory import ModelSizes, batch_parts
+
+    sizes = ModelSizes.from_config(ARCHITECTURES[name])
+    assert sizes is not None
+    parts = batch_parts(
+        sizes, tokens, replies, bytes_per_number=2, rank=RANK, checkpointed=True, whole=False
+    )
+    adapter = sum(value.numel() for key, value in model.named_parameters() if "lora_" in key)
+    base = sum(value.numel() for key, value in model.named_parameters() if "lora_" not in key)
+    return 2.0 * base + 16.0 * adapter + sum(parts.values())
+
+
+@contextlib.contextmanager
+def _gpu_choices() -> Iterator[None]:
+    """Let torch choose as on an H100: autocast is there, and attention takes these kernels.
+
+    In 16 bits flash attention, which takes grouped heads; in float32 the memory-efficient kernel,
+    or with grouped heads the one that holds all scores.
+    """
+    import torch
+    import torch.nn.functional as functional
+    from torch.overrides import TorchFunctionMode
+    from transformers import masking_utils
+
+    class TensorsOfValues(TorchFunctionMode):
+        """Makes tensors of given values on the CPU first: torch would take the device's memory."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            options = dict(kwargs or {})
+            if func is not torch.tensor:
+                return func(*args, **options)
+            device = options.pop("device", None)
+            made = func(*args, **options, device="cpu")
+            if device is None or torch.device(device).type == "cpu":
+                return made
+            return torch.empty(made.shape, dtype=made.dtype, device=device)
+
+    real_attention = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
+        if query.dtype == torch.float32:
+            return real_attention(query, key, value, *others, **options)
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        is_causal = options.get("is_causal", False)
+        return flash(query, key, value, 0.0, is_causal, False, scale=options.get("scale"))[0]
+
+    with (
+        mock.patch.object(functional, "scaled_dot_product_attention", attention),
+        mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_: True),
+        mock.patch.object(torch.cuda, "synchronize", lambda *_: None),
+        # transformers cannot see without values that no row is packed, and would make a mask.
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda *_: None),
+        TensorsOfValues(),
+    ):
+        yield
+
+
+def counter() -> Callable[[int], Any]:
+    """Return the class that counts live bytes; it cannot be made before torch is imported."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    aten = torch.ops.aten
+
+    class LiveBytes(TorchDispatchMode):
+        """Counts the bytes of all storages on the device from the first operation on."""
+
+        def __init__(self, replies: int) -> None:
+            """Begin with nothing.
+
+            Args:
+                replies: True values of the mask of reply tokens. Shapes that depend on the mask
+                    cannot be known without values.
+            """
+            super().__init__()
+            self.bytes = 0
+            self.peak = 0
+            self.largest = 0
+            self.largest_shape = ""
+            self._replies = replies
+            self._known: set[int] = set()
+
+        def begin(self) -> None:
+            """Forget the peak so far."""
+            self.peak = self.bytes
+            self.largest = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            output = self._call(func, args, kwargs or {})
+            for value in tree_leaves(output):
+                if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+                    self._note(value)
+            return output
+
+        def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if func is aten.index.Tensor:
+                return func(args[0], self._numbered(args[1]))
+            if func in (aten.masked_select.default, aten.masked_scatter_backward.default):
+                size = args[2] if len(args) > 2 else [self._replies]
+                return args[0].new_empty(size)
+            return func(*args, **kwargs)
+
+        def _numbered(self, indices: Any) -> list[Any]:
+            """Return indices in which masks are the numbers of their true values."""
+            numbered: list[Any] = []
+            for index in indices:
+                if index is None or index.dtype != torch.bool:
+                    numbered.append(index)
+                    continue
+                shape = (self._replies,)
+                numbered += [index.new_empty(shape, dtype=torch.long) for _ in index.shape]
+            return numbered
+
+        def _note(self, tensor: Any) -> None:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._known:
+                return
+            size = storage.nbytes()
+            self._known.add(key)
+            weakref.finalize(storage, self._forget, key, size)
+            self.bytes += size
+            self.peak = max(self.peak, self.bytes)
+            if size > self.largest:
+                self.largest = size
+                self.largest_shape = f"{list(tensor.shape)} {tensor.dtype}"
+
+        def _forget(self, key: int, size: int) -> None:
+            self._known.discard(key)
+            self.bytes -= size
+
+    return LiveBytes
+
+
+def main(arguments: list[str]) -> None:
+    """Rehearse steps and print what they take, one JSON object a line."""
+    name, *sizes = arguments
+    load_pretended_cuda()
+    for size in sizes:
+        conversations, tokens = size.split("x")
+        step = rehearse(name, int(conversations), int(tokens))
+        print(json.dumps({**asdict(step), "ratio": round(step.ratio, 3)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
