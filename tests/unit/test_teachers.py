@@ -292,16 +292,21 @@ def test_a_teacher_cannot_tell_positions_apart_that_its_player_cannot() -> None:
     assert checked > 40
 
 
-def test_a_teacher_that_plays_itself_agrees_with_every_turn() -> None:
-    script = make_script(BOARD, "iggi")
-    players = with_teachers([script, script], (IGGI, IGGI), BOARD)
-    episode = played(players)
-    policy = BOARD.environment.policies["iggi"]()
-    alone = play_scripts(BOARD.task("train", 3), {0: policy, 1: policy})
-    assert [turn.action for turn in episode.turns] == [turn.action for turn in alone.turns]
-    assert [turn.lesson for turn in episode.turns] == [
-        Lesson(action=turn.action) for turn in episode.turns
-    ]
+@pytest.mark.parametrize("other_play", [False, True])
+def test_a_teacher_that_plays_itself_agrees_with_every_turn(other_play: bool) -> None:
+    """With Other-Play it speaks of the colours in its player's own order."""
+    board = Setup(HANABI, LAPTOP.model_copy(update={"other_play": other_play}))
+    script = make_script(board, "iggi")
+    policy = board.environment.policies["iggi"]()
+    for seed in range(4):
+        task = board.task("train", seed)
+        players = with_teachers([script, script], (IGGI, IGGI), board)
+        episode = asyncio.run(play_episode(task, players))
+        alone = play_scripts(task, {0: policy, 1: policy})
+        assert [turn.action for turn in episode.turns] == [turn.action for turn in alone.turns]
+        assert [turn.lesson for turn in episode.turns] == [
+            Lesson(action=turn.action) for turn in episode.turns
+        ]
 
 
 def test_what_the_rules_do_not_allow_is_no_lesson() -> None:
