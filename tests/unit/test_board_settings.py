@@ -1,6 +1,7 @@
 """What is played, by the settings or by what `hanabi-grpo dataset` wrote, and its tiny model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,8 @@ def test_a_dataset_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Pa
     assert [row.share for row in rows] == [1, 2, 1]
     assert [row.env_config["observation"] for row in rows] == ["compact", "full", "full"]
     assert mix_line(rows) == "laptop (compact) 25 %, marshal-mini (full) 50 %, laptop (full) 25 %"
+    own = replace(rows[0], env_config={"preset": "mini", "colors": 4, "ranks": 3, "hand_size": 4})
+    assert mix_line([own]).startswith("4x3-hand4-")
 
 
 @pytest.mark.parametrize(

@@ -367,13 +367,14 @@ def epoch_tasks(settings: Settings, rows: Sequence[DatasetRow]) -> int:
 def mix_line(rows: Sequence[DatasetRow]) -> str:
     """Return the mix of games for the terminal, e.g. "laptop 75 %, marshal-mini 25 %".
 
-    Where rows differ in what players see, the observation stands beside each name.
+    A board of one's own has the name of its parameters. Where rows differ in what players see, the
+    observation stands beside each name.
     """
     observations = {row.env_config.get("observation") for row in rows}
     observations.discard(None)
     names = []
     for row in rows:
-        name = str(row.env_config["preset"])
+        name = row.setup.spec.preset
         if len(observations) > 1 and "observation" in row.env_config:
             name += f" ({row.env_config['observation']})"
         names.append(name)
