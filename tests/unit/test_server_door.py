@@ -41,6 +41,7 @@ SERVED_ROUTES = [
     ("POST", "/play/record"),
     ("PUT", "/adapters/player_0"),
     ("PUT", "/frozen/"),
+    ("PUT", "/probes/player_0"),
     ("DELETE", "/session/"),
 ]
 OPEN_ROUTES = [("GET", "/play/")]

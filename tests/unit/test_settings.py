@@ -307,6 +307,7 @@ def test_the_chosen_environments_fields_are_settings(monkeypatch: pytest.MonkeyP
         "deductions": "possible",
         "reward_score": 1.0,
         "bomb_rule": "zero",
+        "other_play": False,
         "max_turns": 0,
     }
     assert settings.config_row({"preset": "full"})["preset"] == "full"
