@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Full Hanabi, two players, on two CPU cores: imitation of a bot by single turns, then GRPO with critics from there.
 #
-#   bash tools/recipes/full_laptop.sh     # again and again: each call is one sitting, and goes on where the last one ended
+#   bash tools/recipes/full_laptop.sh     # again and again: each call is one sitting, and continues where the last one ended
 #
 #   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
 #   RECIPE_MINUTES   of one sitting (110); what is begun is kept
 #   RECIPE_TEACHER   a bot (focus-bot)
 #   RECIPE_GAMES     of the teacher, about 65 turns each (4000)
+#   RECIPE_PASSES    over the teacher's turns (1)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each (60)
 #   RECIPE_RUN       name of the training, so that several start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
 #   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
@@ -14,16 +15,19 @@
 # A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
 # turn can be learned by itself. The model is 0.7 M parameters that one network for both seats begins as; from there each
 # player has an adapter. Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
-# The run is outputs/full-SEED/RUN. What it comes to is in docs/results-appendix.md.
+# With HANABI_DEDUCTIONS=joined a card and all that is known of it is one word, and the model has 4.8 M parameters.
+# The run is outputs/full-SEED/RUN (full-SEED-joined). What it comes to is in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=full_laptop
-export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted
+export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-counted}
 teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
-folder=outputs/full-$SEED training=outputs/full-$SEED/${RECIPE_RUN:-run}
+folder=outputs/full-$SEED
+if [ "$HANABI_DEDUCTIONS" != counted ]; then folder+=-$HANABI_DEDUCTIONS; fi
+training=$folder/${RECIPE_RUN:-run}
 mkdir -p "$folder"
 unset DATASET
 source tools/session.sh
@@ -39,7 +43,7 @@ for_now() {
         if [ $status -eq 0 ]; then return; fi
         if [ $SECONDS -lt $((minutes * 60)) ]; then exit $status; fi
     fi
-    say "the sitting of $minutes minutes is over; the same command goes on"
+    say "the sitting of $minutes minutes is over; the same command continues"
     finish 0
 }
 
@@ -48,7 +52,7 @@ run - hanabi-grpo tiny-model --preset full --games 2 --steps 1 --out "$MODEL"
 if [ ! -e "$folder/taught" ]; then
     say "imitation of $teacher: $games games, log $folder/warm.log"
     for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise 0.1 --resume \
-        --batch "${RECIPE_BATCH:-128}" --steps $((games * 65 / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
+        --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * games * 65 / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
     touch "$folder/taught"
 fi
 export MODEL=$folder/warm/model
