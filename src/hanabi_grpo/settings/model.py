@@ -1174,17 +1174,18 @@ class Settings(BaseModel):
 
     def teacher_weight_of(self, player: str) -> float:
         """Return HANABI_TEACHER_WEIGHT of a player, before its schedule."""
-        return value_of(self.teacher_weight, self._own_adapter(player), "HANABI_TEACHER_WEIGHT")
+        return value_of(self.teacher_weight, self.adapter_of(player), "HANABI_TEACHER_WEIGHT")
 
     def teacher_plays_of(self, player: str) -> float:
         """Return HANABI_TEACHER_PLAYS of a player that has a teacher."""
-        return value_of(self.teacher_plays, self._own_adapter(player), "HANABI_TEACHER_PLAYS")
+        return value_of(self.teacher_plays, self.adapter_of(player), "HANABI_TEACHER_PLAYS")
 
     def reward_weight_of(self, player: str) -> float:
         """Return HANABI_REWARD_WEIGHT of a player that has a teacher."""
-        return value_of(self.reward_weight, self._own_adapter(player), "HANABI_REWARD_WEIGHT")
+        return value_of(self.reward_weight, self.adapter_of(player), "HANABI_REWARD_WEIGHT")
 
-    def _own_adapter(self, player: str) -> str:
+    def adapter_of(self, player: str) -> str:
+        """Return the adapter that a player is in this run: its own, or that of all."""
         return SHARED_ADAPTER if self.adapters == SHARED_ADAPTER else player
 
     @property

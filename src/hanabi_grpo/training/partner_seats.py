@@ -202,8 +202,7 @@ class PartnerSeats:
 
     def _earlier_version(self, seat: int, version: int, task: int) -> str | None:
         """Return the seat of a kept checkpoint of this run; None where there is none."""
-        is_shared = self._settings.adapters == SHARED_ADAPTER
-        adapter = SHARED_ADAPTER if is_shared else player_name(seat)
+        adapter = self._settings.adapter_of(player_name(seat))
         checkpoints = checkpoints_of(self._run_folder)
         # Only the regular ones: what an interrupt saved besides must not change what a resumed run
         # draws.

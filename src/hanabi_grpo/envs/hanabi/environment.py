@@ -12,17 +12,18 @@ from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import PLANNERS, POLICIES
 from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt, view_with
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
-from hanabi_grpo.envs.hanabi.replays.timeline import (
-    OTHER_PLAY_SUFFIX,
-    frames,
-    recorded_table,
-    task_relabelings,
-)
+from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board
-from hanabi_grpo.envs.hanabi.rules.symmetries import Relabeling, num_relabelings, relabeling
+from hanabi_grpo.envs.hanabi.rules.symmetries import (
+    OTHER_PLAY_SUFFIX,
+    Relabeling,
+    num_relabelings,
+    relabeling,
+    task_relabelings,
+)
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
 from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.envs.recording import Recording

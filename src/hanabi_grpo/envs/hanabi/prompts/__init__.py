@@ -4,7 +4,7 @@ Two styles: `full` (readable sentences) and `compact` (words of tiny models). Al
 function of a `PlayerView`, so nothing here can leak a hidden card.
 """
 
-from hanabi_grpo.envs.hanabi.prompts.compact import compact_turn, compact_vocabulary, joined_turn
+from hanabi_grpo.envs.hanabi.prompts.compact import compact_turn, compact_vocabulary
 from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions, view_with
 from hanabi_grpo.envs.hanabi.prompts.full import full_system, full_turn
 from hanabi_grpo.envs.hanabi.rules.actions import parse_action
@@ -45,9 +45,8 @@ def turn_prompt(
     counted = Counted(view) if deductions in ("counted", "joined") else None
     if style == "full":
         return full_turn(view, legal_moves=legal_moves, counted=counted)
-    if counted and deductions == "joined":
-        return joined_turn(view, counted, legal_moves=legal_moves)
-    return compact_turn(view, legal_moves=legal_moves, counted=counted)
+    is_joined = deductions == "joined"
+    return compact_turn(view, legal_moves=legal_moves, counted=counted, is_joined=is_joined)
 
 
 def parse_reply(text: str, *, num_players: int, player: int) -> Action | None:

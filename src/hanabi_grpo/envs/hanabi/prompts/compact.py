@@ -61,11 +61,8 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
     """
     if deductions == "joined":
         return tuple(_joined_vocabulary(spec))
-    slots = [f"slot{slot}" for slot in range(spec.hand_size)]
-    cards = []
-    for color in range(spec.num_colors):
-        for rank in range(spec.num_ranks):
-            cards.append(str(Card(color, rank)))
+    slots = _slot_words(spec)
+    cards = _card_words(spec)
     words = [
         *_counter_words(spec),
         "me",
@@ -80,6 +77,19 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
     if deductions == "counted":
         words += _counted_vocabulary(slots, cards)
     return tuple(words)
+
+
+def _slot_words(spec: GameSpec) -> list[str]:
+    return [f"slot{slot}" for slot in range(spec.hand_size)]
+
+
+def _card_words(spec: GameSpec) -> list[str]:
+    """Return every card's name, colour by colour."""
+    cards = []
+    for color in range(spec.num_colors):
+        for rank in range(spec.num_ranks):
+            cards.append(str(Card(color, rank)))
+    return cards
 
 
 def _counter_words(spec: GameSpec) -> Iterator[str]:
@@ -138,13 +148,10 @@ def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
     yield from _counter_words(spec)
     yield from ("me", "moves", _LAST_MOVE)
     yield from _mate_words(spec.num_players)
-    for slot in range(spec.hand_size):
-        yield f"slot{slot}"
+    yield from _slot_words(spec)
     yield from _move_vocabulary(spec)
-    all_colors = [*_subsets(spec.num_colors)]
-    all_ranks = [*_subsets(spec.num_ranks)]
-    for colors in all_colors:
-        for ranks in all_ranks:
+    for colors in _subsets(spec.num_colors):
+        for ranks in _subsets(spec.num_ranks):
             for word in OWN_CARD_WORDS:
                 yield _joined(word, _colors_word(colors), _ranks_word(ranks))
             # Of another's card its owner knows nothing that is not so.
@@ -156,10 +163,7 @@ def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
 
 def _joined_moves(spec: GameSpec) -> Iterator[str]:
     """Yield the words for what another player has done."""
-    cards = []
-    for color in range(spec.num_colors):
-        for rank in range(spec.num_ranks):
-            cards.append(str(Card(color, rank)))
+    cards = _card_words(spec)
     for slot in range(spec.hand_size):
         for card in cards:
             yield _joined("Discard", str(slot), card)
@@ -185,62 +189,43 @@ def _joined(*words: str) -> str:
     return ".".join(words)
 
 
-def joined_turn(view: PlayerView, counted: Counted, *, legal_moves: bool) -> str:
-    """Return the observation with one word for a card and all that is known of it.
-
-    Args:
-        view: What the player may know.
-        counted: What the cards in sight say.
-        legal_moves: Whether to list the legal moves.
-    """
-    return " ".join(_joined_words(view, counted, legal_moves))
-
-
-def _joined_words(view: PlayerView, counted: Counted, legal_moves: bool) -> Iterator[str]:
-    yield from _table_words(view)
-    yield "me"
-    if view.num_players > 2:
-        yield player_names(view.num_players)[view.player]
-    for slot, known in enumerate(view.own_hand):
-        yield f"slot{slot}"
-        yield _joined(own_card_word(counted, known), *_knowledge_words(known))
-    for offset, mate in enumerate(_mate_words(view.num_players), 1):
-        yield mate
-        seat = (view.player + offset) % view.num_players
-        if view.num_players > 2:
-            yield player_names(view.num_players)[seat]
-        for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
-            yield _joined(f"{card}{counted.card_word(card)}", *_knowledge_words(known))
-    for event in others_moves(view):
-        yield from _who_moved(event, view)
-        yield _joined(*_what_was_done(event, view))
-    yield from _legal_words(view, legal_moves)
-
-
-def compact_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
+def compact_turn(
+    view: PlayerView,
+    *,
+    legal_moves: bool,
+    counted: Counted | None = None,
+    is_joined: bool = False,
+) -> str:
     """Return the observation as words separated by single spaces.
 
     Args:
         view: What the player may know.
         legal_moves: Whether to list the legal moves.
         counted: What the cards in sight say, or None to leave that out.
+        is_joined: Whether a card and all that is known of it is one word; with `counted` alone.
     """
-    return " ".join(_turn_words(view, legal_moves, counted))
+    return " ".join(_turn_words(view, legal_moves, counted, is_joined))
 
 
-def _turn_words(view: PlayerView, legal_moves: bool, counted: Counted | None) -> Iterator[str]:
+def _turn_words(
+    view: PlayerView, legal_moves: bool, counted: Counted | None, is_joined: bool
+) -> Iterator[str]:
     yield from _table_words(view)
-    yield from _own_hand_words(view, counted)
+    yield from _own_hand_words(view, counted, is_joined)
     for offset, mate in enumerate(_mate_words(view.num_players), 1):
         yield mate
-        yield from _mates_hand_words(view, (view.player + offset) % view.num_players, counted)
+        seat = (view.player + offset) % view.num_players
+        yield from _mates_hand_words(view, seat, counted, is_joined)
     if counted:
         for event in others_moves(view):
-            yield from _event_words(event, view)
+            yield from _event_words(event, view, is_joined)
     else:
         yield "disc"
         yield from map(str, view.discards)
-    yield from _legal_words(view, legal_moves)
+    if legal_moves and view.legal_actions:
+        yield "moves"
+        for action in view.legal_actions:
+            yield _move_text(action, view)
 
 
 def _table_words(view: PlayerView) -> Iterator[str]:
@@ -254,14 +239,7 @@ def _table_words(view: PlayerView) -> Iterator[str]:
         yield _next_word(color, height)
 
 
-def _legal_words(view: PlayerView, legal_moves: bool) -> Iterator[str]:
-    if legal_moves and view.legal_actions:
-        yield "moves"
-        for action in view.legal_actions:
-            yield _move_text(action, view)
-
-
-def _own_hand_words(view: PlayerView, counted: Counted | None) -> Iterator[str]:
+def _own_hand_words(view: PlayerView, counted: Counted | None, is_joined: bool) -> Iterator[str]:
     yield "me"
     if view.num_players > 2:
         # Hints name absolute seats, so a policy shared by several seats must read which one it sits
@@ -269,37 +247,39 @@ def _own_hand_words(view: PlayerView, counted: Counted | None) -> Iterator[str]:
         yield player_names(view.num_players)[view.player]
     for slot, known in enumerate(view.own_hand):
         deduction = own_card_word(counted, known) if counted else ""
-        yield f"slot{slot}{deduction}"
-        yield from _knowledge_words(known)
+        if is_joined:
+            yield f"slot{slot}"
+            yield _joined(deduction, *_knowledge_words(known))
+        else:
+            yield f"slot{slot}{deduction}"
+            yield from _knowledge_words(known)
 
 
-def _mates_hand_words(view: PlayerView, seat: int, counted: Counted | None) -> Iterator[str]:
+def _mates_hand_words(
+    view: PlayerView, seat: int, counted: Counted | None, is_joined: bool
+) -> Iterator[str]:
     if view.num_players > 2:
         yield player_names(view.num_players)[seat]
     for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
         deduction = counted.card_word(card) if counted else ""
-        yield f"{card}{deduction}"
-        yield from _knowledge_words(known)
+        yield from _together((f"{card}{deduction}", *_knowledge_words(known)), is_joined)
 
 
-def _event_words(event: Event, view: PlayerView) -> Iterator[str]:
-    yield from _who_moved(event, view)
-    yield from _what_was_done(event, view)
-
-
-def _who_moved(event: Event, view: PlayerView) -> Iterator[str]:
+def _event_words(event: Event, view: PlayerView, is_joined: bool) -> Iterator[str]:
     yield _LAST_MOVE
     if view.num_players > 2:
         yield player_names(view.num_players)[event.player]
-
-
-def _what_was_done(event: Event, view: PlayerView) -> Iterator[str]:
-    yield from _move_text(event.action, view).split()
-    yield from map(str, event.touched)
+    words = [*_move_text(event.action, view).split(), *map(str, event.touched)]
     if event.card:
-        yield str(event.card)
+        words.append(str(event.card))
     if event.action.kind == "play":
-        yield _GOOD_PLAY if event.scored else _BAD_PLAY
+        words.append(_GOOD_PLAY if event.scored else _BAD_PLAY)
+    yield from _together(words, is_joined)
+
+
+def _together(words: Sequence[str], is_joined: bool) -> Sequence[str]:
+    """Return words that belong together, as one where they are joined."""
+    return (_joined(*words),) if is_joined else words
 
 
 def _move_text(action: Action, view: PlayerView) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hanabi_grpo.envs.base import Frame, drawn_symmetries
+from hanabi_grpo.envs.base import Frame
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import (
     COLOR_LETTERS,
@@ -21,14 +21,16 @@ from hanabi_grpo.envs.hanabi.rules import (
     recorded_spec,
     shuffled_deck,
 )
-from hanabi_grpo.envs.hanabi.rules.symmetries import Relabeling, num_relabelings, relabeling
+from hanabi_grpo.envs.hanabi.rules.symmetries import (
+    OTHER_PLAY_SUFFIX,
+    Relabeling,
+    task_relabelings,
+)
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, Turn, player_name
 
-OTHER_PLAY_SUFFIX = "-otherplay"
-"""Of the hash of rules under which each player sees the colours in an order of its own."""
 _CARD = re.compile(rf"([{COLOR_LETTERS}])([1-5])", re.ASCII)
 _MAX_SHOWN_ACTION = 80
 """Characters of an unreadable move that an error message quotes."""
@@ -109,13 +111,6 @@ def recorded_table(recording: Recording) -> Game:
         return Game(spec, deck)
     except GameParameterError as error:
         raise SettingsError(f"{where}: {error}") from error
-
-
-def task_relabelings(spec: GameSpec, split: str, seed: int) -> list[Relabeling]:
-    """Return how each player of a task sees the colours under Other-Play."""
-    count = num_relabelings(spec.num_colors)
-    numbers = drawn_symmetries(count, spec.num_players, split, seed)
-    return [relabeling(number, spec.num_colors) for number in numbers]
 
 
 def replayed_turns(game: Game, episode: Episode, where: str) -> Iterator[tuple[Turn, Action]]:

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from hanabi_grpo.envs.base import drawn_symmetries
+from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
+
+OTHER_PLAY_SUFFIX = "-otherplay"
+"""Of the hash of rules under which each player sees the colours in an order of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +110,10 @@ def relabeling(number: int, num_colors: int) -> Relabeling:
     raise ValueError(
         f"symmetry {number}: {num_colors} colours have {num_relabelings(num_colors)}, from 0"
     )
+
+
+def task_relabelings(spec: GameSpec, split: str, seed: int) -> list[Relabeling]:
+    """Return how each player of a task sees the colours under Other-Play."""
+    count = num_relabelings(spec.num_colors)
+    numbers = drawn_symmetries(count, spec.num_players, split, seed)
+    return [relabeling(number, spec.num_colors) for number in numbers]
