@@ -3,9 +3,8 @@
 The module of a command is imported when the command is called, or when all of them are listed.
 """
 
-import gc
-import multiprocessing
 import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -15,11 +14,11 @@ from typer.core import TyperGroup
 from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.processes import hide_misfits
+from hanabi_grpo.server import vllm_log
 
-if multiprocessing.parent_process() is not None:
-    # This is vLLM's engine core, which imports the server's main module first. Garbage collection
-    # stays off during imports, as in `processes.importing`; our plugin of vLLM turns it on again.
-    gc.disable()
+if "--multiprocessing-fork" in sys.orig_argv:
+    # This is vLLM's engine core, which imports the server's main module first.
+    vllm_log.configure_early()
 hide_misfits()
 
 GROUPS = {

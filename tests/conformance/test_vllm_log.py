@@ -7,6 +7,8 @@ import sys
 from hanabi_grpo.server import vllm_log
 
 PROGRAM = """
+from hanabi_grpo.server import vllm_log
+vllm_log.configure_early()
 import vllm.logger
 from vllm.config.logging import LoggingConfig
 for _ in range(2):
@@ -18,10 +20,12 @@ for _ in range(2):
 """
 
 
-def run(**environ: str) -> str:
+def run(program: str = PROGRAM, *arguments: str, **environ: str) -> str:
+    """Run a program with our logging file and return what it wrote, errors too."""
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
+        [sys.executable, "-c", program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=True,
         env={**os.environ, "VLLM_LOGGING_CONFIG_PATH": str(vllm_log.CONFIG), **environ},
@@ -37,3 +41,16 @@ def test_known_lines_are_dropped_and_others_only_show_themselves_whenever_vllm_c
 
 def test_the_level_is_that_of_vllms_variable() -> None:
     assert "vllm INFO: a detail" in run(VLLM_LOGGING_LEVEL="info")
+
+
+def test_what_vllm_says_during_its_import_is_in_our_form_too() -> None:
+    program = """
+import hanabi_grpo.cli
+import vllm.logger
+logger = vllm.logger.init_logger("vllm.somewhere")
+logger.warning("Triton is installed, but doesn't include CPU backend. Disabling Triton.")
+logger.warning("something new")
+"""
+    # As Python starts a spawned process, which imports the parent's main module first.
+    output = run(program, "--multiprocessing-fork", VLLM_LOGGING_LEVEL="WARNING")
+    assert output.partition(" ")[2] == "vllm WARNING: something new\n"

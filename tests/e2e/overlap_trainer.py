@@ -13,6 +13,7 @@ import scripted_trainer
 import torch
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.processes import leave
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.training import mismatch
 from hanabi_grpo.training.link import GamesRequest, ServerLink
@@ -87,4 +88,4 @@ if __name__ == "__main__":
     TrainingRun.logprobs = scripted_trainer.logprobs
     mismatch.surprise_score = scripted_trainer.ask_nothing
     mismatch.repeat_score = scripted_trainer.ask_nothing
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

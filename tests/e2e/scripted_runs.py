@@ -21,6 +21,8 @@ SCRIPTED_TRAINER = Path(__file__).parent / "scripted_trainer.py"
 OVERLAP_TRAINER = Path(__file__).parent / "overlap_trainer.py"
 RUN_SECONDS = 400
 """Longest run on a busy machine."""
+PRINTED_CHARACTERS = 30_000
+"""How much of a failed run's output is shown; the launcher alone ends with some 4,000."""
 PLAYERS = ("player_0", "player_1")
 
 _ZERO_2 = {"DEEPSPEED": "zero2", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"}
@@ -138,7 +140,7 @@ def run_trainer(
         settings, script=script, processes=processes, plan=plan, options=options
     )
     output, _ = process.communicate(timeout=RUN_SECONDS)
-    assert process.returncode == 0, output[-5000:]
+    assert process.returncode == 0, output[-PRINTED_CHARACTERS:]
     return output
 
 

@@ -27,6 +27,7 @@ from hanabi_grpo.client.answers import RolloutResult, bad_return
 from hanabi_grpo.client.curves import Curve
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.processes import leave
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.loop import play_episode
@@ -348,4 +349,4 @@ if __name__ == "__main__":
         policy.reply_logps = plain_reply_logps
         policy.join_lora_products = do_nothing
         policy.share_prefixes = do_nothing
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

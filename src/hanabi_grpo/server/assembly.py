@@ -88,6 +88,7 @@ def prepare_environment(on_cpu: bool) -> None:
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(vllm_log.CONFIG))
+    vllm_log.configure_early()
     os.environ.setdefault("PYTHONWARNINGS", vllm_log.PYTHONWARNINGS)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # How many replies are unpacked in one go; the default of 128 keeps everything else in the
@@ -118,6 +119,8 @@ def _place_sockets() -> None:
 
 
 def _prepare_cpu() -> None:
+    # torch (2.13) warns at every start that memory is bound to the nodes of the engine's cores.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     # All that vLLM would compile here is how it counts ranks of logprobs: a sum, for which the
     # first game would wait seconds.

@@ -4,7 +4,9 @@ vLLM configures its loggers in each of its processes from the file that VLLM_LOG
 names; ours, `vllm_logging.json`, names `make_handler`.
 """
 
+import json
 import logging
+import logging.config
 import os
 import sys
 from pathlib import Path
@@ -42,6 +44,16 @@ _KNOWN = (
     "vLLM has deprecated support for supporting different tokenizers for different LoRAs",
 )
 """Beginnings of lines that are dropped: the same at every start, and nobody can act on them."""
+
+
+def configure_early() -> None:
+    """Give vLLM's loggers our form before vLLM is imported.
+
+    vLLM (0.32) configures its loggers when an engine is built, and what it says during its import
+    would come out bare. Nothing happens where VLLM_LOGGING_CONFIG_PATH names another file.
+    """
+    if os.environ.get("VLLM_LOGGING_CONFIG_PATH") == str(CONFIG):
+        logging.config.dictConfig(json.loads(CONFIG.read_text()))
 
 
 def make_handler() -> logging.Handler:

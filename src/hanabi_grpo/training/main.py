@@ -6,6 +6,7 @@ Options after ours go to ms-swift.
 """
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ from hanabi_grpo.processes import (
     die_with_parent,
     hide_misfits,
     importing,
+    leave,
     wait_for_debugger,
 )
 from hanabi_grpo.training import quiet
@@ -64,6 +66,8 @@ def main(argv: list[str]) -> int:
         # The launcher holds the run folder's lock; a worker that outlived it would train beside the
         # next trainer.
         die_with_parent(signal.SIGKILL)
+    # A library that crashes says in which function of ours it was called.
+    faulthandler.enable()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL_EXIT + signal.SIGTERM))
     set_up_logging(file=run_folder / "train.log")
     for _ in import_parts():
@@ -87,11 +91,7 @@ def main(argv: list[str]) -> int:
 
 
 def _leave_process_group() -> None:
-    """End the connections to the other processes of a run that is over for all of them.
-
-    Their threads would else still run while the interpreter ends, which now and then aborts a
-    process that has done all its work.
-    """
+    """End the connections to the other processes of a run that is over for all of them."""
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -159,4 +159,4 @@ def _prepare_environment() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))
