@@ -3,6 +3,7 @@
 The module of a command is imported when the command is called, or when all of them are listed.
 """
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -17,7 +18,9 @@ from hanabi_grpo.processes import hide_misfits
 from hanabi_grpo.server import vllm_log
 
 if "--multiprocessing-fork" in sys.orig_argv:
-    # This is vLLM's engine core, which imports the server's main module first.
+    # This is vLLM's engine core, which imports the server's main module first. Garbage collection
+    # stays off during imports, as in `processes.importing`; our plugin of vLLM turns it on again.
+    gc.disable()
     vllm_log.configure_early()
 hide_misfits()
 

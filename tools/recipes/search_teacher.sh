@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # A teacher that computes: the whole model imitates its games, and self-play goes on from there, with an adapter per player.
 #
-#   bash tools/recipes/search_teacher.sh                       # laptop, best responses to each other
+#   bash tools/recipes/search_teacher.sh                       # laptop, the best known players that read one message a turn
+#   BOARD=marshal-mini RECIPE_START=best-response bash tools/recipes/search_teacher.sh
 #   BOARD=marshal-mini RECIPE_START=search RECIPE_GAMES=3000 bash tools/recipes/search_teacher.sh
 #
 #   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
-#   RECIPE_START  the teacher: best-response, search, search-piers or any other script (best-response)
-#   RECIPE_GAMES  its games (12000), each of another start number; best responses play some thousands a second, a search
-#                 takes a second a game
+#   RECIPE_START  the teacher: best-reactive, best-response, search, search-piers or any other script (best-reactive). Of
+#                 best-reactive single turns are learned (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted)
+#   RECIPE_GAMES  its games (12000), each of another start number; a search takes a second a game
 #   RECIPE_WARM   updates of the model by imitation (2500)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
 #   RECIPE_STEPS  optimizer steps of self-play afterwards (250; 0: none)
@@ -22,7 +23,12 @@ source tools/launch.sh
 name=search_teacher
 source tools/recipe.sh
 
-RECIPE_START=${RECIPE_START:-best-response}
+RECIPE_START=${RECIPE_START:-best-reactive}
+if [ "$RECIPE_START" = best-reactive ]; then
+    # It chooses by the message of a turn, which these two settings make.
+    default_env HANABI_MEMORY turn
+    default_env HANABI_DEDUCTIONS counted
+fi
 # Close to a good team: small steps, little noise, many deals of few games each.
 default_env LEARNING_RATE 6e-4
 default_env HANABI_TASKS_PER_STEP 48
@@ -35,7 +41,7 @@ folder=$out/logs
 mkdir -p "$folder"
 source tools/session.sh
 start_session
-export MODEL=outputs/tiny-$board-seed-$seed
+export MODEL=outputs/tiny-$board${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS}-seed-$seed
 say "tiny model of $board, seed $seed"
 run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 

@@ -3,6 +3,7 @@
 The entry point is `vllm.general_plugins`.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -53,6 +54,8 @@ def _tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
+    # `cli` switches the collector off while it imports; vLLM's modules have been imported by now.
+    gc.enable()
     die_with_parent(signal.SIGKILL)
     try:
         os.kill(parent.pid, 0)

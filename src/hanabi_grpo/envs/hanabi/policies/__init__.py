@@ -1,10 +1,11 @@
-"""Players without a model, by name: rule bots, search over a bot, best responses to each other."""
+"""Players without a model, by name: rule bots, search over a bot, and searched teams."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse
+from hanabi_grpo.envs.hanabi.policies.reactive import BestReactive
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
 from hanabi_grpo.envs.hanabi.policies.search import Search
 
@@ -22,7 +23,8 @@ PLANNERS: Mapping[str, Maker] = {
     "search-focus-bot": partial(Search, "focus-bot"),
     "search": Search,
     "best-response": BestResponse,
+    "best-reactive": BestReactive,
 }
-"""Policies that compute for seconds: search at each move, best responses once."""
+"""Policies that compute for seconds: search at each move, the best teams once."""
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
 """Every policy, in the order in which they are listed."""
