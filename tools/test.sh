@@ -21,6 +21,6 @@ fi
 # Not through a pipe: its exit status is this script's.
 # A test process that dies fails the run at once: xdist starts another, loses the rest of its file and waits for it for ever.
 status=0
-pytest -n 2 --max-worker-restart 0 "$@" || status=$?
+pytest -n 2 --max-worker-restart 0 --durations 25 --durations-min 20 "$@" || status=$?
 printf 'tools/test.sh: %d min %d s\n' $((SECONDS / 60)) $((SECONDS % 60))
 exit "$status"

@@ -5,6 +5,7 @@ A run has no server: scripted_trainer.py or overlap_trainer.py plays in the trai
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from plans import PLAN_VARIABLE, Plan
 from safetensors.torch import load_file
 
 from conftest_e2e import VARIABLES, clean_environment
+from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.settings import load_settings, settings_json
 
 SCRIPTED_TRAINER = Path(__file__).parent / "scripted_trainer.py"
@@ -148,6 +150,22 @@ def resume_at(folder: Path, step: int) -> None:
     """Do what `RESUME` does in `hanabi-grpo train`, without its server."""
     point = {"checkpoint": str(folder / f"checkpoint-{step}"), "step": step, "skipped": []}
     (folder / "resume.json").write_text(json.dumps(point))
+
+
+def cut_at(whole: Path, folder: Path, step: int) -> None:
+    """Make a run that ended right after a checkpoint, out of one that saved every step, to resume.
+
+    Args:
+        whole: The folder of the run.
+        folder: Where to make the other one.
+        step: The step of the last checkpoint that it has.
+    """
+    shutil.copytree(whole, folder)
+    for checkpoint in folder.glob("checkpoint-*"):
+        if int(checkpoint.name.removeprefix("checkpoint-")) > step:
+            shutil.rmtree(checkpoint)
+    cut_records(folder, step)
+    resume_at(folder, step)
 
 
 def load_adapter(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
