@@ -14,7 +14,13 @@ from dotenv import dotenv_values
 
 from doctor_machines import NOWHERE, ROOT, make_gpu_machine
 from gpu.random_model import ARCHITECTURES
-from hanabi_grpo.commands.doctor.budget import Step, budget_checks, game_seconds, learning_seconds
+from hanabi_grpo.commands.doctor.budget import (
+    Step,
+    budget_checks,
+    game_seconds,
+    learning_seconds,
+    step_seconds,
+)
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.memory import ModelSizes, server_parts, trainer_parts
 from hanabi_grpo.rollout.budget import Budget
@@ -102,11 +108,14 @@ def sizes_of(name: str) -> ModelSizes:
 
 
 def make_context(
-    profile: Path, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+    profile: Path,
+    folders: Mapping[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    **variables: str,
 ) -> Context:
     """Return what the doctor examines on a GPU machine, for conversations of replies alone."""
     monkeypatch.setattr(load_module, "installed_device", lambda: ("gpu", "a test says so"))
-    environ = {"HANABI_PROFILE": str(profile)}
+    environ = {"HANABI_PROFILE": str(profile), **variables}
     name = load_settings(environ, NOWHERE).settings.model.removeprefix("Qwen/").lower()
     environ["MODEL"] = str(folders[name])
     context = Context(loaded=load_settings(environ, NOWHERE), shell={})
@@ -212,23 +221,39 @@ def test_gpus_are_known_by_the_names_that_nvidia_smi_tells() -> None:
     assert find_card("Tesla T4") is None
 
 
+FULL_HANABI = Budget(
+    preset="full",
+    players=2,
+    memory="game",
+    turns=35,
+    reply=512,
+    opening=400,
+    later=100.0,
+    alone=400,
+    earlier=100.0,
+)
+
+
+@pytest.mark.parametrize(("places", "is_slower"), [(64, False), (16, True)])
+def test_games_that_have_to_wait_for_a_place_take_longer(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, places: int, is_slower: bool
+) -> None:
+    """A step has 64 games."""
+
+    def seconds(**variables: str) -> float:
+        context = make_context(PROFILES["gpu-8"], folders, monkeypatch, **variables)
+        return step_seconds(context, sizes_of("qwen3-4b"), CARDS["H100"], FULL_HANABI).games
+
+    limited = seconds(HANABI_GAMES_AT_ONCE=str(places))
+    assert (limited > 1.5 * seconds()) == is_slower
+
+
 def test_the_doctor_tells_the_memory_of_each_part_and_the_seconds_of_a_step(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = make_context(PROFILES["gpu-8"], folders, monkeypatch)
     context = replace(context, shell=make_gpu_machine(tmp_path, 8, free=80_000))
-    budget = Budget(
-        preset="full",
-        players=2,
-        memory="game",
-        turns=35,
-        reply=512,
-        opening=400,
-        later=100.0,
-        alone=400,
-        earlier=100.0,
-    )
-    set_budget(context, budget)
+    set_budget(context, FULL_HANABI)
     server, trainer, seconds = [check.finding for check in budget_checks(context)]
     assert "weights 8.04 GB, KV cache of one conversation 6.04 GB, adapters" in server
     assert "weights 8.04 GB, adapters 264 MB, gradients and moments 793 MB, activations" in trainer

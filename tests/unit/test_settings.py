@@ -498,3 +498,18 @@ def test_a_terminal_with_defaults_alone_prints_a_line_and_no_empty_table(
     text = console.export_text()
     assert "every setting has its default" in text
     assert "┃" not in text
+
+
+@pytest.mark.parametrize(
+    ("environ", "games"),
+    [
+        ({}, 256),
+        ({"HANABI_MAX_NUM_SEQS": "64"}, 64),
+        ({"HANABI_MAX_NUM_SEQS": "64", "VLLM_DATA_PARALLEL_SIZE": "4"}, 256),
+        ({"HANABI_MAX_NUM_SEQS": "64", "HANABI_GAMES_AT_ONCE": "8"}, 8),
+    ],
+)
+def test_as_many_games_are_played_as_all_copies_of_the_model_sample(
+    environ: dict[str, str], games: int
+) -> None:
+    assert load(environ).settings.games_at_once == games

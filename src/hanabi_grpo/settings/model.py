@@ -106,6 +106,11 @@ def _default_max_steps(given: dict[str, Any]) -> int | None:
     return None if given.get("num_train_epochs") else _MAX_STEPS
 
 
+def _default_games_at_once(given: dict[str, Any]) -> int:
+    # As many as all copies sample at once. What is not valid is absent, and reported by itself.
+    return int(given.get("max_num_seqs", 1) * given.get("vllm_data_parallel_size", 1))
+
+
 def _default_guest_tokens(given: dict[str, Any]) -> int | None:
     if given.get("partner_tokens"):
         return int(given["partner_tokens"])
@@ -288,9 +293,10 @@ class Settings(BaseModel):
     )
     games_at_once: int = server(
         "HANABI_GAMES_AT_ONCE",
-        "Games in play at once.",
-        256,
+        "Games in play at once, each of which waits for a reply or two. Unset: "
+        "HANABI_MAX_NUM_SEQS for each copy of the model.",
         ge=1,
+        factory=_default_games_at_once,
         affects=Affects.MACHINE,
     )
     game_timeout: float = server(

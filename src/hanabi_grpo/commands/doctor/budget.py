@@ -169,7 +169,10 @@ def step_seconds(context: Context, sizes: ModelSizes, card: Card, budget: Budget
         BYTES[settings.dtype],
         copies=settings.vllm_data_parallel_size,
         parallel=settings.vllm_tensor_parallel_size,
-        seats=settings.max_num_seqs,
+        seats=min(
+            settings.max_num_seqs,
+            math.ceil(settings.games_at_once / settings.vllm_data_parallel_size),
+        ),
     )
     update = learning_seconds(
         step, card, context.num_parameters, sizes, processes=settings.nproc_per_node
