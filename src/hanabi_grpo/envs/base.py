@@ -276,6 +276,13 @@ class Environment(Protocol[C]):
         """Tell whether `Config(preset=name)` is a game of this environment."""
         return name in self.presets
 
+    def check_policy(self, config: C, name: str) -> None:
+        """Refuse one of `policies` that does not play this config, by a SettingsError.
+
+        It is asked before anything is played; a script refuses in its `seat`, too.
+        """
+        return None
+
     def may_block(self, config: C) -> bool | None:
         """Tell whether a call of a game may take longer than a few milliseconds, or for ever.
 

@@ -141,6 +141,10 @@ class RewardedEnvironment(Environment[C]):
         """Return True: nobody knows how long a stranger's function takes."""
         return True
 
+    def check_policy(self, config: C, name: str) -> None:
+        """See `Environment.check_policy`."""
+        self.base.check_policy(config, name)
+
     def outside(self, config: C) -> Mapping[str, Outside]:
         """See `Environment.outside`."""
         return self.base.outside(config)

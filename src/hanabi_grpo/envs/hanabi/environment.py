@@ -9,7 +9,7 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
-from hanabi_grpo.envs.hanabi.policies import PLANNERS, POLICIES
+from hanabi_grpo.envs.hanabi.policies import CHECKS, PLANNERS, POLICIES
 from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt, view_with
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
@@ -182,6 +182,10 @@ class Hanabi(base.Environment[EnvConfig]):
     def knows_preset(self, name: str) -> bool:
         """Tell whether a board has this name; free boards are named by their parameters."""
         return is_board(name)
+
+    def check_policy(self, config: EnvConfig, name: str) -> None:
+        if name in CHECKS:
+            CHECKS[name](config.spec())
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
         """Return the board's spec; its hash names rules, deals and what prompts work out."""

@@ -247,13 +247,7 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
     Raises:
         SettingsError: The board has more than `MOST_DECKS` decks.
     """
-    count = num_decks(spec.num_colors, spec.num_ranks)
-    if count > MOST_DECKS:
-        raise SettingsError(
-            f"best-response on {spec.preset}: the board has {count:.3g} decks and every one is "
-            f"played; at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours "
-            "and 2 ranks such as laptop."
-        )
+    check_decks(spec)
     # Random choices among equals are hard to imitate: the last responses take the first.
     num_random = responses - 2 * spec.num_players
     mean = 0.0
@@ -262,6 +256,17 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
         salt = number if number < num_random else None
         mean, team = respond(spec, team, number % spec.num_players, keeps=keeps, salt=salt)
     return mean, complete(spec, team)
+
+
+def check_decks(spec: GameSpec) -> None:
+    """Refuse a board with too many decks, by a SettingsError."""
+    count = num_decks(spec.num_colors, spec.num_ranks)
+    if count > MOST_DECKS:
+        raise SettingsError(
+            f"best-response on {spec.preset}: the board has {count:.3g} decks and every one is "
+            f"played; at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours "
+            "and 2 ranks such as laptop."
+        )
 
 
 class BestResponse:
