@@ -27,7 +27,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
 _ARM_COLUMNS = ("arm", "runs", "games/run", "seconds/run")
 _SCORE_COLUMNS = ("arm", "mean", "± runs", "lowest run", "highest run")
-_DIFFERENCE_COLUMNS = ("difference", "mean ± SE over runs", "95 % interval")
+_DIFFERENCE_COLUMNS = ("difference", "mean ± SE over runs", "95 % interval", "pairs")
 _SAME_GAMES_PER_STEP = 1.05
 """Ratio of games per step up to which runs count as equal."""
 
@@ -205,7 +205,8 @@ def _evaluation_sheets(evaluation: HeldOut, *, first_arm: str) -> list[Sheet]:
         figures.append((score.name, score.figures))
         if score.difference is not None:
             name = f"{score.name} − {first_arm}"
-            differences.append((name, *estimate_cells(score.difference, "+")))
+            num_pairs = str(score.num_pairs) if score.num_pairs else UNKNOWN
+            differences.append((name, *estimate_cells(score.difference, "+"), num_pairs))
     if differences:
         sheet = Sheet(
             title=f"{evaluation.name}: differences",
@@ -254,8 +255,9 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if comparison.evaluations:
         notes.append(
             "± runs: standard error over training seeds, of the runs' means: how much other seeds "
-            "would change the figure; differences by Welch's t. How much other tasks would change "
-            "it for single runs, evaluate says."
+            "would change the figure. Differences of arms that have the same seeds are paired by "
+            "seed, with Student's t over the pairs; others are by Welch's t, without pairs. How "
+            "much other tasks would change a single run's figure, evaluate says."
         )
     for evaluation in comparison.evaluations:
         notes += _evaluation_notes(evaluation)
