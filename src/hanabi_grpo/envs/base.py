@@ -329,6 +329,13 @@ class Environment(Protocol[C]):
         """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
         return f"{split}/{seed}"
 
+    def num_starts(self, config: C) -> int | None:
+        """Return how many starts there are, where all are equally likely and numbered; else None.
+
+        In the split `types.ALL_STARTS`, start k is that of seed k modulo their number.
+        """
+        return None
+
     def num_symmetries(self, config: C) -> int:
         """Return the size of the game's symmetry group; 1: it has none but the identity.
 

@@ -150,7 +150,8 @@ def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
     for before, after in compared_pairs(results):
         difference = paired_difference(before, after)
         name = f"{after.label} − {before.label}"
-        rows.append((name, *estimate_cells(difference, "+"), f"{difference.sigmas:+.1f}"))
+        sigmas = UNKNOWN if difference.is_exact else f"{difference.sigmas:+.1f}"
+        rows.append((name, *estimate_cells(difference, "+"), sigmas))
     if not rows:
         return []
     return [Sheet(title="Differences, paired by task", columns=_DIFFERENCE_COLUMNS, groups=[rows])]
@@ -199,11 +200,14 @@ def attainable_row(attainable: float, num_columns: int) -> tuple[str, ...]:
 def game_title(result: EvaluationResult) -> str:
     """Return the game and the tasks of a table, for its title."""
     num_starts = len(set(result.starts))
-    starts = f" ({num_starts} different starts)" if num_starts < result.num_tasks else ""
+    tasks = f"{result.num_tasks} tasks"
+    if result.covers_all_starts:
+        tasks += f" (each of all {num_starts} starts equally often)"
+    elif num_starts < result.num_tasks:
+        tasks += f" ({num_starts} different starts)"
     return (
         f"{_board_name(result)}, {result.num_players} players, rules {result.spec_hash}, "
-        f"{result.score} at most {result.score_range[1]:g}: {result.num_tasks} tasks{starts} of "
-        f"suite {result.suite}"
+        f"{result.score} at most {result.score_range[1]:g}: {tasks} of suite {result.suite}"
     )
 
 
@@ -229,7 +233,12 @@ def _name(result: EvaluationResult) -> str:
 
 
 def estimate_cells(interval: Interval, sign: str = "") -> tuple[str, str]:
-    """Return the cells "mean ± error" and "low to high"; `sign="+"` writes signs."""
+    """Return the cells "mean ± error" and "low to high"; `sign="+"` writes signs.
+
+    A figure without an error is "mean exact", and its interval a dash.
+    """
+    if interval.is_exact:
+        return f"{figure(interval.mean, sign)} exact", UNKNOWN
     ends = f"{figure(interval.low, sign)} to {figure(interval.high, sign)}"
     return with_error(interval.mean, interval.standard_error, sign), ends
 

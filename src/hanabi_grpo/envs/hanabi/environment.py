@@ -16,7 +16,7 @@ from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
-from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board, num_decks
 from hanabi_grpo.envs.hanabi.rules.symmetries import (
     OTHER_PLAY_SUFFIX,
     Relabeling,
@@ -220,6 +220,10 @@ class Hanabi(base.Environment[EnvConfig]):
         board = config.spec()
         table = Game(board, shuffled_deck(board, split, seed))
         return HanabiGame(config, table, _relabelings(config, split, seed))
+
+    def num_starts(self, config: EnvConfig) -> int:
+        board = config.spec()
+        return num_decks(board.num_colors, board.num_ranks)
 
     def num_symmetries(self, config: EnvConfig) -> int:
         return num_relabelings(config.spec().num_colors)
