@@ -26,7 +26,7 @@ from hanabi_grpo.evaluation.comparison.tables import (
     comparison_notes,
     comparison_sheets,
 )
-from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
+from hanabi_grpo.evaluation.tables import BEST_KNOWN_SOURCE
 from hanabi_grpo.runs.evaluation_result import SeatOrder
 from training_runs import made_evaluation, made_run
 
@@ -424,9 +424,9 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     difference = next(line for line in lines if line.startswith("| shared − per player"))
     # Each seed's runs differ by 1 exactly.
     assert difference == "| shared − per player | +1.000 ± 0.000 | +1.000 to +1.000 | 3 |"
-    assert lines[-1] == f"- {ATTAINABLE_SOURCE}"
-    assert "| attainable | – | – | – | – | 3.87 | 3.87 |" in lines
-    assert lines.count("| attainable | 3.87 | – | – | – |") == 2
+    assert lines[-1] == f"- {BEST_KNOWN_SOURCE}"
+    assert "| best known | – | – | – | – | 3.87 | 3.87 |" in lines
+    assert lines.count("| best known | 3.87 | – | – | – |") == 2
     assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
     pixels = (imread(out / "c.png")[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()
     for color in ("#0072B2", "#D55E00"):

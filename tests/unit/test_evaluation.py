@@ -304,7 +304,7 @@ def test_differences_know_that_tasks_share_starts() -> None:
     difference = paired_difference(hint_bot, iggi)
     assert difference.num_tasks == 600
     assert difference.num_starts < 400
-    assert hint_bot.attainable is None, "what is attainable is known of the whole game alone"
+    assert hint_bot.attainable is None, "the best known score is of the whole game alone"
 
 
 @pytest.mark.parametrize(

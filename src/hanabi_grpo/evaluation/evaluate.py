@@ -355,7 +355,7 @@ def summarise(
         spec_hash=spec.hash,
         score=spec.score,
         score_range=score_range(spec),
-        # What is attainable is known of the whole game, not of half of its starts.
+        # The best known score is of the whole game, not of half of its starts.
         attainable=None if suite.startswith(HALF) else spec.attainable,
         suite=suite,
         temperature=key.get("temperature"),

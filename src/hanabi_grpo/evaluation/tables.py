@@ -15,10 +15,10 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
 from hanabi_grpo.runs.task_statistics import Interval
 from hanabi_grpo.settings.refs import is_frozen
 
-ATTAINABLE = "attainable"
+BEST_KNOWN = "best known"
 """Row of the best mean score that is known."""
-ATTAINABLE_SOURCE = (
-    "attainable: the best mean that players are known to reach; not played here, "
+BEST_KNOWN_SOURCE = (
+    "best known: the best mean that players are known to reach; not played here, "
     "and no proven maximum."
 )
 _NUM_REFERENCES = 3
@@ -122,7 +122,7 @@ def evaluation_sheets(
 
 
 def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[EvaluationResult]]) -> Sheet:
-    """Return the table of mean scores, with what is attainable below."""
+    """Return the table of mean scores, with the best known one below."""
     rows: list[list[tuple[str, ...]]] = []
     for group in groups:
         group_rows: list[tuple[str, ...]] = []
@@ -131,8 +131,8 @@ def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[Evaluation
         rows.append(group_rows)
     note = ""
     if example.attainable is not None:
-        rows.append([attainable_row(example.attainable, len(_SCORE_COLUMNS))])
-        note = ATTAINABLE_SOURCE
+        rows.append([best_known_row(example.attainable, len(_SCORE_COLUMNS))])
+        note = BEST_KNOWN_SOURCE
     return Sheet(title=game_title(example), columns=_SCORE_COLUMNS, groups=rows, note=note)
 
 
@@ -192,9 +192,9 @@ def evaluation_document(
     }
 
 
-def attainable_row(attainable: float, num_columns: int) -> tuple[str, ...]:
+def best_known_row(attainable: float, num_columns: int) -> tuple[str, ...]:
     """Return the row of the best known players; nothing but their score is known here."""
-    return (ATTAINABLE, f"{attainable:.2f}", *[UNKNOWN] * (num_columns - 2))
+    return (BEST_KNOWN, f"{attainable:.2f}", *[UNKNOWN] * (num_columns - 2))
 
 
 def game_title(result: EvaluationResult) -> str:
