@@ -42,6 +42,10 @@ def player_names(num_players: int) -> tuple[str, ...]:
     return tuple(player_name(index) for index in range(num_players))
 
 
+ALL_STARTS = "eval-all-starts"
+"""Split in which a game with few starts has each of them equally often.
+
+See `Environment.num_starts`."""
 SHARED_ADAPTER = "shared"
 """The one adapter of a run whose players share it."""
 

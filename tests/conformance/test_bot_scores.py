@@ -16,6 +16,7 @@ FULL = {
     "outer": {2: 14.76, 3: 14.79, 4: 13.31, 5: 12.83},
     # This project's own, of another 1000 deals.
     "focus-bot": {2: 21.20, 3: 20.16, 4: 20.16, 5: 19.21},
+    "hat-bot": {3: 23.83, 4: 24.45, 5: 24.24},
 }
 """Points on Full by number of players."""
 SMALL = {

@@ -26,7 +26,7 @@ from hanabi_grpo.evaluation.comparison.tables import (
     comparison_notes,
     comparison_sheets,
 )
-from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
+from hanabi_grpo.evaluation.tables import BEST_KNOWN_SOURCE
 from hanabi_grpo.runs.evaluation_result import SeatOrder
 from training_runs import made_evaluation, made_run
 
@@ -191,6 +191,53 @@ def test_a_line_ends_where_every_run_has_been_at_the_training_mean(tmp_path: Pat
         assert curve.x[-1] <= end
         assert curve.mean[-1] == pytest.approx(fmean(training))
     assert arm_curve(arms[0], end, 1).mean.tolist() == [1.5, 2.5, 3.5, 5.0]
+
+
+def seeded_arm(folder: Path, name: str, means: dict[int, float]) -> list[Path]:
+    """Write runs with these mean scores by seed."""
+    runs = []
+    for seed, mean in means.items():
+        run = made_run(folder / f"{name}{seed}", [1.0], settings={"SEED": seed})
+        made_evaluation(run / SAMPLED_FILE, [mean - 0.25, mean + 0.25])
+        runs.append(run)
+    return runs
+
+
+def test_arms_of_the_same_seeds_are_compared_in_pairs_with_a_t_interval(tmp_path: Path) -> None:
+    first = seeded_arm(tmp_path, "a", {0: 1.0, 1: 2.0, 2: 3.5})
+    # In another order.
+    other = seeded_arm(tmp_path, "b", {2: 3.75, 0: 1.5, 1: 2.5})
+    score = held_out(loaded(a=first, b=other), SAMPLED).arms[1]
+    assert score is not None
+    assert score.difference is not None
+    assert score.num_pairs == 3
+    expected = stats.ttest_rel([1.5, 2.5, 3.75], [1.0, 2.0, 3.5])
+    interval = expected.confidence_interval(0.95)
+    assert score.difference.mean == pytest.approx(1.25 / 3)
+    assert score.difference.standard_error == pytest.approx(1.25 / 3 / expected.statistic)
+    assert score.difference.low == pytest.approx(interval.low, rel=1e-6)
+    assert score.difference.high == pytest.approx(interval.high, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "means", [{0: 1.5, 1: 2.5}, {0: 1.5, 1: 2.5, 3: 4.0}, {0: 1.5, 1: 2.5, 2: 4.0, 3: 4.5}]
+)
+def test_arms_of_other_seeds_are_compared_by_welch(tmp_path: Path, means: dict[int, float]) -> None:
+    first = seeded_arm(tmp_path, "a", {0: 1.0, 1: 2.0, 2: 3.5})
+    other = seeded_arm(tmp_path, "b", means)
+    score = held_out(loaded(a=first, b=other), SAMPLED).arms[1]
+    assert score is not None
+    assert score.num_pairs == 0
+    assert score.difference == welch_difference([1.0, 2.0, 3.5], list(means.values()))
+
+
+def test_a_seed_that_an_arm_has_twice_pairs_nothing(tmp_path: Path) -> None:
+    first = seeded_arm(tmp_path, "a", {0: 1.0, 1: 2.0})
+    other = seeded_arm(tmp_path, "b", {0: 1.5}) + seeded_arm(tmp_path / "again", "b", {0: 2.5})
+    other += seeded_arm(tmp_path, "b", {1: 3.0})
+    score = held_out(loaded(a=first, b=other), SAMPLED).arms[1]
+    assert score is not None
+    assert score.num_pairs == 0
 
 
 def evaluated_arms(folder: Path) -> dict[str, list[Path]]:
@@ -375,10 +422,11 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     scores_of_first = f"1.100 ± 0.058 | 1.550 ± {error:.3f} | 1.050 ± {error:.3f}"
     assert f"| per player | 3 | 768 | 24 | {scores_of_first} |" in lines
     difference = next(line for line in lines if line.startswith("| shared − per player"))
-    assert difference.startswith(f"| shared − per player | +1.000 ± {error * math.sqrt(2):.3f} | +")
-    assert lines[-1] == f"- {ATTAINABLE_SOURCE}"
-    assert "| attainable | – | – | – | – | 3.94 | 3.94 |" in lines
-    assert lines.count("| attainable | 3.94 | – | – | – |") == 2
+    # Each seed's runs differ by 1 exactly.
+    assert difference == "| shared − per player | +1.000 ± 0.000 | +1.000 to +1.000 | 3 |"
+    assert lines[-1] == f"- {BEST_KNOWN_SOURCE}"
+    assert "| best known | – | – | – | – | 3.94 | 3.94 |" in lines
+    assert lines.count("| best known | 3.94 | – | – | – |") == 2
     assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
     pixels = (imread(out / "c.png")[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()
     for color in ("#0072B2", "#D55E00"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.envs.hanabi.rules.deals import numbered_deck, sorted_deck
+from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.errors import GameParameterError, ServerError, SettingsError
 from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.evaluate import (
     TaskFigures,
@@ -300,7 +304,7 @@ def test_differences_know_that_tasks_share_starts() -> None:
     difference = paired_difference(hint_bot, iggi)
     assert difference.num_tasks == 600
     assert difference.num_starts < 400
-    assert hint_bot.attainable is None, "what is attainable is known of the whole game alone"
+    assert hint_bot.attainable is None, "the best known score is of the whole game alone"
 
 
 @pytest.mark.parametrize(
@@ -445,6 +449,47 @@ def test_several_lineups_write_one_file_and_json_is_all_that_standard_output_hol
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_every_start_of_a_board_with_few_is_played_twice(tmp_path: Path) -> None:
+    """On 2x1 with hands of two: 6! / (3! 3!) = 20 decks."""
+    board = "2x1-hand2-info2-life2"
+    answer = evaluate("iggi", "random", "--preset", board, "--all-starts", "--out", "a.json")
+    assert answer.exit_code == 0, answer.output
+    document = json.loads(Path("a.json").read_text())
+    iggi, chance = document["results"]
+    spec = make_spec(board, 2)
+    decks = set(permutations(sorted_deck(2, 1), 6))
+    assert len(decks) == 20
+    assert {numbered_deck(spec, number) for number in range(20)} == decks
+    assert iggi["seeds"] == list(range(40))
+    assert iggi["starts"] == [*range(20), *range(20)]
+    scores = iggi["scores"]
+    assert scores[:20] == scores[20:]
+    config = EnvConfig(preset=board)
+    policies = dict.fromkeys((0, 1), HANABI.policies["iggi"]())
+    for number in (0, 7, 19, 27):
+        task = Setup(HANABI, config).task("eval-all-starts", number)
+        game = HANABI.reset(config, split=task.split, seed=number)
+        assert game.table.deck == numbered_deck(spec, number % 20)
+        assert play_scripts(task, policies).result["score"] == scores[number]
+    assert iggi["summary"]["standard_error"] == 0
+    assert iggi["summary"]["covers_all_starts"]
+    assert iggi["summary"]["mean"] == pytest.approx(sum(scores[:20]) / 20)
+    assert 0 < chance["summary"]["standard_error"] < 0.2
+    assert " exact " in answer.stdout
+    assert "40 tasks (each of all 20 starts equally often)" in " ".join(answer.stdout.split())
+    result = result_of_json(iggi)
+    assert result.covers_all_starts
+    assert result.estimate.is_exact
+
+
+def test_a_part_of_all_starts_is_refused() -> None:
+    with pytest.raises(SettingsError, match="30 tasks are not all of laptop; play 2240"):
+        evaluate_lineup(IGGI, LAPTOP, 30, suite="eval-all-starts")
+    full = EnvConfig(preset="full").spec()
+    with pytest.raises(GameParameterError, match="boards that deal all of them; full has"):
+        numbered_deck(full, 0)
+
+
 def test_a_model_without_a_server_is_refused() -> None:
     message = "needs a rollout server: start one, or add --own-server"
     with pytest.raises(SettingsError, match=message):
@@ -460,13 +505,25 @@ def test_a_model_without_a_server_is_refused() -> None:
         (["iggi", "blind", "--label", "x"], "--label 'x': names one lineup, and 2 are given"),
         (["iggi", "--tasks", "1"], "--tasks 1: a mean with an error needs at least 2 tasks"),
         (["iggi", "--suite", "train"], "training may have seen its tasks"),
+        (["iggi", "--suite", "eval-all-starts"], "a part of it is no fair sample"),
+        (["iggi", "--all-starts", "--tasks", "9"], "--tasks 9 with --all-starts: that plays"),
+        (["iggi", "--all-starts", "--suite", "test"], "--suite test with --all-starts"),
+        (
+            ["iggi", "--all-starts", "--preset", "simple"],
+            "simple has 2.22e+06 starts, and at most 100000 are played",
+        ),
+        (
+            ["random", "--all-starts", "--env", "kuhn_poker", "--preset", "kuhn_poker"],
+            "kuhn_poker does not number its starts",
+        ),
         (["iggi", "--temperature", "-1"], "--temperature -1.0: must be 0 (greedy) or more"),
         (["iggi", "--players", "9"], "players"),
         (["human,iggi"], "hanabi-grpo play"),
     ],
 )
 def test_bad_options_are_one_message(arguments: list[str], message: str) -> None:
-    answer = evaluate(*arguments, "--preset", "laptop")
+    board = [] if "--preset" in arguments else ["--preset", "laptop"]
+    answer = evaluate(*arguments, *board)
     assert answer.exit_code == 2
     assert answer.stderr.startswith("error: ")
     assert message in answer.stderr

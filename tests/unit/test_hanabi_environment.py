@@ -98,7 +98,8 @@ def test_prompts_moves_rewards_and_results_are_those_of_version_0_1_on_every_boa
 
 def test_scripts_make_these_moves() -> None:
     records = []
-    scripts = [name for name in HANABI.policies if name not in PLANNERS]
+    # The hat bot does not play with two, see `test_hat_bot`.
+    scripts = [name for name in HANABI.policies if name not in (*PLANNERS, "hat-bot")]
     for name in scripts:
         for preset, players in (("mini", 3), ("full", 2)):
             setup = Setup(HANABI, HANABI.Config(preset=preset, players=players))

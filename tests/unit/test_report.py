@@ -21,7 +21,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import (
-    ATTAINABLE_SOURCE,
+    BEST_KNOWN_SOURCE,
     compared_pairs,
     evaluation_sheets,
     game_title,
@@ -103,7 +103,7 @@ def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references
     assert answer.exit_code == 0, answer.output
     lead = (
         f"held-out {before:.2f} → {after:.2f} of 4; random {before:.2f}; blind {blind:.2f}; "
-        f"hint-bot {after:.2f}; attainable 3.94"
+        f"hint-bot {after:.2f}; best known 3.94"
     )
     assert answer.output.splitlines()[:3] == [
         "run: step 3 of 500",
@@ -121,11 +121,11 @@ def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references
         "hint-bot",
         "before (T=1)",
         "after (T=1)",
-        "attainable",
+        "best known",
     ]
     assert f"| after − before | {after - before:+.3f} ± " in "\n".join(lines)
-    assert "| attainable | 3.94 | – |" in lines
-    assert ATTAINABLE_SOURCE in lines
+    assert "| best known | 3.94 | – |" in lines
+    assert BEST_KNOWN_SOURCE in lines
 
 
 def test_a_rise_below_the_limit_ends_with_exit_code_1(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     assert "no picture alarms: no row has a figure that an alarm watches" in answer.output
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert report(run, "--png", tmp_path / "one.svg").exit_code == 0
-    assert "attainable 3.94" in (tmp_path / "one.svg").read_text()
+    assert "best known 3.94" in (tmp_path / "one.svg").read_text()
 
 
 def blind_rows(num_steps: int) -> list[dict[str, Any]]:

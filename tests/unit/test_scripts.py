@@ -495,6 +495,8 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
             {"BOARD": "full"},
             "BOARD='full': must be laptop, marshal-mini, marshal-simple",
         ),
+        ("full_laptop", {"PLAYERS": "6"}, "PLAYERS='6': Hanabi needs 2 to 5 players"),
+        ("full_laptop", {"RECIPE_GAMES": "many"}, "RECIPE_GAMES='many': must be a whole number"),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
     ],
@@ -522,6 +524,19 @@ def test_a_recipe_never_writes_over_a_run(
     answer = launch(f"recipes/{script}.sh", *args, RECIPE_SEED="3")
     assert answer.returncode == 2
     assert f"{folder} exists" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("players", "folder"), [("", "outputs/full-0"), ("4", "outputs/full-4p-0")]
+)
+def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
+    launch: Runner, players: str, folder: str
+) -> None:
+    answer = launch("recipes/full_laptop.sh", PLAYERS=players, RECIPE_MINUTES="0")
+    assert answer.returncode == 0
+    made = f"tiny-model --preset full --players {players or 2} --games 2 --steps 1"
+    assert f"{made} --out {folder}/untaught" in answer.stdout
+    assert "the sitting of 0 minutes is over; the same command continues" in answer.stdout
 
 
 def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
@@ -686,7 +701,9 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
     answer = run("test.sh", "-k", "x")
     *_, summary, time = answer.stdout.splitlines()
     assert answer.returncode == 1
-    assert summary == "1 failed: -n 2 --max-worker-restart 0 -k x"
+    assert summary == (
+        "1 failed: -n 2 --max-worker-restart 0 --durations 25 --durations-min 20 -k x"
+    )
     assert re.fullmatch(r"tools/test\.sh: \d+ min \d+ s", time)
 
     write_program(programs / "mypy", "exit 3")

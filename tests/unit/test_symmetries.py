@@ -99,16 +99,19 @@ def test_players_of_a_task_see_orders_of_their_own_and_episodes_of_a_group_the_s
     assert "other_play" not in setup("full").config.model_dump()
 
 
-@pytest.mark.parametrize("script", ["iggi", "focus-bot", "piers"])
+@pytest.mark.parametrize(
+    ("script", "players"), [("iggi", 2), ("focus-bot", 2), ("piers", 2), ("hat-bot", 4)]
+)
 def test_bots_without_colour_conventions_play_as_well_and_their_games_are_replayed(
-    script: str,
+    script: str, players: int
 ) -> None:
     scores: dict[bool, list[float]] = {True: [], False: []}
     for other_play in scores:
-        played = setup("full", other_play=other_play)
+        played = setup("full", other_play=other_play, players=players)
         policy = make_script(played, script).policy
         for seed in range(40):
-            episode = play_scripts(played.task("train", seed), dict.fromkeys((0, 1), policy))
+            task = played.task("train", seed)
+            episode = play_scripts(task, dict.fromkeys(range(players), policy))
             scores[other_play].append(episode.result["score"])
             timeline = make_timeline(Recording(episode=episode))
             assert timeline.game.score_kept == episode.result["score_kept"]

@@ -58,7 +58,7 @@ def check_tables(text: str, width: int, names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_evaluate_names_its_rows(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = run_at(width, monkeypatch, "evaluate", "iggi,piers", "random", *BOARD)
-    check_tables(text, width, ("iggi,piers", "random", "blind", "hint-bot", "attainable"))
+    check_tables(text, width, ("iggi,piers", "random", "blind", "hint-bot", "best known"))
     assert "unparsable/game" in text
     assert "perfect" in text
 
@@ -76,7 +76,7 @@ def test_cross_play_names_its_rows(
 @pytest.mark.parametrize("width", WIDTHS)
 def test_report_names_its_rows(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = run_at(width, monkeypatch, "report", OLD_RUN, "--alarms")
-    check_tables(text, width, ("blind", "random", "hint-bot", "outputs", "attainable"))
+    check_tables(text, width, ("blind", "random", "hint-bot", "outputs", "best known"))
     assert "perfect" in text
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.statistics import Matrix, jackknife_error
-from hanabi_grpo.runs.task_statistics import difference, estimate
+from hanabi_grpo.runs.task_statistics import difference, estimate, estimate_of_all_starts
 
 HIGHEST_SCORE = 25
 
@@ -23,6 +23,31 @@ def test_the_clustered_error_of_a_small_example_is_the_one_worked_out_by_hand() 
     assert mean.standard_error == pytest.approx(math.sqrt(21) / 5)
     assert mean.num_tasks == 5
     assert mean.num_starts == 3
+
+
+def test_where_all_starts_are_played_only_the_luck_within_a_start_is_an_error() -> None:
+    """Variances 2 and 0.5 of two tasks each: sqrt((2 + 0.5) / 2) / 2."""
+    mean = estimate_of_all_starts((1.0, 10.0, 3.0, 11.0), (4, 9, 4, 9))
+    assert mean.mean == pytest.approx(6.25)
+    assert mean.standard_error == pytest.approx(math.sqrt(1.25) / 2)
+    assert mean.high - mean.mean == pytest.approx(1.959964 * mean.standard_error)
+    assert not mean.is_exact
+    assert mean.to_json()["covers_all_starts"]
+    certain = estimate_of_all_starts((1.0, 10.0, 1.0, 10.0), (4, 9, 4, 9))
+    assert certain.is_exact
+    assert (certain.mean, certain.standard_error) == (5.5, 0.0)
+    assert (certain.low, certain.high) == (5.5, 5.5)
+    assert not estimate((1.0, 1.0), (0, 1)).is_exact
+    change = difference((0, 0, 0, 0), (1, 10, 3, 11), (4, 9, 4, 9), covers_all_starts=True)
+    assert change == mean
+
+
+@pytest.mark.parametrize("starts", [(0, 1, 2), (0, 0, 1), (0, 0, 1, 1, 1)])
+def test_starts_that_were_not_played_equally_often_or_once_are_refused(
+    starts: tuple[int, ...],
+) -> None:
+    with pytest.raises(SettingsError, match="evaluate again with --all-starts"):
+        estimate_of_all_starts([1.0] * len(starts), starts)
 
 
 def test_where_all_starts_differ_the_error_is_the_usual_one() -> None:

@@ -1,31 +1,50 @@
 #!/usr/bin/env bash
-# Full Hanabi, two players, on two CPU cores: imitation of a bot by single turns, then GRPO with critics from there.
+# Full Hanabi, two to five players, on two CPU cores: imitation of a bot by single turns, then GRPO with critics from there.
 #
-#   bash tools/recipes/full_laptop.sh     # again and again: each call is one sitting, and continues where the last one ended
+#   PLAYERS=3 bash tools/recipes/full_laptop.sh     # again and again: each call is one sitting, and continues the last one
 #
+#   PLAYERS          2 to 5 (2)
 #   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
 #   RECIPE_MINUTES   of one sitting (110); what is begun is kept
-#   RECIPE_TEACHER   a bot (focus-bot)
-#   RECIPE_GAMES     of the teacher, about 65 turns each (4000)
+#   RECIPE_TEACHER   a bot (focus-bot, which a message of its own is enough to follow; with 3 players and more hat-bot plays
+#                    better and is far harder to read)
+#   RECIPE_GAMES     of the teacher, about 65 turns each with two players, 59 with three and four, 54 with five (4000)
 #   RECIPE_PASSES    over the teacher's turns (1)
-#   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each (60)
+#   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60)
 #   RECIPE_RUN       name of the training, so that several start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
 #   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
 #
 # A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
-# turn can be learned by itself. The model is 0.7 M parameters that one network for both seats begins as; from there each
+# turn can be learned by itself. The model is 0.7 M parameters that one network for all seats begins as; from there each
 # player has an adapter. Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
 # With HANABI_DEDUCTIONS=joined a card and all that is known of it is one word, and the model has 4.8 M parameters.
-# The run is outputs/full-SEED/RUN (full-SEED-joined). What it comes to is in docs/results-appendix.md.
+# The run is outputs/full-SEED/RUN (full-SEED-joined; full-3p-SEED with three players). What it comes to is in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=full_laptop
-export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-counted}
+players=${PLAYERS:-${HANABI_PLAYERS:-2}}
+case $players in
+2) turns=65 prefix=outputs/full ;;
+3 | 4) turns=59 prefix=outputs/full-${players}p ;;
+5) turns=54 prefix=outputs/full-5p ;;
+*)
+    echo "$name: PLAYERS='$players': Hanabi needs 2 to 5 players." >&2
+    exit 2
+    ;;
+esac
+for knob in SEED MINUTES GAMES PASSES BATCH STEPS DEALS; do
+    knob=RECIPE_$knob
+    if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
+        echo "$name: $knob='${!knob}': must be a whole number." >&2
+        exit 2
+    fi
+done
+export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-counted}
 teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
-folder=outputs/full-$SEED
+folder=$prefix-$SEED
 if [ "$HANABI_DEDUCTIONS" != counted ]; then folder+=-$HANABI_DEDUCTIONS; fi
 training=$folder/${RECIPE_RUN:-run}
 mkdir -p "$folder"
@@ -48,11 +67,11 @@ for_now() {
 }
 
 export MODEL=$folder/untaught
-run - hanabi-grpo tiny-model --preset full --games 2 --steps 1 --out "$MODEL"
+run - hanabi-grpo tiny-model --preset full --players "$players" --games 2 --steps 1 --out "$MODEL"
 if [ ! -e "$folder/taught" ]; then
     say "imitation of $teacher: $games games, log $folder/warm.log"
     for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise 0.1 --resume \
-        --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * games * 65 / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
+        --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * games * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
     touch "$folder/taught"
 fi
 export MODEL=$folder/warm/model
@@ -73,7 +92,10 @@ say "training: $steps steps, log $training.log"
 OUTPUT_DIR=$training MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
     for_now "$training.log" bash tools/train/train_grpo_msswift.sh
 say "after: $deals test deals, sampled at temperature 1 and greedy, beside the teacher"
-run - hanabi-grpo evaluate served --suite test --tasks "$deals" --out "$training/sampled.json"
-run - hanabi-grpo evaluate served --suite test --tasks "$deals" --temperature 0 --out "$training/greedy.json"
-[ -e "$folder/bots.json" ] || run - hanabi-grpo evaluate "$teacher" iggi --suite test --tasks "$deals" --out "$folder/bots.json"
+# By its folder: in a sitting after the last step no trainer has pushed its players to the server.
+run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --out "$training/sampled.json"
+run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --temperature 0 --out "$training/greedy.json"
+bots=("$teacher")
+if [ "$teacher" != iggi ]; then bots+=(iggi); fi
+[ -e "$folder/bots.json" ] || run - hanabi-grpo evaluate "${bots[@]}" --suite test --tasks "$deals" --out "$folder/bots.json"
 finish 0

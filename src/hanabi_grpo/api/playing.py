@@ -15,7 +15,7 @@ from hanabi_grpo.api.settings import read_given
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Environment, Setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks
+from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks, tasks_of_all_starts
 from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
 from hanabi_grpo.evaluation.matches import Table, play_tables
 from hanabi_grpo.runs.evaluation_result import write_document
@@ -23,7 +23,7 @@ from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import zoo_settings
 from hanabi_grpo.terminal import sayer
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import ALL_STARTS, Episode
 
 PLAY_SUITE = "play"
 """Suite of the tasks of `play` where none is named."""
@@ -100,6 +100,7 @@ def evaluate(
     *,
     tasks: int = 1000,
     suite: str = SUITE,
+    all_starts: bool = False,
     rotate: bool = True,
     temperature: float | None = None,
     label: str | None = None,
@@ -117,6 +118,8 @@ def evaluate(
         env: What is played, see `make_env`; None: as in training.
         tasks: Number of held-out tasks, each played in every seat order.
         suite: A held-out suite: its name begins with "eval" or "test".
+        all_starts: Play every start of a game with few of them, twice each, whatever `tasks` and
+            `suite` say.
         rotate: Whether different players change seats.
         temperature: 0 is greedy; None: TEMPERATURE.
         label: Name in tables of the only lineup.
@@ -133,10 +136,14 @@ def evaluate(
         evaluation.results[0].mean
         evaluation.frame()[["label", "mean", "standard_error"]]
     """
-    check_tasks(tasks, suite)
+    if not all_starts:
+        check_tasks(tasks, suite)
     specs = [lineups] if isinstance(lineups, str) else list(lineups)
     given = read_given(below=_below(server, specs), **settings)
     chosen = choose_game(given, env, temperature)
+    if all_starts:
+        suite = ALL_STARTS
+        tasks = tasks_of_all_starts(chosen.game)
     teams = parse_lineups(specs, chosen.game, label=label)
     needs_server = any(team.lineup.needs_server for team in teams)
     own = needs_server and needs_own_server(given, server)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,13 +21,14 @@ from hanabi_grpo.commands.playing import (
     OwnServer,
     Players,
     Preset,
-    Suite,
     Temperature,
     choose_all,
     give_result,
     numbers_of_games,
 )
-from hanabi_grpo.evaluation.evaluate import check_tasks
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks, tasks_of_all_starts
 from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
 from hanabi_grpo.rollout.datasets import setup_names
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
@@ -35,6 +36,10 @@ from hanabi_grpo.runs.run_folder import EVALUATIONS, results_folder
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import use_zoo
 from hanabi_grpo.tracking.figure_log import FigureLog
+from hanabi_grpo.types import ALL_STARTS
+
+_TASKS = "1000"
+"""--tasks where it is not given."""
 
 
 def evaluate(
@@ -49,13 +54,24 @@ def evaluate(
         ),
     ] = None,
     tasks: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Number of held-out tasks, each played in every seat order; of several games of "
-            "DATASET, as 500,200."
+            "DATASET, as 500,200.",
+            show_default=_TASKS,
         ),
-    ] = "1000",
-    suite: Suite = "eval",
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Stream of held-out tasks.", show_default=SUITE)
+    ] = None,
+    all_starts: Annotated[
+        bool,
+        typer.Option(
+            "--all-starts",
+            help="Play every start of a game with few of them, twice each, in place of --tasks of "
+            "--suite: greedy play has no error then, sampled play only that of its own luck.",
+        ),
+    ] = False,
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
@@ -91,9 +107,7 @@ def evaluate(
     chosen = choose_all(env, preset, players, temperature)
     games = [each.game for each in chosen]
     names = setup_names(games)
-    num_tasks = numbers_of_games("--tasks", tasks, names)
-    for number in num_tasks:
-        check_tasks(number, suite)
+    suite, num_tasks = _chosen_tasks(games, names, tasks, suite, all_starts=all_starts)
     teams_of_games = [parse_lineups(specs, game, label=label) for game in games]
     aside = make_console(aside=True)
     console = make_console(aside=as_json)
@@ -165,6 +179,41 @@ def evaluate(
                 say("No file was written; --out FILE keeps the result.")
     if log.is_on:
         sayer(aside)(f"figures: {log.folder}")
+
+
+def _chosen_tasks(
+    games: Sequence[Setup[Any]],
+    names: Sequence[str],
+    tasks: str | None,
+    suite: str | None,
+    *,
+    all_starts: bool,
+) -> tuple[str, list[int]]:
+    """Return the suite and, for each game, the number of its tasks.
+
+    Args:
+        games: What is played.
+        names: Their names.
+        tasks: --tasks; None where it is not given.
+        suite: --suite; None where it is not given.
+        all_starts: Whether --all-starts is given.
+
+    Raises:
+        SettingsError: The options contradict each other, or cannot be had.
+    """
+    if not all_starts:
+        suite = suite or SUITE
+        num_tasks = numbers_of_games("--tasks", tasks or _TASKS, names)
+        for number in num_tasks:
+            check_tasks(number, suite)
+        return suite, num_tasks
+    for option, value in (("--tasks", tasks), ("--suite", suite)):
+        if value is not None:
+            raise SettingsError(
+                f"{option} {value} with --all-starts: that plays every start; leave one of the two "
+                "out."
+            )
+    return ALL_STARTS, [tasks_of_all_starts(game) for game in games]
 
 
 def _figures(result: EvaluationResult, prefix: str) -> dict[str, float]:

@@ -276,6 +276,13 @@ class Environment(Protocol[C]):
         """Tell whether `Config(preset=name)` is a game of this environment."""
         return name in self.presets
 
+    def check_policy(self, config: C, name: str) -> None:
+        """Refuse one of `policies` that does not play this config, by a SettingsError.
+
+        It is asked before anything is played; a script refuses in its `seat`, too.
+        """
+        return None
+
     def may_block(self, config: C) -> bool | None:
         """Tell whether a call of a game may take longer than a few milliseconds, or for ever.
 
@@ -321,6 +328,13 @@ class Environment(Protocol[C]):
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
         return f"{split}/{seed}"
+
+    def num_starts(self, config: C) -> int | None:
+        """Return how many starts there are, where all are equally likely and numbered; else None.
+
+        In the split `types.ALL_STARTS`, start k is that of seed k modulo their number.
+        """
+        return None
 
     def num_symmetries(self, config: C) -> int:
         """Return the size of the game's symmetry group; 1: it has none but the identity.

@@ -141,6 +141,14 @@ class RewardedEnvironment(Environment[C]):
         """Return True: nobody knows how long a stranger's function takes."""
         return True
 
+    def num_starts(self, config: C) -> int | None:
+        """See `Environment.num_starts`."""
+        return self.base.num_starts(config)
+
+    def check_policy(self, config: C, name: str) -> None:
+        """See `Environment.check_policy`."""
+        self.base.check_policy(config, name)
+
     def outside(self, config: C) -> Mapping[str, Outside]:
         """See `Environment.outside`."""
         return self.base.outside(config)

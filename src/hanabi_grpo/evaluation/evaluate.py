@@ -24,15 +24,23 @@ from hanabi_grpo.runs.evaluation_result import (
     mean_figures,
 )
 from hanabi_grpo.runs.ledger import Ledger
-from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
+from hanabi_grpo.runs.task_statistics import (
+    MIN_TASKS_PER_START,
+    Estimate,
+    difference,
+    estimate,
+    estimate_of_all_starts,
+)
 from hanabi_grpo.settings.refs import is_frozen, is_url, seat_adapter
 from hanabi_grpo.token_filter import ALL_TOKENS
-from hanabi_grpo.types import Episode, ReplyKind
+from hanabi_grpo.types import ALL_STARTS, Episode, ReplyKind
 
 SUITE = "eval"
 """Suite of an evaluation where none is named."""
 RETURN = "return"
 """`EnvSpec.score` where lineups are compared by what their players earn."""
+MOST_STARTS = 100_000
+"""Starts of the largest game of which all are played."""
 _FORMAT = 2
 """Version of a ledger's rows."""
 
@@ -78,7 +86,10 @@ def evaluate_lineup(
         SettingsError: Fewer than two tasks, a suite that training uses, or a ledger of another job.
         ServerError: The server failed, holds other adapters, or dropped a game.
     """
-    check_tasks(num_tasks, suite)
+    if suite == ALL_STARTS:
+        _check_all_starts(setup, num_tasks)
+    else:
+        check_tasks(num_tasks, suite)
     key = lineup_key(lineup, setup, suite=suite, served=served, rotate=rotate)
     orders = lineup.orders(rotate=rotate)
     num_orders = len(orders)
@@ -119,15 +130,51 @@ def check_tasks(num_tasks: int, suite: str) -> None:
     """Check the tasks of an evaluation.
 
     Raises:
-        SettingsError: There are fewer than two, or training uses the suite.
+        SettingsError: There are fewer than two, training uses the suite, or it is that of all
+            starts.
     """
     if num_tasks < MIN_TASKS:
         raise SettingsError(
             f"--tasks {num_tasks}: a mean with an error needs at least {MIN_TASKS} tasks."
         )
+    if suite == ALL_STARTS:
+        raise SettingsError(
+            f"--suite {suite}: is of every start, and a part of it is no fair sample; evaluate "
+            "--all-starts plays all of it, or choose eval or test."
+        )
     if not is_held_out(suite):
         raise SettingsError(
             f"--suite {suite!r}: training may have seen its tasks; play on eval or test."
+        )
+
+
+def tasks_of_all_starts(setup: Setup[Any]) -> int:
+    """Return the number of tasks of the suite `ALL_STARTS`: each start twice.
+
+    Raises:
+        SettingsError: The game does not number its starts, or there are more than `MOST_STARTS`.
+    """
+    num_starts = setup.environment.num_starts(setup.config)
+    if num_starts is None:
+        raise SettingsError(
+            f"--all-starts: {setup.env} {setup.spec.preset} does not number its starts; leave it "
+            "out, and say how many tasks by --tasks."
+        )
+    if num_starts > MOST_STARTS:
+        raise SettingsError(
+            f"--all-starts: {setup.env} {setup.spec.preset} has {num_starts:.3g} starts, and at "
+            f"most {MOST_STARTS} are played; leave it out, and say how many tasks by --tasks."
+        )
+    return MIN_TASKS_PER_START * num_starts
+
+
+def _check_all_starts(setup: Setup[Any], num_tasks: int) -> None:
+    """Refuse a part of all starts, by a SettingsError."""
+    needed = tasks_of_all_starts(setup)
+    if num_tasks != needed:
+        raise SettingsError(
+            f"suite {ALL_STARTS}: {num_tasks} tasks are not all of {setup.spec.preset}; play "
+            f"{needed}, or take another suite."
         )
 
 
@@ -286,7 +333,10 @@ def summarise(
     orders = []
     for number, refs in enumerate(lineup.orders(rotate=key["rotate"])):
         scores = [task.scores[number] for task in tasks]
-        mean_score = estimate(tuple(scores), starts)
+        if suite == ALL_STARTS:
+            mean_score = estimate_of_all_starts(scores, starts)
+        else:
+            mean_score = estimate(tuple(scores), starts)
         order = SeatOrder(
             words=tuple(map(str, refs)),
             seats=tuple(key["seats"][number]),
@@ -305,7 +355,7 @@ def summarise(
         spec_hash=spec.hash,
         score=spec.score,
         score_range=score_range(spec),
-        # What is attainable is known of the whole game, not of half of its starts.
+        # The best known score is of the whole game, not of half of its starts.
         attainable=None if suite.startswith(HALF) else spec.attainable,
         suite=suite,
         temperature=key.get("temperature"),
@@ -332,7 +382,7 @@ def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
         raise _not_comparable(a, b, "suites", f"{a.suite}; {b.suite}")
     if a.seeds != b.seeds:
         raise _not_comparable(a, b, "tasks", f"{a.num_tasks}; {b.num_tasks}")
-    return difference(a.scores, b.scores, a.starts)
+    return difference(a.scores, b.scores, a.starts, covers_all_starts=a.covers_all_starts)
 
 
 def _not_comparable(

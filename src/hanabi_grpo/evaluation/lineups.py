@@ -22,10 +22,11 @@ from hanabi_grpo.evaluation.tables import (
     reference_names,
     reference_results,
 )
+from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS, OUTPUTS
-from hanabi_grpo.settings.refs import Role
+from hanabi_grpo.settings.refs import Role, ScriptRef
 
 if TYPE_CHECKING:
     import pandas
@@ -127,7 +128,8 @@ def parse_lineups(
         label: Name in tables of the only lineup; None: short names that differ.
 
     Raises:
-        SettingsError: A lineup cannot be read or is named twice, or one label is given for several.
+        SettingsError: A lineup cannot be read or is named twice, a script of it does not play this
+            game, or one label is given for several.
     """
     for spec in specs:
         if list(specs).count(spec) > 1:
@@ -137,7 +139,11 @@ def parse_lineups(
     scripts = game.environment.policies
     lineups = []
     for spec in specs:
-        lineups.append(parse_lineup(spec, game.spec.num_players, env=game.env, scripts=scripts))
+        lineup = parse_lineup(spec, game.spec.num_players, env=game.env, scripts=scripts)
+        for ref in lineup.refs:
+            if isinstance(ref, ScriptRef):
+                check_script(game, ref.name)
+        lineups.append(lineup)
     names = _labels(lineups) if label is None else [label]
     teams = []
     for spec, lineup, name in zip(specs, lineups, names, strict=True):

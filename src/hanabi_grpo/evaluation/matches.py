@@ -14,7 +14,7 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
-from hanabi_grpo.types import DroppedGame, Episode, task_name
+from hanabi_grpo.types import ALL_STARTS, DroppedGame, Episode, task_name
 
 HALF = "split-"
 """Prefix of suites that have only some of the starts, in environments that can split them."""
@@ -55,10 +55,11 @@ def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[
 
     Where a suite has only some of the starts, tasks of one start are one cluster. A suite that
     draws from all starts generalises to no other starts: its tasks are independent draws from the
-    very game that the score is about.
+    very game that the score is about. Where all starts are played, the tasks of one belong
+    together, see `task_statistics.estimate_of_all_starts`.
     """
     has_some_starts = setup.spec.disjoint_splits or suite.startswith(HALF)
-    if not has_some_starts:
+    if not has_some_starts and suite != ALL_STARTS:
         return tuple(range(len(seeds)))
     number_of_start: dict[str, int] = {}
     numbers = []

@@ -15,10 +15,10 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
 from hanabi_grpo.runs.task_statistics import Interval
 from hanabi_grpo.settings.refs import is_frozen
 
-ATTAINABLE = "attainable"
+BEST_KNOWN = "best known"
 """Row of the best mean score that is known."""
-ATTAINABLE_SOURCE = (
-    "attainable: the best mean that players are known to reach; not played here, "
+BEST_KNOWN_SOURCE = (
+    "best known: the best mean that players are known to reach; not played here, "
     "and no proven maximum."
 )
 _NUM_REFERENCES = 3
@@ -122,7 +122,7 @@ def evaluation_sheets(
 
 
 def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[EvaluationResult]]) -> Sheet:
-    """Return the table of mean scores, with what is attainable below."""
+    """Return the table of mean scores, with the best known one below."""
     rows: list[list[tuple[str, ...]]] = []
     for group in groups:
         group_rows: list[tuple[str, ...]] = []
@@ -131,8 +131,8 @@ def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[Evaluation
         rows.append(group_rows)
     note = ""
     if example.attainable is not None:
-        rows.append([attainable_row(example.attainable, len(_SCORE_COLUMNS))])
-        note = ATTAINABLE_SOURCE
+        rows.append([best_known_row(example.attainable, len(_SCORE_COLUMNS))])
+        note = BEST_KNOWN_SOURCE
     return Sheet(title=game_title(example), columns=_SCORE_COLUMNS, groups=rows, note=note)
 
 
@@ -150,7 +150,8 @@ def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
     for before, after in compared_pairs(results):
         difference = paired_difference(before, after)
         name = f"{after.label} − {before.label}"
-        rows.append((name, *estimate_cells(difference, "+"), f"{difference.sigmas:+.1f}"))
+        sigmas = UNKNOWN if difference.is_exact else f"{difference.sigmas:+.1f}"
+        rows.append((name, *estimate_cells(difference, "+"), sigmas))
     if not rows:
         return []
     return [Sheet(title="Differences, paired by task", columns=_DIFFERENCE_COLUMNS, groups=[rows])]
@@ -191,19 +192,22 @@ def evaluation_document(
     }
 
 
-def attainable_row(attainable: float, num_columns: int) -> tuple[str, ...]:
+def best_known_row(attainable: float, num_columns: int) -> tuple[str, ...]:
     """Return the row of the best known players; nothing but their score is known here."""
-    return (ATTAINABLE, f"{attainable:.2f}", *[UNKNOWN] * (num_columns - 2))
+    return (BEST_KNOWN, f"{attainable:.2f}", *[UNKNOWN] * (num_columns - 2))
 
 
 def game_title(result: EvaluationResult) -> str:
     """Return the game and the tasks of a table, for its title."""
     num_starts = len(set(result.starts))
-    starts = f" ({num_starts} different starts)" if num_starts < result.num_tasks else ""
+    tasks = f"{result.num_tasks} tasks"
+    if result.covers_all_starts:
+        tasks += f" (each of all {num_starts} starts equally often)"
+    elif num_starts < result.num_tasks:
+        tasks += f" ({num_starts} different starts)"
     return (
         f"{_board_name(result)}, {result.num_players} players, rules {result.spec_hash}, "
-        f"{result.score} at most {result.score_range[1]:g}: {result.num_tasks} tasks{starts} of "
-        f"suite {result.suite}"
+        f"{result.score} at most {result.score_range[1]:g}: {tasks} of suite {result.suite}"
     )
 
 
@@ -229,7 +233,12 @@ def _name(result: EvaluationResult) -> str:
 
 
 def estimate_cells(interval: Interval, sign: str = "") -> tuple[str, str]:
-    """Return the cells "mean ± error" and "low to high"; `sign="+"` writes signs."""
+    """Return the cells "mean ± error" and "low to high"; `sign="+"` writes signs.
+
+    A figure without an error is "mean exact", and its interval a dash.
+    """
+    if interval.is_exact:
+        return f"{figure(interval.mean, sign)} exact", UNKNOWN
     ends = f"{figure(interval.low, sign)} to {figure(interval.high, sign)}"
     return with_error(interval.mean, interval.standard_error, sign), ends
 

@@ -9,7 +9,7 @@ from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.exploit_results import ExploitFile, find_exploits
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
 from hanabi_grpo.evaluation.tables import (
-    ATTAINABLE,
+    BEST_KNOWN,
     evaluation_sheets,
     reference_results,
     temperature_name,
@@ -50,11 +50,11 @@ class SameTasks:
 
     @property
     def levels(self) -> dict[str, float]:
-        """Mean scores to compare a curve with: the reference scripts', and what is attainable."""
+        """Mean scores to compare a curve with: the reference scripts' and the best known."""
         levels = {reference.label: reference.mean for reference in self.references}
         attainable = self.results[0].attainable
         if attainable is not None:
-            levels[ATTAINABLE] = attainable
+            levels[BEST_KNOWN] = attainable
         return levels
 
     @property
@@ -122,7 +122,7 @@ class RunReport:
     def lead(self) -> str:
         """The result in one line; "" where there is none.
 
-        E.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; attainable 3.78". Where the players play
+        E.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; best known 3.87". Where the players play
         against each other, the mean score says nothing: the line has their exploitability, or what
         share of games they won from each seat.
         """

@@ -387,9 +387,22 @@ def _check_teacher(setup: Setup[Any], teacher: SeatTeacher) -> None:
 
 
 def check_script(setup: Setup[Any], name: str) -> None:
-    """Refuse a script that the environment does not have, by a SettingsError."""
+    """Refuse a script that the environment does not have, or not here, by a SettingsError."""
     if name not in setup.environment.policies:
         known = ", ".join(setup.environment.policies) or "none"
         raise SettingsError(
             f"{shown(name)}: the environment {setup.env} has no such script; its scripts: {known}."
         )
+    setup.environment.check_policy(setup.config, name)
+
+
+def playable_scripts(setup: Setup[Any]) -> list[str]:
+    """Return the names of the environment's scripts that play this game."""
+    names = []
+    for name in setup.environment.policies:
+        try:
+            setup.environment.check_policy(setup.config, name)
+        except SettingsError:
+            continue
+        names.append(name)
+    return names

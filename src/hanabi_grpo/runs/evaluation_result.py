@@ -14,14 +14,10 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_EVALUATION_BYTES, read_bytes
 from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import json_text, save_text
-from hanabi_grpo.runs.task_statistics import Estimate, estimate
+from hanabi_grpo.runs.task_statistics import Estimate, estimate, estimate_of_all_starts
 from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.token_filter import TokenFilter
-
-MIN_TASKS = 2
-"""Least number of tasks: a mean of fewer has no error."""
-_RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
-"""Keys by which a result is recognised; every version has written them."""
+from hanabi_grpo.types import ALL_STARTS
 
 MIN_TASKS = 2
 """Least number of tasks: a mean of fewer has no error."""
@@ -119,8 +115,15 @@ class EvaluationResult:
         return max(versions)
 
     @property
+    def covers_all_starts(self) -> bool:
+        """Whether every start of the game was played, each equally often."""
+        return self.suite == ALL_STARTS
+
+    @property
     def estimate(self) -> Estimate:
         """Mean score with error and interval."""
+        if self.covers_all_starts:
+            return estimate_of_all_starts(self.scores, self.starts)
         return estimate(self.scores, self.starts)
 
     @property

@@ -20,8 +20,12 @@ RESAMPLES = 2000
 """Bootstrap samples of an interval."""
 COVERAGE = 0.95
 """Share of the bootstrap means that an interval covers."""
+MIN_TASKS_PER_START = 2
+"""Least number of tasks of each start where all starts are played: one has no error."""
 MIN_STARTS = 2
 """Least number of clusters: fewer have no error."""
+_NORMAL_QUANTILE = 1.959964
+"""Standard errors of a 95 % interval to each side."""
 _BOOTSTRAP_SEED = 20240229
 _BLOCK = 1 << 21
 """Bootstrap draws held at once, so that memory does not grow with the number of tasks."""
@@ -39,6 +43,11 @@ class Interval:
     high: float
     """Upper end of the interval."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the figure has no error at all: no luck is left in it."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Interval):
@@ -50,10 +59,19 @@ class Estimate(Interval):
     num_tasks: int
     num_starts: int
     """Clusters: the number of independent observations."""
+    covers_all_starts: bool = False
+    """Whether all starts were played, see `estimate_of_all_starts`."""
+
+    @property
+    def is_exact(self) -> bool:
+        """See `Interval.is_exact`."""
+        return self.covers_all_starts and self.standard_error == 0
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, with the interval as a list "interval_95"."""
         row = asdict(self)
+        if not self.covers_all_starts:
+            row.pop("covers_all_starts")
         low = row.pop("low")
         high = row.pop("high")
         return {**row, "interval_95": [low, high]}
@@ -112,6 +130,48 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     )
 
 
+def estimate_of_all_starts(values: Sequence[float], starts: Sequence[int]) -> Estimate:
+    """Return the mean over all starts, each of which was played equally often.
+
+    Which starts were played is no luck then. What is left is that of the games of a start: with m
+    tasks in each of C starts and the variance s_c^2 of start c, the error is sqrt(sum_c s_c^2 / m)
+    / C, that of a stratified mean (Cochran, Sampling Techniques, 1977, section 5.3). The interval
+    is normal. It is exact, without an error, where the tasks of each start have one value.
+
+    Args:
+        values: One finite value per task.
+        starts: For each task the number of its start.
+
+    Raises:
+        SettingsError: Starts were played once, or not equally often.
+    """
+    _, clusters = np.unique(np.asarray(starts), return_inverse=True)
+    counts = np.bincount(clusters)
+    if counts.min() < MIN_TASKS_PER_START or counts.min() != counts.max():
+        raise SettingsError(
+            f"{len(values)} tasks of {len(counts)} starts, {counts.min()} to {counts.max()} of "
+            f"each: an error needs {MIN_TASKS_PER_START} or more of each, equally many; evaluate "
+            "again with --all-starts."
+        )
+    task_values = np.asarray(values, dtype=np.float64)
+    num_per_start = counts[0]
+    means = np.bincount(clusters, weights=task_values) / num_per_start
+    squares = np.bincount(clusters, weights=np.square(task_values - means[clusters]))
+    variances = squares / (num_per_start - 1)
+    mean = float(means.mean())
+    error = float(np.sqrt(variances.sum() / num_per_start)) / len(counts)
+    half_width = _NORMAL_QUANTILE * error
+    return Estimate(
+        mean=mean,
+        standard_error=error,
+        low=mean - half_width,
+        high=mean + half_width,
+        num_tasks=len(values),
+        num_starts=len(counts),
+        covers_all_starts=True,
+    )
+
+
 def clustered_error(
     values: NDArray[Any], clusters: NDArray[Any]
 ) -> tuple[float, float, NDArray[Any]]:
@@ -136,11 +196,22 @@ def clustered_error(
     return mean, error, deviation_sums
 
 
-def difference(before: Sequence[float], after: Sequence[float], starts: Sequence[int]) -> Estimate:
-    """Return the mean of `after - before`, paired by task; see `estimate`."""
+def difference(
+    before: Sequence[float],
+    after: Sequence[float],
+    starts: Sequence[int],
+    *,
+    covers_all_starts: bool = False,
+) -> Estimate:
+    """Return the mean of `after - before`, paired by task.
+
+    See `estimate`, or where all starts were played `estimate_of_all_starts`.
+    """
     changes = []
     for value_before, value_after in zip(before, after, strict=True):
         changes.append(value_after - value_before)
+    if covers_all_starts:
+        return estimate_of_all_starts(changes, starts)
     return estimate(tuple(changes), tuple(starts))
 
 

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.messages import playable_scripts
 from hanabi_grpo.rollout.person_messages import (
     MoveRequest,
     NewGameRequest,
@@ -119,7 +120,7 @@ def _listed_games(settings: PersonSettings) -> list[dict[str, Any]]:
                 **public_row(setup),
                 "preset": spec.preset,
                 "roles": list(spec.roles),
-                "scripts": list(setup.environment.policies),
+                "scripts": playable_scripts(setup),
                 "is_of_server": setup in known,
             }
         )

@@ -9,14 +9,14 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
-from hanabi_grpo.envs.hanabi.policies import PLANNERS, POLICIES
+from hanabi_grpo.envs.hanabi.policies import CHECKS, PLANNERS, POLICIES
 from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt, view_with
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
-from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board, num_decks
 from hanabi_grpo.envs.hanabi.rules.symmetries import (
     OTHER_PLAY_SUFFIX,
     Relabeling,
@@ -183,6 +183,10 @@ class Hanabi(base.Environment[EnvConfig]):
         """Tell whether a board has this name; free boards are named by their parameters."""
         return is_board(name)
 
+    def check_policy(self, config: EnvConfig, name: str) -> None:
+        if name in CHECKS:
+            CHECKS[name](config.spec())
+
     def spec(self, config: EnvConfig) -> base.EnvSpec:
         """Return the board's spec; its hash names rules, deals and what prompts work out."""
         board = config.spec()
@@ -216,6 +220,10 @@ class Hanabi(base.Environment[EnvConfig]):
         board = config.spec()
         table = Game(board, shuffled_deck(board, split, seed))
         return HanabiGame(config, table, _relabelings(config, split, seed))
+
+    def num_starts(self, config: EnvConfig) -> int:
+        board = config.spec()
+        return num_decks(board.num_colors, board.num_ranks)
 
     def num_symmetries(self, config: EnvConfig) -> int:
         return num_relabelings(config.spec().num_colors)

@@ -16,6 +16,8 @@ from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.run_folder import TRAIN, recorded_settings, run_home
+from hanabi_grpo.settings import Affects, variables
+from hanabi_grpo.settings.variables import typed
 
 SCORE = "score/mean"
 """The metric of a step that is compared where none is named."""
@@ -42,6 +44,13 @@ class Run:
     evaluations: Mapping[EvaluationKind, EvaluationResult] = field(default_factory=dict)
     """By kind, see `kinds`."""
 
+    @property
+    def seed(self) -> tuple[str, ...] | None:
+        """Values of the settings that are seeds; None where the run does not say its seed."""
+        if "SEED" not in self.settings:
+            return None
+        return tuple(typed(self.settings.get(name)) for name in seed_settings())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
@@ -49,6 +58,11 @@ class Arm:
 
     name: str
     runs: tuple[Run, ...]
+
+
+def seed_settings() -> list[str]:
+    """Return the variables that are seeds."""
+    return [variable.env for variable in variables() if variable.affects is Affects.SEED]
 
 
 def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hanabi_grpo.evaluation.comparison.arms import Arm
-from hanabi_grpo.settings import Affects, variables
+from hanabi_grpo.evaluation.comparison.arms import Arm, seed_settings
+from hanabi_grpo.settings import variables
 from hanabi_grpo.settings.variables import typed
 
 _ABSOLUTE_PATH = re.compile(r"(?<![^=,:; ])/[^=,:; ]+")
@@ -78,18 +78,10 @@ def _notes_within(arm_values: _ArmValues) -> list[str]:
         if len(texts) > 1:
             shown = ", ".join(map(_shortened, texts))
             notes.append(f"The runs of {arm.name} differ in {name}: {shown}.")
-    seed_names = []
-    for variable in variables():
-        if variable.affects is Affects.SEED:
-            seed_names.append(variable.env)
-    seeds = []
-    for run in arm.runs:
-        if "SEED" in run.settings:
-            seeds.append(tuple(run.settings.get(name) for name in seed_names))
+    seeds = [run.seed for run in arm.runs if run.seed is not None]
     if len(set(seeds)) < len(seeds):
-        notes.append(
-            f"Runs of {arm.name} share {' and '.join(seed_names)}: they are not independent seeds."
-        )
+        shared = " and ".join(seed_settings())
+        notes.append(f"Runs of {arm.name} share {shared}: they are not independent seeds.")
     return notes
 
 

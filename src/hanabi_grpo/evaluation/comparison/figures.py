@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison.arms import Arm
+from hanabi_grpo.evaluation.comparison.arms import Arm, Run
 from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.evaluation.tables import temperature_name
@@ -66,7 +66,9 @@ class ArmScore:
     figures: Mapping[str, float]
     """Mean over runs of each figure."""
     difference: Interval | None
-    """Minus the first arm, by Welch; None for the first arm, and where that was not evaluated."""
+    """Minus the first arm; None for the first arm, and where that was not evaluated."""
+    num_pairs: int = 0
+    """Pairs of runs of one seed behind the difference; 0: it is not paired, but by Welch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,31 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval
     return _t_interval(difference, a + b, degrees)
 
 
+def paired_values(
+    first: Sequence["_Score"], other: Sequence["_Score"]
+) -> list[tuple[float, float]]:
+    """Return the scores of two arms seed by seed; nothing where they have other seeds.
+
+    Every run has to have a partner: the mean of the differences is then the difference of the
+    means.
+    """
+    seeds = [{score.seed for score in scores} for scores in (first, other)]
+    is_paired = seeds[0] == seeds[1] and None not in seeds[0]
+    if not is_paired or len(first) != len(seeds[0]) or len(other) != len(seeds[1]):
+        return []
+    means = {score.seed: score.mean for score in other}
+    return [(score.mean, means[score.seed]) for score in first]
+
+
+def paired_by_seed(pairs: Sequence[tuple[float, float]]) -> Interval:
+    """Return the mean of other - first over pairs of runs of one seed.
+
+    What a seed draws for both arms, such as adapters and tasks, cancels. The error is s / sqrt(k)
+    of the k differences, the interval Student's with k - 1 degrees of freedom; NaN with one pair.
+    """
+    return over_seeds([other - first for first, other in pairs])
+
+
 def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     """Return an arm's curve of trailing means.
 
@@ -188,13 +215,13 @@ def held_out(arms: Sequence[Arm], kind: EvaluationKind) -> HeldOut:
         SettingsError: The evaluations are of different games.
     """
     results_of_arms: list[list[EvaluationResult]] = []
+    scores_of_arms: list[list[_Score]] = []
     all_results: list[EvaluationResult] = []
     for arm in arms:
-        results = []
-        for run in arm.runs:
-            if kind in run.evaluations:
-                results.append(run.evaluations[kind])
+        runs = [run for run in arm.runs if kind in run.evaluations]
+        results = [run.evaluations[kind] for run in runs]
         results_of_arms.append(results)
+        scores_of_arms.append([_Score.of(run, kind) for run in runs])
         all_results += results
     _check_same_game(arms, results_of_arms, kind)
     example = all_results[0]
@@ -202,10 +229,11 @@ def held_out(arms: Sequence[Arm], kind: EvaluationKind) -> HeldOut:
     temperatures = {result.temperature for result in all_results}
     trained_steps = {result.trained_steps for result in all_results}
     scores: list[ArmScore | None] = []
-    for arm, results in zip(arms, results_of_arms, strict=True):
-        is_first = results is results_of_arms[0]
-        baseline = [] if is_first else results_of_arms[0]
-        scores.append(_arm_score(arm, results, baseline) if results else None)
+    for number, arm in enumerate(arms):
+        results = results_of_arms[number]
+        baseline = scores_of_arms[0] if number else []
+        own_scores = scores_of_arms[number]
+        scores.append(_arm_score(arm, results, own_scores, baseline) if results else None)
     return HeldOut(
         kind=kind,
         example=example,
@@ -238,20 +266,42 @@ def _check_same_game(
                 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Score:
+    """The score of one run."""
+
+    seed: tuple[str, ...] | None
+    """See `Run.seed`."""
+    mean: float
+    """Mean over tasks."""
+
+    @classmethod
+    def of(cls, run: Run, kind: EvaluationKind) -> "_Score":
+        """Return the score of a run in an evaluation that it has."""
+        return cls(seed=run.seed, mean=fmean(run.evaluations[kind].scores))
+
+
 def _arm_score(
-    arm: Arm, results: Sequence[EvaluationResult], baseline: Sequence[EvaluationResult]
+    arm: Arm,
+    results: Sequence[EvaluationResult],
+    scores: Sequence[_Score],
+    baseline: Sequence[_Score],
 ) -> ArmScore:
     """Return the score of one arm.
 
     Args:
         arm: The arm.
         results: Evaluations of its runs, at least one.
-        baseline: Evaluations of the first arm's runs; empty: there is no difference.
+        scores: Those of the results.
+        baseline: Scores of the first arm's runs; empty: there is no difference.
     """
-    means = _mean_scores(results)
+    means = [score.mean for score in scores]
     difference = None
-    if baseline:
-        difference = welch_difference(_mean_scores(baseline), means)
+    pairs = paired_values(baseline, scores)
+    if pairs:
+        difference = paired_by_seed(pairs)
+    elif baseline:
+        difference = welch_difference([score.mean for score in baseline], means)
     return ArmScore(
         name=arm.name,
         num_runs=len(arm.runs),
@@ -259,12 +309,8 @@ def _arm_score(
         seeds=over_seeds(means),
         figures=mean_figures(result.figures for result in results),
         difference=difference,
+        num_pairs=len(pairs),
     )
-
-
-def _mean_scores(results: Sequence[EvaluationResult]) -> list[float]:
-    """Return the mean score of each evaluation."""
-    return [fmean(result.scores) for result in results]
 
 
 def _game(result: EvaluationResult) -> str:

@@ -17,9 +17,9 @@ from hanabi_grpo.evaluation.comparison.figures import (
 from hanabi_grpo.evaluation.comparison.kinds import all_kinds
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets
 from hanabi_grpo.evaluation.tables import (
-    ATTAINABLE,
-    ATTAINABLE_SOURCE,
-    attainable_row,
+    BEST_KNOWN,
+    BEST_KNOWN_SOURCE,
+    best_known_row,
     estimate_cells,
     game_title,
 )
@@ -27,7 +27,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
 _ARM_COLUMNS = ("arm", "runs", "games/run", "seconds/run")
 _SCORE_COLUMNS = ("arm", "mean", "± runs", "lowest run", "highest run")
-_DIFFERENCE_COLUMNS = ("difference", "mean ± SE over runs", "95 % interval")
+_DIFFERENCE_COLUMNS = ("difference", "mean ± SE over runs", "95 % interval", "pairs")
 _SAME_GAMES_PER_STEP = 1.05
 """Ratio of games per step up to which runs count as equal."""
 
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def example(self) -> EvaluationResult | None:
-        """An evaluation of the training games, for the range and what is attainable; or None."""
+        """An evaluation of the training games, for range and best known score; or None."""
         if self.metric != SCORE:
             return None
         for evaluation in self.evaluations:
@@ -146,8 +146,8 @@ def _arms_sheet(comparison: Comparison) -> Sheet:
     names = [evaluation.name for evaluation in comparison.evaluations]
     rows = [_arm_row(comparison, number) for number in range(len(comparison.arms))]
     groups = [rows]
-    if _is_attainable_known(comparison):
-        cells = [ATTAINABLE, *[UNKNOWN] * len(_ARM_COLUMNS)]
+    if _has_best_known(comparison):
+        cells = [BEST_KNOWN, *[UNKNOWN] * len(_ARM_COLUMNS)]
         for evaluation in comparison.evaluations:
             attainable = evaluation.example.attainable
             cells.append(UNKNOWN if attainable is None else f"{attainable:.2f}")
@@ -162,7 +162,7 @@ def _arms_sheet(comparison: Comparison) -> Sheet:
     )
 
 
-def _is_attainable_known(comparison: Comparison) -> bool:
+def _has_best_known(comparison: Comparison) -> bool:
     """Tell whether the best known mean score of any evaluation's game is known."""
     return any(evaluation.example.attainable is not None for evaluation in comparison.evaluations)
 
@@ -205,7 +205,8 @@ def _evaluation_sheets(evaluation: HeldOut, *, first_arm: str) -> list[Sheet]:
         figures.append((score.name, score.figures))
         if score.difference is not None:
             name = f"{score.name} − {first_arm}"
-            differences.append((name, *estimate_cells(score.difference, "+")))
+            num_pairs = str(score.num_pairs) if score.num_pairs else UNKNOWN
+            differences.append((name, *estimate_cells(score.difference, "+"), num_pairs))
     if differences:
         sheet = Sheet(
             title=f"{evaluation.name}: differences",
@@ -235,7 +236,7 @@ def _score_sheet(evaluation: HeldOut, scores: Sequence[ArmScore]) -> Sheet:
         rows.append((score.name + _missing_runs(score), *map(figure, figures)))
     groups = [rows]
     if example.attainable is not None:
-        groups.append([attainable_row(example.attainable, len(_SCORE_COLUMNS))])
+        groups.append([best_known_row(example.attainable, len(_SCORE_COLUMNS))])
     tasks = game_title(example) if evaluation.same_tasks else example.preset
     return Sheet(title=f"{evaluation.name}: {tasks}", columns=_SCORE_COLUMNS, groups=groups)
 
@@ -254,8 +255,9 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if comparison.evaluations:
         notes.append(
             "± runs: standard error over training seeds, of the runs' means: how much other seeds "
-            "would change the figure; differences by Welch's t. How much other tasks would change "
-            "it for single runs, evaluate says."
+            "would change the figure. Differences of arms that have the same seeds are paired by "
+            "seed, with Student's t over the pairs; others are by Welch's t, without pairs. How "
+            "much other tasks would change a single run's figure, evaluate says."
         )
     for evaluation in comparison.evaluations:
         notes += _evaluation_notes(evaluation)
@@ -269,8 +271,8 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         )
     notes += _length_notes(comparison)
     notes += condition_notes(comparison.arms)
-    if _is_attainable_known(comparison):
-        notes.append(ATTAINABLE_SOURCE)
+    if _has_best_known(comparison):
+        notes.append(BEST_KNOWN_SOURCE)
     return notes
 
 

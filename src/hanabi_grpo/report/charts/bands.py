@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hanabi_grpo.evaluation.comparison.arms import SCORE
 from hanabi_grpo.evaluation.comparison.figures import Curve
 from hanabi_grpo.evaluation.comparison.tables import Comparison
-from hanabi_grpo.evaluation.tables import ATTAINABLE
+from hanabi_grpo.evaluation.tables import BEST_KNOWN
 from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_level,
@@ -36,7 +36,7 @@ _CAPTION_WRAP = 125
 
 
 def draw_bands(path: Path, comparison: Comparison) -> None:
-    """Draw a line with a band per arm, and what is attainable; write a PNG.
+    """Draw a line with a band per arm, and the best known score; write a PNG.
 
     Of more than seven arms, colours repeat.
 
@@ -54,7 +54,7 @@ def draw_bands(path: Path, comparison: Comparison) -> None:
     axes.set_prop_cycle(cycler(color=_COLORS, marker=_MARKERS))
     example = comparison.example
     if example is not None and example.attainable is not None:
-        draw_level(axes, ATTAINABLE, example.attainable)
+        draw_level(axes, BEST_KNOWN, example.attainable)
     for curve in comparison.curves:
         _draw_curve(axes, curve)
     _limit_scores(axes, comparison)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
-from hanabi_grpo.evaluation.tables import ATTAINABLE
+from hanabi_grpo.evaluation.tables import BEST_KNOWN
 from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import (
     EXPLOITABILITY,
@@ -168,7 +168,7 @@ class RunScreen:
             least, greatest = score_range(setup.spec)
             title += f", {least:g} to {greatest:g}"
             if not levels and setup.spec.attainable:
-                levels = {ATTAINABLE: setup.spec.attainable}
+                levels = {BEST_KNOWN: setup.spec.attainable}
         content = _curve(self.state, metric, width, height)
         if levels:
             texts = [f"{name} {shown(level)}" for name, level in levels.items()]

@@ -1,16 +1,21 @@
-"""Players without a model, by name: rule bots, search over a bot, and searched teams."""
+"""Players without a model, by name: bots, search over a bot, and searched teams."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse
+from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_num_decks
+from hanabi_grpo.envs.hanabi.policies.hat import HatBot, check_players
 from hanabi_grpo.envs.hanabi.policies.reactive import BestReactive
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
 from hanabi_grpo.envs.hanabi.policies.search import Search
+from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 
 Maker = Callable[[], base.Policy]
-_BOTS: Mapping[str, Maker] = {name: partial(rule_bot, name) for name in RULE_BOTS}
+_BOTS: Mapping[str, Maker] = {
+    **{name: partial(rule_bot, name) for name in RULE_BOTS},
+    HatBot.name: HatBot,
+}
 _BASELINES: Mapping[str, Maker] = {
     "random": base.random_policy,
     "blind": _BOTS["blind"],
@@ -28,3 +33,9 @@ PLANNERS: Mapping[str, Maker] = {
 """Policies that compute for seconds: search at each move, the best teams once."""
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
 """Every policy, in the order in which they are listed."""
+CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
+    HatBot.name: check_players,
+    BestResponse.name: partial(check_num_decks, policy=BestResponse.name),
+    BestReactive.name: partial(check_num_decks, policy=BestReactive.name),
+}
+"""What refuses a board that a policy does not play, by name."""

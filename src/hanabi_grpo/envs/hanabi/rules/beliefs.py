@@ -51,7 +51,11 @@ class Beliefs:
 
     def is_unseen(self, card: Card) -> bool:
         """Return whether a card of this kind may still be in the player's own hand."""
-        return bool(self.unseen & _ALL_COPIES << _shift(card.color, card.rank))
+        return self.num_unseen(card) > 0
+
+    def num_unseen(self, card: Card) -> int:
+        """Return how many cards of this kind are neither on the table nor in another hand."""
+        return self.unseen >> _shift(card.color, card.rank) & _ALL_COPIES
 
     def surely_fits(self, known: Knowledge) -> bool:
         """Return whether every unseen card that the hints allow fits."""

@@ -3,14 +3,16 @@
 import functools
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from hanabi_grpo.envs.base import is_held_out
-from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
+from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies, num_decks
 from hanabi_grpo.envs.hanabi.rules.view import Card
 from hanabi_grpo.errors import GameParameterError
+from hanabi_grpo.types import ALL_STARTS
 
 _SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _NUM_SEEDS = 2**63
@@ -33,7 +35,8 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     about the cards that they must not see, so every suite deals from all decks. What players do on
     decks that they never met is asked there by the suites split-train and split-eval, which are
     halves on every board. (Boards with a handful of decks, such as 1x1, may have none on one side;
-    they deal what there is.)
+    they deal what there is.) The suite `types.ALL_STARTS` numbers all decks of such a board, see
+    `numbered_deck`.
 
     Args:
         spec: The board; only its colours and ranks matter.
@@ -45,10 +48,12 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
         R1 Y1 Y1 R1 Y1 Y2 R1 R2.
 
     Raises:
-        GameParameterError: A malformed suite name or seed.
+        GameParameterError: A malformed suite name or seed, or a suite that the board does not have.
     """
     _check_suite(suite)
     _check_seed(seed)
+    if suite == ALL_STARTS:
+        return numbered_deck(spec, int(seed))
     cards = sorted_deck(spec.num_colors, spec.num_ranks)
     board = f"{spec.num_colors}x{spec.num_ranks}"
     takes_any_deck = not deals_halves(spec, suite)
@@ -63,6 +68,40 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
         if takes_any_deck or _is_held_out_deck(spec, board, deck) == wants_held_out:
             break
     return deck
+
+
+def numbered_deck(spec: GameSpec, number: int) -> tuple[Card, ...]:
+    """Return one of all decks of a board by its number.
+
+    Decks are in the order of their cards by colour and rank: deck 0 is sorted.
+
+    Args:
+        spec: The board; only its colours and ranks matter.
+        number: 0 or more, modulo the number of decks.
+
+    Raises:
+        GameParameterError: The board has so many decks that it halves them.
+    """
+    num_orders = num_decks(spec.num_colors, spec.num_ranks)
+    if not spec.deals_all_decks:
+        raise GameParameterError(
+            f"suite {ALL_STARTS!r}: numbers the decks of boards that deal all of them; "
+            f"{spec.preset} has {num_orders:.3g}. Choose eval or test."
+        )
+    counts = Counter(sorted_deck(spec.num_colors, spec.num_ranks))
+    number %= num_orders
+    deck: list[Card] = []
+    while counts.total():
+        for card in counts:
+            # Of the orders of the cards that are left, this share begins with the card.
+            num_with_card = num_orders * counts[card] // counts.total()
+            if number < num_with_card:
+                break
+            number -= num_with_card
+        num_orders = num_with_card
+        counts[card] -= 1
+        deck.append(card)
+    return tuple(deck)
 
 
 def deals_halves(spec: GameSpec, suite: str) -> bool:

@@ -1,0 +1,234 @@
+"""The hat bot: each player reads its own advice out of a hint, and nothing that it may not know."""
+
+import random
+from statistics import fmean
+
+import pytest
+
+from boards import random_game, scripted_game
+from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies import hat
+from hanabi_grpo.envs.hanabi.prompts.deductions import Counted
+from hanabi_grpo.envs.hanabi.rules import Card, Game, PlayerView, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.actions import discard, play
+from hanabi_grpo.envs.rewards import with_rewards
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.lineups import parse_lineups
+from hanabi_grpo.rollout.messages import playable_scripts
+
+BOARDS = [
+    ("full", 3),
+    ("full", 4),
+    ("full", 5),
+    ("mini", 3),
+    ("mini", 5),
+    ("small", 4),
+    # Less than three classes for a target, no ranks to tell apart, no colours, one card, no hints.
+    ("2x5-hand2-info4-life2", 3),
+    ("5x1-hand4-info5-life3", 3),
+    ("1x5-hand2-info8-life3", 4),
+    ("4x4-hand1-info6-life1", 3),
+    ("3x3-hand2-info0-life3", 4),
+    ("5x5-hand8-info8-life3", 3),
+]
+
+
+def played_games(preset: str, players: int, num_games: int) -> list[Game]:
+    """Return games of hat bots at their end."""
+    config = EnvConfig(preset=preset, players=players)
+    return [scripted_game(config, ["hat-bot"] * players, seed=seed) for seed in range(num_games)]
+
+
+def moments(game: Game) -> list[Game]:
+    """Return a game before its first move, before its second, ..., and at its end."""
+    table = Game(game.spec, game.deck)
+    tables = [table.copy()]
+    for event in game.events:
+        table.apply(event.action)
+        tables.append(table.copy())
+    return tables
+
+
+@pytest.mark.parametrize(("preset", "players"), BOARDS)
+def test_a_hint_tells_each_player_what_one_who_sees_its_hand_would_advise(
+    preset: str, players: int
+) -> None:
+    num_read = 0
+    for game in played_games(preset, players, 12):
+        tables = moments(game)
+        for index, event in enumerate(game.events):
+            is_last = index + 1 == len(game.events)
+            if event.card is not None or is_last:
+                continue
+            sizes = [len(hand) for hand in tables[index].hands]
+            code = hat._code(game.spec, sizes, event.player)
+            giver = Counted(tables[index].view(event.player))
+            for seat in range(players):
+                if seat == event.player:
+                    continue
+                hand = tables[index].hands[seat]
+                advised = code.advised(code.advice(giver, hand))
+                # At once, and at the reader's turn.
+                for at in (index + 1, next_turn(game, index, seat)):
+                    advice = hat._read(game.spec, tables[at].view(seat), index)
+                    if advised.slot < len(hand):
+                        assert advice is not None
+                        assert advice.move == advised
+                        num_read += 1
+    assert num_read > 20 or "info0" in preset
+
+
+def next_turn(game: Game, index: int, seat: int) -> int:
+    """Return the number of a player's first move after another, of the next where it has none."""
+    for number in range(index + 1, len(game.events)):
+        if game.events[number].player == seat:
+            return number
+    return index + 1
+
+
+@pytest.mark.parametrize(("preset", "players"), [("full", 3), ("mini", 5), ("small", 4)])
+def test_the_table_of_an_earlier_time_is_found_from_what_a_player_sees_now(
+    preset: str, players: int
+) -> None:
+    rng = random.Random(players)
+    num_compared = 0
+    for _ in range(30):
+        game = random_game(make_spec(preset, players), rng)
+        tables = moments(game)
+        if game.is_over:  # then nobody asks, and the turns left are not counted
+            tables.pop()
+        now = tables[-1].view(rng.randrange(players))
+        for index in range(len(tables) - 1):
+            then = hat._moment(now, index)
+            expected = tables[index].view(now.player)
+            assert then.view.fireworks == expected.fireworks
+            assert then.view.discards == expected.discards
+            assert then.view.hands == expected.hands
+            assert then.sizes == tuple(len(hand) for hand in tables[index].hands)
+            num_compared += 1
+    assert num_compared > 100
+
+
+@pytest.mark.parametrize("players", [3, 4, 5])
+def test_a_move_depends_on_the_view_and_on_the_moves_since_the_players_own_last_one(
+    players: int,
+) -> None:
+    num_shortened = 0
+    for game in played_games("full", players, 6):
+        for table, event in zip(moments(game), game.events, strict=False):
+            view = table.view(event.player)
+            short = since_own_move(view)
+            num_shortened += len(short.events) < len(view.events)
+            rng = random.Random(0)
+            assert hat.hat_move(game.spec, short, rng) == event.action
+    assert num_shortened > 100
+
+
+def since_own_move(view: PlayerView) -> PlayerView:
+    """Return a view whose events are the player's own last move and what came after it."""
+    start = 0
+    for index, event in enumerate(view.events):
+        if event.player == view.player:
+            start = index
+    return view._replace(events=view.events[start:])
+
+
+def test_the_classes_are_as_many_as_the_docs_say() -> None:
+    for players, hand, expected in ((3, 5, 6), (4, 4, 9), (5, 4, 12)):
+        spec = make_spec("full", players)
+        assert len(hat._code(spec, [hand] * players, giver=1).classes) == expected
+    three = hat._code(make_spec("full", 3), [5, 5, 5], giver=0)
+    assert (three.num_plays, three.num_discards) == (5, 1)
+    five = hat._code(make_spec("full", 5), [4] * 5, giver=0)
+    assert (five.num_plays, five.num_discards) == (4, 4)
+
+
+def test_what_is_advised_is_what_the_paper_advises() -> None:
+    spec = make_spec("full", 5)
+    code = hat._code(spec, [4] * 5, giver=0)
+    view = Game(spec, shuffled_deck(spec, "train", 0)).view(0)
+    # Red stands at 4, the others at 0; a yellow 2 is the last of its kind.
+    counted = Counted(view._replace(fireworks=(4, 0, 0, 0, 0), discards=(Card(1, 1),)))
+
+    def advised(*hand: tuple[int, int]) -> str:
+        cards = [Card(color, rank - 1) for color, rank in hand]
+        move = code.advised(code.advice(counted, cards))
+        return f"{move.kind} {move.slot}"
+
+    assert advised((1, 1), (0, 5), (2, 1), (2, 2)) == "play 1"
+    assert advised((1, 3), (2, 2), (2, 1), (3, 1)) == "play 2"
+    assert advised((2, 4), (0, 2), (0, 1), (1, 2)) == "discard 1"
+    assert advised((2, 2), (2, 4), (3, 4), (1, 5)) == "discard 1"
+    assert advised((1, 5), (2, 5), (3, 5), (1, 2)) == "discard 0"
+
+
+def test_a_card_that_another_has_played_meanwhile_is_discarded_and_not_played() -> None:
+    spec = make_spec("1x5-hand2-info3-life3", 3)
+    ranks = (3, 4, 1, 3, 4, 1, 5, 2, 2, 1)
+    table = Game(spec, tuple(Card(0, rank - 1) for rank in ranks))
+    rng = random.Random(0)
+    # Both others hold a 1.
+    table.apply(hat.hat_move(spec, table.view(0), rng))
+    assert hat.last_advice(spec, table.view(2)).move == play(1)  # type: ignore[union-attr]
+    assert hat.hat_move(spec, table.view(2)._replace(legal_actions=()), rng) == play(1)
+    table.apply(hat.hat_move(spec, table.view(1), rng))
+    assert table.fireworks == (1,)
+    assert hat.hat_move(spec, table.view(2), rng) == discard(1)
+
+
+REWARDS = {"nothing": lambda episode: [0.0] * episode.num_players}
+
+
+def config(players: int, **other: object) -> EnvConfig:
+    return EnvConfig.model_validate({"preset": "full", "players": players, **other})
+
+
+@pytest.mark.parametrize(("players", "least"), [(3, 23.2), (4, 24.0), (5, 23.7)])
+def test_three_and_more_score_far_above_every_other_bot(players: int, least: float) -> None:
+    games = played_games("full", players, 60)
+    assert fmean(game.score for game in games) > least
+    assert not any(game.is_bombed for game in games)
+
+
+@pytest.mark.parametrize(("preset", "players"), BOARDS)
+def test_every_move_is_legal_on_every_board(preset: str, players: int) -> None:
+    only = Setup(HANABI, EnvConfig(preset=preset, players=players))
+    policy = make_script(only, "hat-bot").policy
+    for seed in range(10):
+        game = scripted_game(only.config, [policy] * players, suite="train", seed=seed)
+        assert game.is_over
+
+
+def test_beside_strangers_it_plays_to_the_end() -> None:
+    for seed in range(20):
+        for team in (["hat-bot", "random", "iggi"], ["random", "hat-bot", "hat-bot", "blind"]):
+            assert scripted_game(config(len(team)), team, seed=seed).is_over
+
+
+def test_two_players_are_refused_before_anything_is_played() -> None:
+    message = "hat-bot on full with 2 players: .* HANABI_PLAYERS=3 or more, or take focus-bot"
+    two = Setup(HANABI, config(2))
+    paid = with_rewards(HANABI, name="paid", rewards=REWARDS, reward_range=(0, 0))
+    for refused in (
+        lambda: make_script(two, "hat-bot"),
+        lambda: parse_lineups(["iggi", "hat-bot,iggi"], two),
+        lambda: scripted_game(config(2), ["hat-bot", "hat-bot"]),
+        lambda: make_script(Setup(paid, config(2)), "hat-bot"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            refused()
+    make_script(Setup(HANABI, config(3)), "hat-bot")
+
+
+def test_pages_offer_the_scripts_that_play_the_game() -> None:
+    everything = [*HANABI.policies]
+    assert set(everything) - {*playable_scripts(Setup(HANABI, config(2)))} == {
+        "hat-bot",
+        "best-response",
+    }
+    laptop = EnvConfig(preset="laptop")
+    assert set(everything) - {*playable_scripts(Setup(HANABI, laptop))} == {"hat-bot"}
+    assert "hat-bot" in playable_scripts(Setup(HANABI, config(3)))
