@@ -17,7 +17,13 @@ from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.conformance import check_policies
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
-from hanabi_grpo.envs.hanabi.policies import PLANNERS, all_deals, best_response, search
+from hanabi_grpo.envs.hanabi.policies import (
+    PLANNERS,
+    all_deals,
+    best_messages,
+    best_response,
+    search,
+)
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, make_spec
 from hanabi_grpo.envs.hanabi.rules.beliefs import known_deck
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
@@ -37,6 +43,7 @@ def is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "WORLDS", 20)
     monkeypatch.setattr(search, "ROUND", 10)
     monkeypatch.setattr(best_response, "RESPONSES", 2)
+    monkeypatch.setattr(best_messages, "SWEEPS", 1)
 
 
 # --- Both
@@ -58,7 +65,7 @@ def next_move(name: str, config: EnvConfig, game: Game, number: int) -> str:
 def test_moves_are_legal_and_do_not_depend_on_the_movers_own_hidden_cards(
     preset: str, players: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "best-response" and preset not in ("laptop", "mini"):
+    if name in ("best-response", "best-messages") and preset not in ("laptop", "mini"):
         return
     monkeypatch.setattr(search, "CANDIDATES", 10)
     monkeypatch.setattr(search, "WORLDS", 2)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.policies import best_messages
+from hanabi_grpo.envs.hanabi.policies.best_messages import BestMessages
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_decks
 from hanabi_grpo.envs.hanabi.policies.hat import HatBot, check_players
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
@@ -27,6 +29,7 @@ PLANNERS: Mapping[str, Maker] = {
     "search-focus-bot": partial(Search, "focus-bot"),
     "search": Search,
     "best-response": BestResponse,
+    BestMessages.name: BestMessages,
 }
 """Policies that compute for seconds: search at each move, best responses once."""
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
@@ -34,5 +37,6 @@ POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
     HatBot.name: check_players,
     BestResponse.name: check_decks,
+    BestMessages.name: best_messages.check_decks,
 }
 """What refuses a board that a policy does not play, by name."""

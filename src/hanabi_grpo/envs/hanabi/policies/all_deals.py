@@ -120,7 +120,7 @@ def legal(spec: GameSpec, games: Games, player: int) -> Flags:
     plays = games.hands[:, player] != NO_CARD
     discards = plays & (games.hints < spec.max_hints)[:, None]
     touches = []
-    for hint in _hints(spec, player):
+    for hint in hints_of(spec, player):
         is_named = np.isin(games.hands[:, hint.target], hint.cards)
         touches.append(is_named.any(axis=1))
     hints = np.stack(touches, axis=1) & (games.hints > 0)[:, None]
@@ -171,8 +171,8 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
     turns_left = np.where(draws_last_card, spec.num_players, games.turns_left - is_counting_down)
 
     hands = games.hands.copy()
-    hands[:, player] = _hands_after(games.hands[:, player], slots, drawn)
-    touched = _touched_slots(spec, games, player, moves)
+    hands[:, player] = hands_after(games.hands[:, player], slots, drawn)
+    touched = touched_slots(spec, games, player, moves)
     shown = np.where(gives_up_card, cards, NO_CARD)
     seen = []
     for seat in range(spec.num_players):
@@ -227,7 +227,7 @@ def mixed(seen: Hashes, numbers: NDArray[np.generic]) -> Hashes:
     return bits ^ (bits >> np.uint64(29))
 
 
-def _hands_after(hands: Numbers, slots: Numbers, drawn: Numbers) -> Numbers:
+def hands_after(hands: Numbers, slots: Numbers, drawn: Numbers) -> Numbers:
     """Return hands after a card has left each and another one has come last.
 
     Args:
@@ -242,7 +242,7 @@ def _hands_after(hands: Numbers, slots: Numbers, drawn: Numbers) -> Numbers:
     return np.take_along_axis(with_drawn, order, axis=1)
 
 
-def _touched_slots(spec: GameSpec, games: Games, player: int, moves: Numbers) -> Numbers:
+def touched_slots(spec: GameSpec, games: Games, player: int, moves: Numbers) -> Numbers:
     """Return the slots that each game's hint touches as bits, 0 where the move is no hint.
 
     Args:
@@ -254,7 +254,7 @@ def _touched_slots(spec: GameSpec, games: Games, player: int, moves: Numbers) ->
     slot_numbers = np.arange(spec.hand_size)
     first_hint = 2 * spec.hand_size
     touched = np.zeros(len(games), int)
-    for number, hint in enumerate(_hints(spec, player), first_hint):
+    for number, hint in enumerate(hints_of(spec, player), first_hint):
         is_given = moves == number
         is_touched = np.isin(games.hands[is_given, hint.target], hint.cards)
         touched[is_given] = (is_touched << slot_numbers).sum(axis=1)
@@ -295,7 +295,7 @@ class _Hint(NamedTuple):
     """Numbers of the kinds of cards with the colour or rank."""
 
 
-def _hints(spec: GameSpec, player: int) -> list[_Hint]:
+def hints_of(spec: GameSpec, player: int) -> list[_Hint]:
     """Return a player's hints in the order of the moves' numbers: all colours, then all ranks."""
     by_color = np.arange(spec.num_colors * spec.num_ranks).reshape(spec.num_colors, spec.num_ranks)
     by_rank = by_color.T

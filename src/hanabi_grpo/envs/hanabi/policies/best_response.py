@@ -260,10 +260,15 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
 
 def check_decks(spec: GameSpec) -> None:
     """Refuse a board with too many decks, by a SettingsError."""
+    check_size(BestResponse.name, spec)
+
+
+def check_size(policy: str, spec: GameSpec) -> None:
+    """Refuse a board that has too many decks for a policy, by a SettingsError."""
     count = num_decks(spec.num_colors, spec.num_ranks)
     if count > MOST_DECKS:
         raise SettingsError(
-            f"best-response on {spec.preset}: the board has {count:.3g} decks and every one is "
+            f"{policy} on {spec.preset}: the board has {count:.3g} decks and every one is "
             f"played; at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours "
             "and 2 ranks such as laptop."
         )
