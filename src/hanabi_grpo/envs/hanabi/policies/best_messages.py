@@ -1,6 +1,6 @@
 """A team for a board with few decks whose players read one message a turn, see `all_messages`.
 
-Its moves can be learned by heart: a player needs no memory (HANABI_MEMORY=turn), so it is a teacher
+Its moves can be memorized: a player needs no memory (HANABI_MEMORY=turn), so it is a teacher
 of a model that reads the same. The search is coordinate ascent. One player at a time, from its last
 turn to its first, every message gets the move that is best given all other moves of the team, over
 all decks. A step never loses: it is played out with the moves that are in force, and messages of

@@ -387,11 +387,11 @@ _LAPTOP_RULES = GameSpec(
     preset="", num_players=2, num_colors=2, num_ranks=2, hand_size=3, max_hints=3, max_lives=1
 )
 _MINI_RULES = replace(_LAPTOP_RULES, max_lives=3)
-_ATTAINED = {_LAPTOP_RULES: 3.87, _MINI_RULES: 3.90}
+_ATTAINED = {_LAPTOP_RULES: 4443 / 1120, _MINI_RULES: 4441 / 1120}
 """What the best known players score on boards with these rules, whatever the preset is called.
 
-Means over all 1120 decks after 250 responses of `policies.best_response`; played move by move on
-these rules: 3.869 with one life, 3.884 with three, 2000 deals each, ± .008."""
+Exact means over all 1120 decks of `policies.best_messages` after its 60 rounds; played on these
+rules with the text of a message as the key, 7,472 and 7,436 decisions agree. No upper bound."""
 
 
 def attainable(spec: GameSpec) -> float | None:
