@@ -425,8 +425,8 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     # Each seed's runs differ by 1 exactly.
     assert difference == "| shared − per player | +1.000 ± 0.000 | +1.000 to +1.000 | 3 |"
     assert lines[-1] == f"- {BEST_KNOWN_SOURCE}"
-    assert "| best known | – | – | – | – | 3.94 | 3.94 |" in lines
-    assert lines.count("| best known | 3.94 | – | – | – |") == 2
+    assert "| best known | – | – | – | – | 3.97 | 3.97 |" in lines
+    assert lines.count("| best known | 3.97 | – | – | – |") == 2
     assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
     pixels = (imread(out / "c.png")[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()
     for color in ("#0072B2", "#D55E00"):

@@ -278,7 +278,7 @@ def test_a_result_says_what_was_played() -> None:
     assert result.num_players == 2
     assert result.score == "score"
     assert result.score_range == (0, 4)
-    assert result.attainable == 3.94
+    assert result.attainable == 4443 / 1120
     assert result.temperature is None
     assert {"env": result.env, "env_config": result.env_config} == LAPTOP.row()
 

@@ -228,6 +228,7 @@ def test_pages_offer_the_scripts_that_play_the_game() -> None:
     assert set(everything) - {*playable_scripts(Setup(HANABI, config(2)))} == {
         "hat-bot",
         "best-response",
+        "best-messages",
     }
     laptop = EnvConfig(preset="laptop")
     assert set(everything) - {*playable_scripts(Setup(HANABI, laptop))} == {"hat-bot"}

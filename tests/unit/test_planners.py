@@ -1,4 +1,4 @@
-"""Search over a bot, best responses to each other, and the best players of single messages.
+"""Search over a bot, and best responses to each other.
 
 Worlds and values by brute force, privacy, scores, bad input.
 """
@@ -20,8 +20,8 @@ from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.policies import (
     PLANNERS,
     all_deals,
+    best_messages,
     best_response,
-    reactive,
     search,
 )
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, make_spec
@@ -43,8 +43,7 @@ def is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "WORLDS", 20)
     monkeypatch.setattr(search, "ROUND", 10)
     monkeypatch.setattr(best_response, "RESPONSES", 2)
-    monkeypatch.setattr(reactive, "ROUNDS", 1)
-    monkeypatch.setattr(reactive, "PASSES", 1)
+    monkeypatch.setattr(best_messages, "SWEEPS", 1)
 
 
 # --- Both
@@ -66,7 +65,7 @@ def next_move(name: str, config: EnvConfig, game: Game, number: int) -> str:
 def test_moves_are_legal_and_do_not_depend_on_the_movers_own_hidden_cards(
     preset: str, players: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name in ("best-response", "best-reactive") and preset not in ("laptop", "mini"):
+    if name in ("best-response", "best-messages") and preset not in ("laptop", "mini"):
         return
     monkeypatch.setattr(search, "CANDIDATES", 10)
     monkeypatch.setattr(search, "WORLDS", 2)
@@ -324,106 +323,7 @@ def test_a_complete_team_knows_its_first_moves_in_games_among_itself(
         assert team[player].find(np.array([seen])) != best_response.NO_MOVE
 
 
-@pytest.mark.parametrize("name", ["best-response", "best-reactive"])
-def test_a_board_with_too_many_decks_is_refused_with_the_number_and_the_limit(name: str) -> None:
-    message = rf"{name} on simple: .* 2\.22e\+06 decks .* at most 2000 are possible"
+def test_a_board_with_too_many_decks_is_refused_with_the_number_and_the_limit() -> None:
+    message = r"best-response on simple: .* 2\.22e\+06 decks .* at most 2000 are possible"
     with pytest.raises(SettingsError, match=message):
-        scripted_game(EnvConfig(preset="simple"), [name] * 2)
-
-
-# --- Players that read one message a turn
-
-
-@pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("mini", 3)])
-def test_the_messages_of_many_games_at_once_are_those_of_the_engine(
-    preset: str, players: int
-) -> None:
-    spec = make_spec(preset, players)
-    rng = random.Random(7)
-    num_compared = 0
-    for _ in range(12):
-        cards = list(sorted_deck(spec.num_colors, spec.num_ranks))
-        rng.shuffle(cards)
-        game = Game(spec, cards)
-        tables = reactive._deal(spec)
-        decks = tables.games.decks.tolist()
-        numbers = [card.color * spec.num_ranks + card.rank for card in cards]
-        tables = tables.take(np.array([decks.index(numbers)]))
-        while not game.is_over:
-            mover = game.current_player
-            view = reactive._view(spec, reactive._packing(spec), tables, 0, mover)
-            assert reactive.message_of(view) == reactive.message_of(game.view(mover))
-            action = rng.choice(game.legal_actions())
-            move = load_rules(spec).actions[mover].index(action)
-            game.apply(action)
-            tables, _ = reactive._step(spec, tables, mover, np.array([move]))
-            num_compared += 1
-    assert num_compared > 50
-
-
-def messages_met(moves: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the legal moves of each message that such players meet on `TINY`."""
-    met = dict[str, tuple[int, ...]]()
-    for deck in set(permutations(sorted_deck(TINY.num_colors, TINY.num_ranks))):
-        game = Game(TINY, deck)
-        while not game.is_over:
-            message = reactive.message_of(game.view(game.current_player))
-            actions = load_rules(TINY).actions[game.current_player]
-            met[message] = tuple(actions.index(action) for action in game.legal_actions())
-            game.apply(actions[moves[message]])
-    return met
-
-
-def mean_on_the_engine(moves: dict[str, int]) -> float:
-    """Return the mean score over all decks of `TINY` of players that read one message a turn."""
-    scores = []
-    all_cards = sorted_deck(TINY.num_colors, TINY.num_ranks)
-    for deck in sorted(set(permutations(all_cards)), key=str):
-        game = Game(TINY, deck)
-        while not game.is_over:
-            mover = game.current_player
-            move = moves[reactive.message_of(game.view(mover))]
-            game.apply(load_rules(TINY).actions[mover][move])
-        scores.append(game.score)
-    return fmean(scores)
-
-
-def test_no_other_move_for_any_one_message_is_better_and_the_mean_is_that_of_play(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reactive, "PASSES", 50)
-    team = reactive.best_reactive_team(TINY, False, 3)
-    assert mean_on_the_engine(team.moves) == pytest.approx(team.mean, abs=1e-12)
-    first_mean, _ = reactive._all_turns(reactive._Choices(TINY), False)
-    assert team.mean > first_mean, "the bot that it begins as"
-    messages = messages_met(team.moves)
-    assert len(messages) == team.num_met
-    rng = random.Random(3)
-    num_compared = 0
-    for message, legal_moves in rng.sample(sorted(messages.items()), 12):
-        for move in legal_moves:
-            try:
-                mean = mean_on_the_engine({**team.moves, message: move})
-            except KeyError:
-                # To where the search has never been: only from a message that it did not improve.
-                continue
-            assert mean <= team.mean + 1e-12, (message, move)
-            num_compared += 1
-    assert num_compared > 20
-
-
-def test_a_reactive_team_plays_from_its_messages_alone() -> None:
-    """The same message on different decks, or after different moves, gets the same move."""
-    config = EnvConfig(preset="laptop")
-    moves = dict[str, set[Action]]()
-    num_turns = 0
-    for seed in range(150):
-        game = scripted_game(config, ["best-reactive", "best-reactive"], seed=seed)
-        num_turns += len(game.events)
-        replayed = Game(game.spec, game.deck)
-        for event in game.events:
-            message = reactive.message_of(replayed.view(replayed.current_player))
-            moves.setdefault(message, set()).add(event.action)
-            replayed.apply(event.action)
-    assert max(len(actions) for actions in moves.values()) == 1
-    assert len(moves) < num_turns, "decks share messages"
+        scripted_game(EnvConfig(preset="simple"), ["best-response"] * 2)

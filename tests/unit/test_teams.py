@@ -77,6 +77,31 @@ def test_one_table_and_one_file_for_all_workflows() -> None:
     assert pioneer["gain"]["num_tasks"] == 60
 
 
+def test_the_gain_over_the_vote_is_clustered_by_problem() -> None:
+    """Sums of two terms up to 3 are few, so most of 200 tasks ask what another one asks."""
+    options = ("--tasks", "200", "--out", "few.json")
+    answer = teams(
+        "debate=noisy",
+        *options,
+        HANABI_ENV="debate",
+        HANABI_CHAIN_TERMS="2",
+        HANABI_CHAIN_HIGHEST="3",
+    )
+    assert answer.exit_code == 0, answer.output
+    [result] = json.loads(Path("few.json").read_text())["results"]
+    sums = registry.setup("debate", {"preset": "debate", "chain_terms": 2, "chain_highest": 3})
+    questions = set()
+    for seed in range(200):
+        problem = sums.environment.problem(sums.config, split="eval", seed=seed)
+        questions.add(problem.question)
+    num_different = len(questions)
+    assert num_different < 60
+    for estimate in (result["gain"], *(row["right"] for row in result["rows"])):
+        assert estimate["num_tasks"] == 200
+        assert estimate["num_starts"] == num_different
+    assert f"200 problems ({num_different} different) of suite eval" in answer.stdout
+
+
 def test_rounds_of_a_solver_and_its_critic_count_the_tokens_of_both() -> None:
     setup = registry.setup(
         "revise", {"preset": "revise", "style": "compact", "rounds": 3, "feedback": "comment"}

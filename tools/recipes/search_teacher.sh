@@ -6,8 +6,8 @@
 #   BOARD=marshal-mini RECIPE_START=search RECIPE_GAMES=3000 bash tools/recipes/search_teacher.sh
 #
 #   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
-#   RECIPE_START  the teacher: best-reactive, best-response, search, search-piers or any other script (best-reactive). Of
-#                 best-reactive single turns are learned (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted)
+#   RECIPE_START  the teacher: best-messages, best-response, search, search-piers or any other script (best-messages). Of
+#                 best-messages single turns are learned (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted)
 #   RECIPE_GAMES  its games (12000), each of another start number; a search takes a second a game
 #   RECIPE_WARM   updates of the model by imitation (2500)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
@@ -23,8 +23,8 @@ source tools/launch.sh
 name=search_teacher
 source tools/recipe.sh
 
-RECIPE_START=${RECIPE_START:-best-reactive}
-if [ "$RECIPE_START" = best-reactive ]; then
+RECIPE_START=${RECIPE_START:-best-messages}
+if [ "$RECIPE_START" = best-messages ]; then
     # It chooses by the message of a turn, which these two settings make.
     default_env HANABI_MEMORY turn
     default_env HANABI_DEDUCTIONS counted

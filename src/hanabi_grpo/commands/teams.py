@@ -95,7 +95,9 @@ def teams(
     # Scripts alone sample nothing.
     used_temperature = chosen.temperature if needs_server else None
     problems = chosen.game.config.problems
-    title = f"{problems}: {tasks} problems of suite {suite}"
+    num_different = results[0].rows[0].right.num_starts
+    different = f" ({num_different} different)" if num_different < tasks else ""
+    title = f"{problems}: {tasks} problems{different} of suite {suite}"
     if used_temperature is not None:
         title += f", T={used_temperature:g}"
     document = team_document(

@@ -33,7 +33,8 @@ _NOTE = (
     "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's "
     "reply counts as one. corrected: first answers that were wrong while the team's was right; "
     "misled: the reverse. agreement: pairs of last answers that are the same. no answer: replies "
-    "that gave none."
+    "that gave none. Errors are clustered by problem: answers to one that came up twice are one "
+    "observation."
 )
 _ROUND = "round_"
 """Prefix of the figures with the result of each round's answer."""

@@ -122,7 +122,7 @@ class RunReport:
     def lead(self) -> str:
         """The result in one line; "" where there is none.
 
-        E.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; best known 3.87". Where the players play
+        E.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; best known 3.97". Where the players play
         against each other, the mean score says nothing: the line has their exploitability, or what
         share of games they won from each seat.
         """

@@ -1,12 +1,13 @@
-"""Players without a model, by name: bots, search over a bot, and searched teams."""
+"""Players without a model, by name: bots, search over a bot, best responses to each other."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_num_decks
+from hanabi_grpo.envs.hanabi.policies import best_messages
+from hanabi_grpo.envs.hanabi.policies.best_messages import BestMessages
+from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_decks
 from hanabi_grpo.envs.hanabi.policies.hat import HatBot, check_players
-from hanabi_grpo.envs.hanabi.policies.reactive import BestReactive
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
 from hanabi_grpo.envs.hanabi.policies.search import Search
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
@@ -28,14 +29,14 @@ PLANNERS: Mapping[str, Maker] = {
     "search-focus-bot": partial(Search, "focus-bot"),
     "search": Search,
     "best-response": BestResponse,
-    "best-reactive": BestReactive,
+    BestMessages.name: BestMessages,
 }
-"""Policies that compute for seconds: search at each move, the best teams once."""
+"""Policies that compute for seconds: search at each move, best responses once."""
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
 """Every policy, in the order in which they are listed."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
     HatBot.name: check_players,
-    BestResponse.name: partial(check_num_decks, policy=BestResponse.name),
-    BestReactive.name: partial(check_num_decks, policy=BestReactive.name),
+    BestResponse.name: check_decks,
+    BestMessages.name: best_messages.check_decks,
 }
 """What refuses a board that a policy does not play, by name."""

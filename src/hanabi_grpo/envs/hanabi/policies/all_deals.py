@@ -195,19 +195,6 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
     return after, is_over
 
 
-def final_scores(games: Games, keeps: bool) -> NDArray[np.float64]:
-    """Return the points on each table, (n,).
-
-    Args:
-        games: n games.
-        keeps: Whether the last life, once lost, leaves the points that were made; else it leaves 0.
-    """
-    points = games.heights.sum(axis=1).astype(float)
-    if keeps:
-        return points
-    return np.where(games.lives == 0, 0.0, points)
-
-
 def seen_by(spec: GameSpec, view: PlayerView) -> np.uint64:
     """Return what `Games.seen` holds for the player of a view."""
     cards = []
@@ -299,29 +286,25 @@ def _public_turn(spec: GameSpec, event: Event, drawn: int) -> _Turn:
     return _Turn(np.array([move]), np.array([shown]), np.array([touched]), np.array([drawn]))
 
 
-class HintCards(NamedTuple):
+class _Hint(NamedTuple):
     """A hint as the cards that it names."""
 
     target: int
     """Absolute seat."""
-    is_color: bool
-    """Whether it names a colour; else a rank."""
-    value: int
-    """The colour or rank, from 0."""
     cards: list[int]
     """Numbers of the kinds of cards with the colour or rank."""
 
 
-def hints_of(spec: GameSpec, player: int) -> list[HintCards]:
+def hints_of(spec: GameSpec, player: int) -> list[_Hint]:
     """Return a player's hints in the order of the moves' numbers: all colours, then all ranks."""
     by_color = np.arange(spec.num_colors * spec.num_ranks).reshape(spec.num_colors, spec.num_ranks)
     by_rank = by_color.T
     seats = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
     hints = []
-    for is_color, table in ((True, by_color), (False, by_rank)):
+    for table in (by_color, by_rank):
         for seat in seats:
-            for value, cards in enumerate(table.tolist()):
-                hints.append(HintCards(seat, is_color, value, cards))
+            for cards in table.tolist():
+                hints.append(_Hint(seat, cards))
     return hints
 
 

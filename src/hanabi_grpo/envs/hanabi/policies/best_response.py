@@ -19,10 +19,10 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies.all_deals import (
     Flags,
+    Games,
     Hashes,
     Numbers,
     all_games,
-    final_scores,
     legal,
     mixed,
     seen_by,
@@ -205,11 +205,19 @@ def _expand(spec: GameSpec, team: Team, player: int, keeps: bool) -> list[_Level
             moves = team[mover].choose(seen, options)
         games, is_over = step(spec, games, mover, moves)
         ongoing = (~is_over).nonzero()[0]
-        levels.append(_Level(choices, final_scores(games, keeps), ongoing))
+        levels.append(_Level(choices, _scores(games, keeps), ongoing))
         games = games.take(ongoing)
         if len(games) == 0:
             return levels
     raise AssertionError("a cycle does not end")
+
+
+def _scores(games: Games, keeps: bool) -> Values:
+    """Return the points on each table, 0 on a bomb unless it keeps them."""
+    points = games.heights.sum(axis=1).astype(float)
+    if keeps:
+        return points
+    return np.where(games.lives == 0, 0.0, points)
 
 
 def complete(spec: GameSpec, team: Team) -> Team:
@@ -227,25 +235,6 @@ def complete(spec: GameSpec, team: Team) -> Team:
     raise AssertionError("a cycle does not end")
 
 
-def check_num_decks(spec: GameSpec, policy: str) -> None:
-    """Refuse a board with more decks than are played.
-
-    Args:
-        spec: The board.
-        policy: The name of the policy that plays all decks.
-
-    Raises:
-        SettingsError: The board has more than `MOST_DECKS` decks.
-    """
-    count = num_decks(spec.num_colors, spec.num_ranks)
-    if count > MOST_DECKS:
-        raise SettingsError(
-            f"{policy} on {spec.preset}: the board has {count:.3g} decks and every one is played; "
-            f"at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours and 2 "
-            "ranks such as laptop."
-        )
-
-
 @functools.lru_cache(maxsize=_NUM_CACHED_TEAMS)
 def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]:
     """Return a team's mean score over all decks and the team; computed once per process.
@@ -258,7 +247,7 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
     Raises:
         SettingsError: The board has more than `MOST_DECKS` decks.
     """
-    check_num_decks(spec, BestResponse.name)
+    check_decks(spec)
     # Random choices among equals are hard to imitate: the last responses take the first.
     num_random = responses - 2 * spec.num_players
     mean = 0.0
@@ -267,6 +256,22 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
         salt = number if number < num_random else None
         mean, team = respond(spec, team, number % spec.num_players, keeps=keeps, salt=salt)
     return mean, complete(spec, team)
+
+
+def check_decks(spec: GameSpec) -> None:
+    """Refuse a board with too many decks, by a SettingsError."""
+    check_size(BestResponse.name, spec)
+
+
+def check_size(policy: str, spec: GameSpec) -> None:
+    """Refuse a board that has too many decks for a policy, by a SettingsError."""
+    count = num_decks(spec.num_colors, spec.num_ranks)
+    if count > MOST_DECKS:
+        raise SettingsError(
+            f"{policy} on {spec.preset}: the board has {count:.3g} decks and every one is "
+            f"played; at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours "
+            "and 2 ranks such as laptop."
+        )
 
 
 class BestResponse:

@@ -387,10 +387,11 @@ _LAPTOP_RULES = GameSpec(
     preset="", num_players=2, num_colors=2, num_ranks=2, hand_size=3, max_hints=3, max_lives=1
 )
 _MINI_RULES = replace(_LAPTOP_RULES, max_lives=3)
-_ATTAINED = {_LAPTOP_RULES: 3.94, _MINI_RULES: 3.97}
+_ATTAINED = {_LAPTOP_RULES: 4443 / 1120, _MINI_RULES: 4441 / 1120}
 """What the best known players score on boards with these rules, whatever the preset is called.
 
-Means over all 1120 decks of `policies.reactive`, whose players read one message a turn."""
+Exact means over all 1120 decks of `policies.best_messages` after its 60 rounds; played on these
+rules with the text of a message as the key, 7,472 and 7,436 decisions agree. No upper bound."""
 
 
 def attainable(spec: GameSpec) -> float | None:
