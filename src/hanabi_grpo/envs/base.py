@@ -106,6 +106,14 @@ class EnvSpec:
         raise SettingsError(f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}.")
 
     @property
+    def score_range(self) -> tuple[float, float]:
+        """Least and greatest of the figure `score` names; figures of other names begin at 0."""
+        least_return, greatest_return = self.return_range
+        least = least_return if self.score == "return" else min(0.0, least_return)
+        greatest = greatest_return if self.max_score is None else float(self.max_score)
+        return least, greatest
+
+    @property
     def span(self) -> float:
         """How far apart two returns can be; 1 where all are the same."""
         low, high = self.return_range
