@@ -294,6 +294,27 @@ class Environment(Protocol[C]):
         """
         return None
 
+    def bounds_key(self, config: C) -> str | None:
+        """Return what `best_response_score` depends on beside its arguments, e.g. a hash of rules.
+
+        Scores that were computed once hold as long as it is the same. None: nothing can be computed
+        for this game.
+        """
+        return None
+
+    def best_response_score(self, config: C, policy: str, seat: int) -> float | None:
+        """Return the greatest mean score, over all starts, of any player beside a script.
+
+        Args:
+            config: The settings.
+            policy: Name of the script, which has every other seat.
+            seat: Seat of the player.
+
+        Returns:
+            None where it cannot be computed, e.g. because the script searches.
+        """
+        return None
+
     def outside(self, config: C) -> Mapping[str, Outside]:
         """Return what `outside_fields` of the config name; loads it where that is needed."""
         return {}

@@ -80,7 +80,18 @@ def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
             f"{len(texts)} entries: cross-play needs {MIN_ENTRIES} to {MAX_ENTRIES}, "
             "e.g. hanabi-grpo cross-play iggi piers served"
         )
-    parsed = [_parse_entry(text, setup) for text in texts]
+    return name_entries([parse_entry(text, setup) for text in texts])
+
+
+def name_entries(parsed: Sequence[tuple[str, Ref]]) -> tuple[Entry, ...]:
+    """Return entries with names that tell them apart.
+
+    Args:
+        parsed: The name that was given, "" for none, and the policy of each.
+
+    Raises:
+        SettingsError: A name or policy is given twice.
+    """
     short_labels = [label or short_name(str(ref)) for label, ref in parsed]
     entries = []
     for (label, ref), short_label in zip(parsed, short_labels, strict=True):
@@ -102,8 +113,12 @@ def _refuse_twice(what: str, values: Sequence[str], next_step: str) -> None:
             raise SettingsError(f"{what} {value!r} is there {count} times; {next_step}.")
 
 
-def _parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
-    """Return the name that was given, "" for none, and the reference."""
+def parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
+    """Return the name that was given, "" for none, and the reference.
+
+    Raises:
+        SettingsError: The policy spec is unknown, or a list of specs.
+    """
     label, equals, spec = text.partition("=")
     label = label.strip()
     spec = spec.strip()
