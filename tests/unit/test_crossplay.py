@@ -102,7 +102,7 @@ def test_where_one_wins_what_the_other_loses_a_cell_is_the_rows_return_in_every_
     wins, draws, losses = summary.outcomes(0, 1)
     assert wins + draws + losses == pytest.approx(100)
     assert summary.outcomes(1, 0) == pytest.approx([losses, draws, wins])
-    matrix, entries = all_sheets(summary)
+    matrix, _, entries = all_sheets(summary)
     assert matrix.columns[0] == "return of \\ against"
     assert entries.columns == ("entry", "return against others", "worst with")
     assert [row[0] for row in entries.groups[0]] == ["equilibrium-0", "random"]
@@ -192,7 +192,7 @@ def test_the_tables_say_what_the_figures_are_and_markdown_escapes_names(bots: Su
     first, *others = bots.plan.entries
     entries = (replace(first, label="a|b\\c"), *others)
     summary = replace(bots, plan=replace(bots.plan, entries=entries))
-    matrix, whole, ranked = all_sheets(summary)
+    matrix, whole, _, ranked = all_sheets(summary)
     assert matrix.groups[0][0][0] == "a|b\\c"
     first_column = [row[1].split(" ± ")[0] for row in matrix.groups[0]]
     assert first_column == [f"{mean:.3f}" for mean in bots.matrix.means[:, 0]]
