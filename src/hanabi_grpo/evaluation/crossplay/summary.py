@@ -373,7 +373,11 @@ def _methods_sheet(summary: Summary) -> Sheet:
         cells = []
         for title in _TITLES_OF_FIGURES:
             both = method.whole[title]
-            cells.append(with_error(both.mean, both.error_entries, "+" if title == _GAP else ""))
+            sign = "+" if title == _GAP else ""
+            if math.isfinite(both.error_entries):
+                cells.append(with_error(both.mean, both.error_entries, sign))
+            else:
+                cells.append(figure(both.mean, sign))
         for other in names if len(names) > 1 else ():
             estimate = method.with_others.get(other)
             mean = figure(estimate.mean) if estimate is not None else UNKNOWN
