@@ -97,6 +97,8 @@ class WrittenLink:
         self.instances: tuple[str, ...] = ()
         """No server process, so there is none to probe."""
         self.pushed: list[int] = []
+        self.partner_records: list[Any] = []
+        """What partners were to be drawn by."""
         self.validation_scores: list[float] = []
         """One for each validation to come."""
         self._games = games
@@ -117,6 +119,9 @@ class WrittenLink:
 
     def copy_log(self) -> None:
         pass
+
+    def use_partner_record(self, record: Any) -> None:
+        self.partner_records.append(record)
 
 
 class RecordedEvents:

@@ -36,7 +36,7 @@ GROUPS = {
         "settings",
     ),
     "Play": ("play", "collect"),
-    "Measure": ("evaluate", "cross-play", "exploit", "teams", "compare", "digest"),
+    "Measure": ("evaluate", "cross-play", "adhoc", "exploit", "teams", "compare", "digest"),
     "Look": ("watch", "view", "report"),
     "Share": ("export", "openenv"),
 }

@@ -71,6 +71,7 @@ NAMED = {
     },
     "collect": SERVER,
     "cross-play": SERVER,
+    "adhoc": SERVER,
     "play": SERVER,
     "exploit": {"HANABI_MEMORY"},
     "teams": {"HANABI_ENV"},

@@ -17,11 +17,13 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.crossplay.plan import parse_entries
+from hanabi_grpo.evaluation.crossplay.base_models import group_cells
+from hanabi_grpo.evaluation.crossplay.plan import make_plan, parse_entries
 from hanabi_grpo.evaluation.crossplay.summary import Summary, all_sheets, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import heat_map, render_cross_play, write_cross_play
+from hanabi_grpo.runs.manifest import read_manifest, write_manifest
 from hanabi_grpo.settings import Settings
 from server_app import push_to, running_app
 from toy_kuhn import KUHN
@@ -102,7 +104,7 @@ def test_where_one_wins_what_the_other_loses_a_cell_is_the_rows_return_in_every_
     wins, draws, losses = summary.outcomes(0, 1)
     assert wins + draws + losses == pytest.approx(100)
     assert summary.outcomes(1, 0) == pytest.approx([losses, draws, wins])
-    matrix, entries = all_sheets(summary)
+    matrix, _, entries = all_sheets(summary)
     assert matrix.columns[0] == "return of \\ against"
     assert entries.columns == ("entry", "return against others", "worst with")
     assert [row[0] for row in entries.groups[0]] == ["equilibrium-0", "random"]
@@ -192,7 +194,7 @@ def test_the_tables_say_what_the_figures_are_and_markdown_escapes_names(bots: Su
     first, *others = bots.plan.entries
     entries = (replace(first, label="a|b\\c"), *others)
     summary = replace(bots, plan=replace(bots.plan, entries=entries))
-    matrix, whole, ranked = all_sheets(summary)
+    matrix, whole, _, ranked = all_sheets(summary)
     assert matrix.groups[0][0][0] == "a|b\\c"
     first_column = [row[1].split(" ± ")[0] for row in matrix.groups[0]]
     assert first_column == [f"{mean:.3f}" for mean in bots.matrix.means[:, 0]]
@@ -277,3 +279,53 @@ def test_the_command_leaves_every_file_and_is_gone_on_with(tmp_path: Path) -> No
         f"wrote {out}",
     ):
         assert text in again.output
+
+
+def run_with_model(run: Path, value: float, model: str) -> Path:
+    """Write a run whose checkpoint names its base model."""
+    checkpoint = save_checkpoint(run, 10, [value, value])
+    manifest = read_manifest(checkpoint)
+    write_manifest(checkpoint, step=10, facts={**manifest.facts, "model": model})
+    return run
+
+
+def test_pairs_of_several_base_models_are_gathered_on_few_servers(tmp_path: Path) -> None:
+    runs = {
+        name: run_with_model(tmp_path / name, number / 10, model)
+        for number, (name, model) in enumerate({"a": "A", "b": "B", "c": "C", "a2": "A"}.items())
+    }
+    texts = [f"{name}={folder}" for name, folder in runs.items()]
+    entries = parse_entries([*texts, "iggi", "base"], LAPTOP)
+    plan = make_plan(entries, LAPTOP, 4, suite="eval", served=None, resolve=False)
+    groups = group_cells(plan, "A")
+    # A server for each two models; what needs one, or none, is played on the first that has it.
+    assert [group.model for group in groups] == [
+        "player_0=A,B",
+        "player_0=A,C",
+        "player_0=B,C",
+    ]
+    cells = [cell for group in groups for cell in group.cells]
+    assert sorted(cells) == sorted(plan.cells)
+    by_model = {group.model: set(group.cells) for group in groups}
+    assert {"0-1", "1-0", "0-0", "1-1", "3-1", "4-4", "5-0", "5-1"} <= by_model["player_0=A,B"]
+    assert {"1-2", "2-1"} == by_model["player_0=B,C"]
+    assert "2-2" in by_model["player_0=A,C"]
+    one = make_plan(
+        parse_entries([texts[0], texts[3], "iggi"], LAPTOP),
+        LAPTOP,
+        4,
+        suite="eval",
+        served=None,
+        resolve=False,
+    )
+    [group] = group_cells(one, "Z")
+    assert group.model == "A" and len(group.cells) == 9
+
+
+def test_a_pair_with_more_base_models_than_seats_is_refused(tmp_path: Path) -> None:
+    team = run_with_model(tmp_path / "team", 0.1, "player_0=A,player_1=B")
+    other = run_with_model(tmp_path / "other", 0.2, "C")
+    entries = parse_entries([f"team={team}", f"other={other}"], LAPTOP)
+    plan = make_plan(entries, LAPTOP, 4, suite="eval", served=None, resolve=False)
+    with pytest.raises(SettingsError, match=r"needs 3 base models \(A, B, C\)"):
+        group_cells(plan, "A")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from adhoc_parts import adhoc_summary
 from boards import ALL_BOARDS
 from crossplay_parts import summary_of
 from hanabi_grpo.agents.script import make_script
@@ -21,6 +22,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.report.adhoc_page import render_adhoc
 from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.run import small_figure
 from hanabi_grpo.report.cross_play_page import render_cross_play
@@ -100,11 +102,24 @@ def cross_play_with(folder: Path, text: str) -> str:
     return render_cross_play(replace(summary, plan=replace(summary.plan, entries=entries)))
 
 
+def adhoc_with(folder: Path, text: str) -> str:
+    """Return the page of an ad-hoc evaluation whose candidate and partner have this name."""
+    summary = adhoc_summary(folder, "iggi", pool=("blind",), tasks=4)
+    adhoc = summary.plan.adhoc
+    named = replace(
+        adhoc,
+        candidates=tuple(replace(entry, label=text) for entry in adhoc.candidates),
+        partners=tuple(replace(entry, label=text) for entry in adhoc.partners),
+    )
+    return render_adhoc(replace(summary, plan=replace(summary.plan, adhoc=named)))
+
+
 PAGES: dict[str, Callable[[Path, str], str]] = {
     "run": run_with,
     "games": hanabi_games_with,
     "games as text": kuhn_games_with,
     "cross-play": cross_play_with,
+    "adhoc": adhoc_with,
 }
 
 

@@ -10,12 +10,14 @@ from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from adhoc_parts import adhoc_summary
 from browser import DRIVER, chromium, complaints, show
 from crossplay_parts import summary_of
 from doctor_machines import ROOT
 from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.report.adhoc_page import render_adhoc
 from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.run_page import run_page
@@ -67,6 +69,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "games": games(*scripted_games("", 0, 0, 1, noise=0.3)),
         "games as text": games(*kuhn_games),
         "cross-play": render_cross_play(summary_of(folder, "hint-bot", "random", tasks=4)),
+        "adhoc": render_adhoc(adhoc_summary(folder, "iggi", pool=("outer", "blind"), tasks=4)),
     }
     files = {}
     for name, text in texts.items():

@@ -20,6 +20,7 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import choose_step, draw, own_seats, parse_pool
 from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from server_app import (
     PEFT_CONFIG,
@@ -102,6 +103,25 @@ def test_a_checkpoint_s_adapter_of_the_seat_is_lent_once(tmp_path: Path) -> None
     shutil.rmtree(folder)
     seated(partners, instance="there")
     assert len(lender.given) == 4
+
+
+def test_worst_partners_come_up_more_often_by_the_record_that_the_trainer_gives(
+    tmp_path: Path,
+) -> None:
+    partners = make(tmp_path, "iggi", "piers", partner_draw="worst", partner_power=1.0)
+    partners.load({}, "here")
+
+    def share_of_iggi() -> float:
+        plays = [seats for seats in seated(partners) if seats is not None]
+        return sum("iggi" in seats for seats in plays) / len(plays)
+
+    assert 0.2 < share_of_iggi() < 0.8
+    bad = {f"iggi {player}": [(0, 0.0)] for player in PLAYERS}
+    good = {f"piers {player}": [(0, 1.0)] for player in PLAYERS}
+    partners.record = PartnerRecord(recent={**bad, **good})
+    assert share_of_iggi() == 1.0
+    # Drawn again for the same step, as after a server's restart, they are the same.
+    assert seated(partners) == seated(partners, instance="there")
 
 
 FACTS = {"model_fingerprint": "a", "tokenizer_hash": "b", "chat_hash": "c"}

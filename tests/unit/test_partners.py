@@ -22,6 +22,7 @@ from hanabi_grpo.settings.partners import (
     own_seats,
     parse_pool,
     read_pool,
+    without_weight,
 )
 from hanabi_grpo.settings.refs import (
     AdapterRef,
@@ -134,6 +135,44 @@ def test_every_partner_plays_equally_often_and_takes_every_seat_equally_often(pl
         expected["iggi", seat] = 16
         expected["earlier", seat] = 16
     assert counts == expected
+
+
+def test_a_partner_plays_as_often_as_its_weight_says() -> None:
+    pool = parse_pool(("iggi*2", "player_1=piers*0.5", "earlier"), 2)
+    assert [partner.weight for partner in pool] == [2, Fraction(1, 2), 1]
+    assert [partner.spec for partner in pool] == ["iggi", "piers", "earlier"]
+    counts: Counter[tuple[str, int]] = Counter()
+    # 4 : 1 : 2 in whole numbers, so a cycle has 14 tasks.
+    for task in range(14 * 8):
+        drawn = draw(pool, task, share=1, seed=7, num_players=2)
+        assert drawn is not None
+        counts[drawn.partner.spec, drawn.seat] += 1
+    assert counts == {
+        ("iggi", 0): 32,
+        ("iggi", 1): 32,
+        ("piers", 1): 16,
+        ("earlier", 0): 16,
+        ("earlier", 1): 16,
+    }
+    # Equal weights are no weights.
+    equal = parse_pool(("iggi*3", "piers*3"), 2)
+    plain = parse_pool(("iggi", "piers"), 2)
+    for task in range(64):
+        weighted = draw(equal, task, share=0.5, seed=1, num_players=2)
+        unweighted = draw(plain, task, share=0.5, seed=1, num_players=2)
+        assert (weighted is None) == (unweighted is None)
+        if weighted is not None and unweighted is not None:
+            assert weighted.partner.spec == unweighted.partner.spec
+            assert weighted.seat == unweighted.seat
+
+
+def test_weights_of_which_no_cycle_can_be_made_are_refused() -> None:
+    assert "a weight is a number above 0" in refusal("iggi*0")
+    assert "a cycle of 10001 tasks as whole numbers; at most 1000" in refusal(
+        "iggi*1000", "piers*0.1"
+    )
+    assert "'iggi' is in it 2 times" in refusal("iggi*2", "iggi*3")
+    assert without_weight("player_1=outputs/run*2.5") == "player_1=outputs/run"
 
 
 def test_a_draw_depends_on_seed_task_and_pool_alone() -> None:

@@ -73,7 +73,8 @@ def test_cross_play_without_out_writes_below_output_dir(monkeypatch: pytest.Monk
 
 def test_a_run_may_begin_in_a_folder_that_was_evaluated_and_played_in() -> None:
     folder = Path("runs/a")
-    for name in ("evaluations", "played", "cross-play-laptop-20260131-093000"):
+    stamp = "laptop-20260131-093000"
+    for name in ("evaluations", "played", f"cross-play-{stamp}", f"adhoc-{stamp}"):
         (folder / name).mkdir(parents=True)
     check_fresh(folder)
 

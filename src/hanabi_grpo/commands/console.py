@@ -27,6 +27,7 @@ from hanabi_grpo.settings import (
 )
 from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
+from hanabi_grpo.settings.partners import without_weight
 from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.terminal import VisibleConsole, sayer
 from hanabi_grpo.texts import visible_json
@@ -208,7 +209,8 @@ def offline_environ(settings: Settings) -> dict[str, str]:
     waits through every library's retries. A model or a checkpoint from a hub needs the network.
     """
     from_hub = False
-    for entry in (*settings.start_from, *settings.partners, *settings.teacher):
+    partners = map(without_weight, settings.partners)
+    for entry in (*settings.start_from, *partners, *settings.teacher):
         _, reference = split_player(entry)
         if reference.startswith("hf:"):
             from_hub = True

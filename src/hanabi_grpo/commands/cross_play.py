@@ -1,6 +1,7 @@
 """`hanabi-grpo cross-play`: every policy with every other on common tasks, in both seat orders."""
 
 import shlex
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +26,17 @@ from hanabi_grpo.commands.playing import (
     Temperature,
     choose,
 )
-from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan, parse_entries, play_cells
+from hanabi_grpo.evaluation.crossplay.base_models import ServerGroup, group_cells
+from hanabi_grpo.evaluation.crossplay.plan import (
+    Plan,
+    make_plan,
+    parse_entries,
+    play_cells,
+    with_sampling,
+)
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_tasks
+from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import CROSS_PLAY, results_folder
@@ -99,11 +108,10 @@ def cross_play(
         )
 
     needs_server = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
-    with (
-        interruptible(stop_summary),
-        chosen.serving(console, needed=needs_server, own=own_server) as served,
-    ):
-        plan = make_plan(entries, chosen.game, tasks, suite=suite, served=served)
+    say = sayer(console)
+
+    def play(served: Served | None, names: Collection[str] | None = None) -> None:
+        assert plan is not None, "cells are played once there is a plan"
         with progress_bars(aside) as bars:
             cells_bar = bars.add_task("pairs", total=len(plan.cells))
             tasks_bar = bars.add_task("tasks", total=plan.num_tasks)
@@ -115,12 +123,39 @@ def cross_play(
             def progress(num_done: int) -> None:
                 bars.update(tasks_bar, completed=num_done)
 
-            play_cells(plan, folder, cells, served=served, begin=begin, progress=progress)
+            play_cells(
+                plan, folder, cells, served=served, begin=begin, progress=progress, names=names
+            )
             bars.update(cells_bar, completed=len(cells))
             bars.update(tasks_bar, completed=plan.num_tasks, description="tasks")
+
+    with interruptible(stop_summary):
+        groups: list[ServerGroup] = []
+        if own_server:
+            unresolved = make_plan(
+                entries, chosen.game, tasks, suite=suite, served=None, resolve=False
+            )
+            groups = group_cells(unresolved, chosen.loaded.settings.model)
+        if len({name for group in groups for name in group.models}) > 1:
+            for number, group in enumerate(groups, start=1):
+                say(
+                    f"server {number} of {len(groups)}: MODEL={group.model} "
+                    f"({len(group.cells)} pairs)"
+                )
+                is_needed = bool(group.models)
+                with chosen.serving(
+                    console, needed=is_needed, own=True, model=group.model if is_needed else None
+                ) as served:
+                    if plan is None or plan.temperature is None:
+                        plan = with_sampling(unresolved, served)
+                    play(served, group.cells)
+        else:
+            with chosen.serving(console, needed=needs_server, own=own_server) as served:
+                plan = make_plan(entries, chosen.game, tasks, suite=suite, served=served)
+                play(served)
+        assert plan is not None, "there is a group"
         summary = summarise(plan, cells)
         files = write_cross_play(folder, summary)
-    say = sayer(console)
     if as_json:
         print_json(summary_json(summary))
     else:

@@ -106,6 +106,14 @@ class EnvSpec:
         raise SettingsError(f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}.")
 
     @property
+    def score_range(self) -> tuple[float, float]:
+        """Least and greatest of the figure `score` names; figures of other names begin at 0."""
+        least_return, greatest_return = self.return_range
+        least = least_return if self.score == "return" else min(0.0, least_return)
+        greatest = greatest_return if self.max_score is None else float(self.max_score)
+        return least, greatest
+
+    @property
     def span(self) -> float:
         """How far apart two returns can be; 1 where all are the same."""
         low, high = self.return_range
@@ -290,6 +298,27 @@ class Environment(Protocol[C]):
         games in processes of their own, where a call that never returns can be ended. None: not
         known; then the games of this package are played by the server itself, and those of others
         in processes of their own.
+        """
+        return None
+
+    def bounds_key(self, config: C) -> str | None:
+        """Return what `best_response_score` depends on beside its arguments, e.g. a hash of rules.
+
+        Scores that were computed once hold as long as it is the same. None: nothing can be computed
+        for this game.
+        """
+        return None
+
+    def best_response_score(self, config: C, policy: str, seat: int) -> float | None:
+        """Return the greatest mean score, over all starts, of any player beside a script.
+
+        Args:
+            config: The settings.
+            policy: Name of the script, which has every other seat.
+            seat: Seat of the player.
+
+        Returns:
+            None where it cannot be computed, e.g. because the script searches.
         """
         return None
 

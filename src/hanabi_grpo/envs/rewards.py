@@ -149,6 +149,14 @@ class RewardedEnvironment(Environment[C]):
         """See `Environment.check_policy`."""
         self.base.check_policy(config, name)
 
+    def bounds_key(self, config: C) -> str | None:
+        """See `Environment.bounds_key`; nobody knows a bound where a stranger's function pays."""
+        return self.base.bounds_key(config) if self.base.spec(config).score != "return" else None
+
+    def best_response_score(self, config: C, policy: str, seat: int) -> float | None:
+        """See `Environment.best_response_score`."""
+        return self.base.best_response_score(config, policy, seat)
+
     def outside(self, config: C) -> Mapping[str, Outside]:
         """See `Environment.outside`."""
         return self.base.outside(config)

@@ -41,13 +41,16 @@ class Chosen:
     """Whether the game is one of several of a dataset, which a server of this command reads."""
 
     @contextmanager
-    def serving(self, console: Console, *, needed: bool, own: bool) -> Iterator[Served | None]:
+    def serving(
+        self, console: Console, *, needed: bool, own: bool, model: str | None = None
+    ) -> Iterator[Served | None]:
         """Connect to the rollout server that models play on, once it is healthy.
 
         Args:
             console: Where progress is reported.
             needed: Whether a model plays at all.
             own: Whether to start a server for this command instead of using the configured one.
+            model: MODEL of that server; None: that of the settings.
 
         Yields:
             The connection; None where no server is needed.
@@ -57,12 +60,16 @@ class Chosen:
             return
         with ExitStack() as stack:
             settings = self.loaded.settings
+            variables = self._game_variables()
+            if model is not None:
+                settings = settings.model_copy(update={"model": model})
+                variables["MODEL"] = model
             if own:
                 settings = stack.enter_context(
                     own_server(
                         settings,
                         sayer(console),
-                        environ=self._game_variables(),
+                        environ=variables,
                         folder=results_folder(settings),
                     )
                 )

@@ -302,11 +302,8 @@ def lineup_score(spec: EnvSpec, game: Episode, order: int) -> float:
 
 
 def score_range(spec: EnvSpec) -> tuple[float, float]:
-    """Return the least and the greatest of `EnvSpec.score`; figures of other names begin at 0."""
-    least_return, greatest_return = spec.return_range
-    least = least_return if spec.score == RETURN else min(0.0, least_return)
-    greatest = greatest_return if spec.max_score is None else float(spec.max_score)
-    return least, greatest
+    """Return the least and the greatest of `EnvSpec.score`."""
+    return spec.score_range
 
 
 def summarise(

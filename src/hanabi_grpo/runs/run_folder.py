@@ -39,6 +39,8 @@ PLAYED = "played"
 """Folder of games that people played."""
 CROSS_PLAY = "cross-play-"
 """Beginning of the name of a folder of cross-play results."""
+ADHOC = "adhoc-"
+"""Beginning of the name of a folder of an ad-hoc evaluation."""
 RUN_ID = ".run-id"
 """File with the unique number of the run."""
 SECRET = ".run-secret"
@@ -158,7 +160,9 @@ def used_entries(folder: Path) -> list[str]:
     for entry in folder.iterdir():
         is_log = entry.suffix == ".log"
         is_temporary = entry.name.startswith(".") and entry.suffix == ".tmp"
-        is_result = entry.name in (EVALUATIONS, PLAYED) or entry.name.startswith(CROSS_PLAY)
+        is_result = entry.name in (EVALUATIONS, PLAYED) or entry.name.startswith(
+            (CROSS_PLAY, ADHOC)
+        )
         if not is_log and not is_temporary and not is_result and entry.name != LOCK:
             names.append(entry.name)
     return sorted(names)

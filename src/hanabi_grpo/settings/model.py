@@ -814,7 +814,21 @@ class Settings(BaseModel):
         allowed="scripts (iggi), base, earlier (this run's kept checkpoints), url:NAME (of the "
         "server's HANABI_PARTNER_URLS), folders with a slash (a run, RUN@best, its checkpoint-N), "
         "wandb: or hf: references; :player_0 behind those chooses an adapter, player_1= before "
-        "a seat",
+        "a seat, *3 at the end weighs it",
+        affects=Affects.PLAY,
+    )
+    partner_draw: Literal["uniform", "worst"] = trainer(
+        "HANABI_PARTNER_DRAW",
+        "How partners are drawn: by their weights alone, or those with whom the run's recent games "
+        "scored least more often (prioritised fictitious self-play).",
+        "uniform",
+        affects=Affects.PLAY,
+    )
+    partner_power: float = trainer(
+        "HANABI_PARTNER_POWER",
+        "With HANABI_PARTNER_DRAW=worst, the p of (1 - normalised mean score)^p; 0: weights alone.",
+        2.0,
+        ge=0,
         affects=Affects.PLAY,
     )
     partner_share: float = trainer(

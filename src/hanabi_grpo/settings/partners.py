@@ -8,6 +8,7 @@ Everything here is a function of its arguments; nothing is read or sent.
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from hanabi_grpo.settings.refs import (
     UrlRef,
     parse_ref,
     split_player,
+    split_weight,
 )
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name, player_names
 
@@ -33,6 +35,8 @@ MAX_GUEST_ADAPTERS = 16
 """Guest adapters that a rollout server holds at once."""
 BLOCK = 16
 """Tasks within which the share of tasks with a partner is kept to the next whole number."""
+MAX_CYCLE = 1000
+"""Largest sum of a pool's weights as whole numbers: 2 and 0.5 count as 4 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class Partner:
     """Name in metrics; entries of the same name share one metric."""
     seat: int | None = None
     """The only seat that the partner takes; None: any seat."""
+    weight: Fraction = Fraction(1)
+    """How often it is drawn, as a multiple of the others' weights."""
 
     @property
     def is_earlier(self) -> bool:
@@ -76,12 +82,13 @@ def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> t
 
     Args:
         entries: Each is a script, `base`, `earlier`, a URL or a checkpoint, with `player_1=` before
-            it where it takes only that seat, e.g. ("iggi", "player_1=outputs/run").
+            it where it takes only that seat, and `*` with a weight behind it, e.g. ("iggi*3",
+            "player_1=outputs/run").
         num_players: Seats of the game.
         env: Name of the environment, whose scripts are allowed.
 
     Raises:
-        SettingsError: An entry is not a partner, or appears twice.
+        SettingsError: An entry is not a partner, or appears twice; or the weights are too unequal.
     """
     scripts = registry.get(env).policies
     pool = [_parse_partner(entry, num_players, scripts) for entry in entries]
@@ -90,8 +97,15 @@ def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> t
         if count > 1:
             entry = spec if seat is None else f"{player_name(seat)}={spec}"
             raise SettingsError(
-                f"HANABI_PARTNERS: {entry!r} is in it {count} times; name each partner once."
+                f"HANABI_PARTNERS: {entry!r} is in it {count} times; name each partner once. "
+                "A weight says how often it plays, as in iggi*2."
             )
+    cycle = sum(_whole_weights(pool))
+    if cycle > MAX_CYCLE:
+        raise SettingsError(
+            f"HANABI_PARTNERS: the weights are a cycle of {cycle} tasks as whole numbers; at most "
+            f"{MAX_CYCLE} are possible. Give simpler ones, e.g. iggi*3,piers*0.5."
+        )
     return _with_distinct_names(pool)
 
 
@@ -102,12 +116,14 @@ def draw(
     share: float,
     seed: int,
     num_players: int,
+    chances: Sequence[float] | None = None,
 ) -> Draw | None:
     """Return the partner of a task and its seat; None: self-play.
 
     In each block of 16 tasks the given share, rounded so that the sum over blocks is right, has a
     partner; a hash decides which tasks. They go through all pairs of partner and seat before a pair
-    repeats, each time in another order.
+    repeats, each time in another order; a partner of weight 3 is there three times as often as one
+    of weight 1. With chances each task draws a pair by them instead.
 
     Args:
         pool: The partners; empty: self-play alone.
@@ -115,26 +131,73 @@ def draw(
         share: Share of tasks with a partner, 0 to 1.
         seed: Seed of the run.
         num_players: Seats of the game.
+        chances: Of each of `pairs`, at least 0, not all 0; None: by the weights alone.
     """
     block = task // BLOCK
     partner_tasks = _partner_tasks(block, share, seed)
     if not pool or task not in partner_tasks:
         return None
     number = _num_partner_tasks_before(block, share) + partner_tasks.index(task)
-    # A partner with a fixed seat has as many pairs as one that takes any seat, so that every
-    # partner plays equally often.
-    pairs = []
-    for partner in pool:
-        for player in range(num_players):
-            partner_seat = player if partner.seat is None else partner.seat
-            pairs.append(Draw(partner, partner_seat))
-    cycle, position = divmod(number, len(pairs))
+    choices = pairs(pool, num_players)
+    if chances is not None:
+        return choices[_draw_by(chances, seed, task)]
+    deck = []
+    for pair, copies in zip(choices, _copies(pool, num_players), strict=True):
+        deck += [pair] * copies
+    cycle, position = divmod(number, len(deck))
 
     def order_in_cycle(index: int) -> bytes:
         return _hash(seed, "pair", cycle, index)
 
-    order = sorted(range(len(pairs)), key=order_in_cycle)
-    return pairs[order[position]]
+    order = sorted(range(len(deck)), key=order_in_cycle)
+    return deck[order[position]]
+
+
+def pairs(pool: Sequence[Partner], num_players: int) -> list[Draw]:
+    """Return every pair of partner and seat, in the order of the pool.
+
+    A partner with a fixed seat has as many pairs as one that takes any seat, so that every partner
+    of the same weight plays equally often.
+    """
+    choices = []
+    for partner in pool:
+        for player in range(num_players):
+            seat = player if partner.seat is None else partner.seat
+            choices.append(Draw(partner, seat))
+    return choices
+
+
+def _draw_by(chances: Sequence[float], seed: int, task: int) -> int:
+    """Return an index of `chances`, each as likely as it says; the same for the same task."""
+    number = int.from_bytes(_hash(seed, "chance", task)[:8], "big")
+    point = number / 2**64 * math.fsum(chances)
+    total = 0.0
+    last = 0
+    for index, chance in enumerate(chances):
+        if chance <= 0:
+            continue
+        last = index
+        total += chance
+        if point < total:
+            return index
+    # The sums may differ in their last bit.
+    return last
+
+
+def _copies(pool: Sequence[Partner], num_players: int) -> list[int]:
+    """Return how often each of `pairs` comes up in a cycle."""
+    copies = []
+    for weight in _whole_weights(pool):
+        copies += [weight] * num_players
+    return copies
+
+
+def _whole_weights(pool: Sequence[Partner]) -> list[int]:
+    """Return the weights as the smallest whole numbers of the same proportions."""
+    factor = math.lcm(*[partner.weight.denominator for partner in pool])
+    whole = [int(partner.weight * factor) for partner in pool]
+    divisor = math.gcd(*whole)
+    return [weight // divisor for weight in whole]
 
 
 def choose_step(steps: Sequence[int], task: int, *, seed: int) -> int:
@@ -153,6 +216,11 @@ def choose_step(steps: Sequence[int], task: int, *, seed: int) -> int:
         return _hash(seed, Role.EARLIER, task, step)
 
     return max(steps, key=rank)
+
+
+def without_weight(entry: str) -> str:
+    """Return an entry of HANABI_PARTNERS without its weight."""
+    return split_weight(entry)[0]
 
 
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
@@ -259,20 +327,36 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
     return pool
 
 
-def describe_pool(pool: Sequence[Partner], share: float) -> str:
-    """Return one sentence for the log."""
+def describe_pool(pool: Sequence[Partner], share: float, *, by_score: bool = False) -> str:
+    """Return one sentence for the log.
+
+    Args:
+        pool: The partners.
+        share: Share of tasks with a partner.
+        by_score: Whether scores decide who is drawn.
+    """
     entries = []
     for partner in pool:
         seat = "(any seat)" if partner.seat is None else f"as {player_name(partner.seat)}"
-        entries.append(f"{partner.spec} {seat}")
+        weight = "" if partner.weight == 1 else f", weight {float(partner.weight):g}"
+        entries.append(f"{partner.spec} {seat}{weight}")
+    how = ""
+    if by_score:
+        how = ", those with a low score more often (HANABI_PARTNER_DRAW=worst)"
     return (
         f"partners: {share:.0%} of the tasks (HANABI_PARTNER_SHARE={share:g}) with one of "
-        f"{', '.join(entries)}"
+        f"{', '.join(entries)}{how}"
     )
 
 
 def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Partner:
-    player, spec = split_player(entry)
+    player, weighted = split_player(entry)
+    spec, typed_weight = split_weight(weighted)
+    weight = Fraction(typed_weight or 1)
+    if weight == 0:
+        raise SettingsError(
+            f"HANABI_PARTNERS: {entry!r}: a weight is a number above 0; leave out who never plays."
+        )
     names = player_names(num_players)
     if player is not None and player not in names:
         raise SettingsError(
@@ -289,7 +373,7 @@ def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Pa
         case _:
             name = spec
     seat = None if player is None else names.index(player)
-    return Partner(spec=spec, ref=ref, name=name, seat=seat)
+    return Partner(spec=spec, ref=ref, name=name, seat=seat, weight=weight)
 
 
 def _with_distinct_names(pool: Sequence[Partner]) -> tuple[Partner, ...]:

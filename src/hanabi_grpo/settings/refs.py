@@ -61,6 +61,7 @@ _ADAPTER_PATTERN = re.compile(
     r"(?P<name>[A-Za-z0-9_]{1,64})(?:@(?P<version>latest|[0-9]{1,12}))?", re.ASCII
 )
 _SEATED_PATTERN = re.compile(rf"(?P<player>{_PLAYER})\s*=\s*(?P<spec>.*)", re.ASCII)
+_WEIGHTED_PATTERN = re.compile(r"(?P<entry>.+?)\s*\*\s*(?P<weight>[0-9]+(?:\.[0-9]+)?)", re.ASCII)
 _CHOSEN_ADAPTER_PATTERN = re.compile(rf"(?P<place>.+):(?P<adapter>{_PLAYER})", re.ASCII)
 _WANDB_PATTERN = re.compile(
     rf"wandb:(?:(?P<entity>{_WANDB_PART})/)?(?P<project>{_WANDB_PART})/(?P<name>{_WANDB_PART})"
@@ -369,6 +370,17 @@ def split_player(entry: str) -> tuple[str | None, str]:
     if match is None:
         return None, entry
     return match["player"], match["spec"]
+
+
+def split_weight(entry: str) -> tuple[str, str | None]:
+    """Return an entry of HANABI_PARTNERS without its weight, and the weight as it was typed.
+
+    E.g. ("player_1=iggi", "2.5") of "player_1=iggi*2.5", and ("iggi", None) of "iggi".
+    """
+    match = _WEIGHTED_PATTERN.fullmatch(entry)
+    if match is None:
+        return entry, None
+    return match["entry"], match["weight"]
 
 
 def is_remote(text: str) -> bool:

@@ -23,6 +23,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.partners import without_weight
 from hanabi_grpo.settings.refs import Moving, Place, parse_checkpoint, split_player
 from hanabi_grpo.tracking.checkpoints import fetch, pin_version
 
@@ -72,7 +73,7 @@ def fetch_used(
         SettingsError: One cannot be fetched, or is not what the run used before.
     """
     used = recorded_checkpoints(run_folder)
-    entries = [*settings.partners, *settings.teacher]
+    entries = [*map(without_weight, settings.partners), *settings.teacher]
     if not is_resumed:
         entries += settings.start_from
     places: dict[Moving, None] = {}

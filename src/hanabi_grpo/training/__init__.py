@@ -6,8 +6,9 @@
 - Before the loop: `main` is the process, `pipeline` tells ms-swift of our settings, model and data,
   `trainer` is the seam between ms-swift and the loop.
 - Playing: `tasks` names a step's tasks, `link` talks to a rollout server (`fleet_link` to several),
-  `partner_seats` seats partners, `overlap` plays a step ahead, `resampling` replaces zero-variance
-  groups, `validation` and `phases` say how versions do and who is trained.
+  `partner_seats` seats partners, which `matchmaking` draws by the run's scores, `overlap` plays a
+  step ahead, `resampling` replaces zero-variance groups, `validation` and `phases` say how versions
+  do and who is trained.
 - Learning: `seats` is the seat assignment of a step and `groups` its episodes; `batching` makes
   `micro_batch`es with the `advantages` of `estimators` (and of `learned` critics); `policy`
   computes logprobs, `mismatch` compares them with the sampler's (`check_sample` is what it looks

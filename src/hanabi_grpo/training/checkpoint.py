@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from hanabi_grpo.errors import ParityError, RunFolderError
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
 from hanabi_grpo.runs.restored_run import TRAINER_STATE
+from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.state import StepState
@@ -42,6 +43,7 @@ EARLIER = "earlier.safetensors"
 PHASE_BEST = "phase_best.safetensors"
 KL_WEIGHTS = "kl_weights.json"
 REFERENCE = "reference.safetensors"
+PARTNERS = "partners.json"
 SAVED_OF_A_GROUP = ("player", "updates", "lr")
 """What is kept of an optimizer group: whose it is, how often it moved, and its rate."""
 SAVE_TRIES = 3
@@ -108,6 +110,8 @@ class TrainingState:
             (folder / MISMATCH).write_text(json.dumps(self.step_state.mismatch))
         if self.step_state.kl_weights:
             (folder / KL_WEIGHTS).write_text(json.dumps(dict(self.step_state.kl_weights)))
+        if self.step_state.partners.games:
+            (folder / PARTNERS).write_text(json.dumps(self.step_state.partners.to_json()))
         if self.step_state.reference:
             save_tensors(self.step_state.reference, folder / REFERENCE)
         if self.step_state.critics:
@@ -130,6 +134,7 @@ class TrainingState:
             earlier=read_tensors(folder / EARLIER),
             phase_best=read_tensors(folder / PHASE_BEST),
             kl_weights=_read_json(folder / KL_WEIGHTS),
+            partners=PartnerRecord.from_json(_read_json(folder / PARTNERS)),
             reference=read_tensors(folder / REFERENCE),
         )
         return cls(

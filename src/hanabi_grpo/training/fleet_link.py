@@ -29,6 +29,7 @@ from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.link import GamesRequest, ProbedReplica, ServerLink, training_seed
+from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.model.adapters import export_adapter
 from hanabi_grpo.types import DroppedGame
 
@@ -71,6 +72,11 @@ class FleetLink:
         for link in self.links.values():
             names |= link.partner_names
         return names
+
+    def use_partner_record(self, record: PartnerRecord) -> None:
+        """Draw partners by these results from now on, see `matchmaking`."""
+        for link in self.links.values():
+            link.use_partner_record(record)
 
     def connect(self, version: int) -> None:
         """Introduce this run to every server, once all of them are found alike."""

@@ -48,6 +48,7 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.settings.refs import ScriptRef
 from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers
+from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats, retry_dropped
 from hanabi_grpo.training.tasks import check_stamps
@@ -140,6 +141,10 @@ class ServerLink:
         self.curves = validation_curves(settings)
         self._curve_seats = CurveSeats(settings, self.client, self.curves)
         self._heartbeat: Heartbeat | None = None
+
+    def use_partner_record(self, record: PartnerRecord) -> None:
+        """Draw partners by these results from now on, see `matchmaking`."""
+        self.partners.record = record
 
     def connect(self, version: int) -> None:
         """Introduce this run to the server.

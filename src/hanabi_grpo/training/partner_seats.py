@@ -30,6 +30,7 @@ from hanabi_grpo.settings.partners import (
 from hanabi_grpo.settings.refs import NOT_HELD, CheckpointRef, Place, UrlRef, unknown_url
 from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
 from hanabi_grpo.tracking.used_checkpoints import read_used
+from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class PartnerSeats:
         self.pool = read_pool(settings)
         self.names: dict[str, str] = {}
         """What metrics call a partner, by its seat, for every partner that was drawn."""
+        self.record = PartnerRecord()
+        """Of earlier games, as the next draws see it with HANABI_PARTNER_DRAW=worst."""
         self._checkpoints: dict[Place, SavedAdapters] = {}
         self._guests: dict[tuple[Place, str], str] = {}
         """Seats of what the server holds by checkpoint and adapter, least recently used first."""
@@ -87,7 +90,9 @@ class PartnerSeats:
         self._load_teachers(facts)
         if not self.pool:
             return
-        logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
+        by_score = self._settings.partner_draw == "worst"
+        share = self._settings.partner_share
+        logger.info("%s", describe_pool(self.pool, share, by_score=by_score))
         for partner in self.pool:
             if isinstance(partner.ref, UrlRef):
                 known = urls or {}
@@ -169,12 +174,17 @@ class PartnerSeats:
         """Return what is asked for one task."""
         if not self.pool:
             return task.request()
+        settings = self._settings
+        chances = None
+        if settings.partner_draw == "worst":
+            chances = self.record.chances(self.pool, settings.players, settings.partner_power)
         drawn = draw(
             self.pool,
             task.number,
-            share=self._settings.partner_share,
-            seed=self._settings.seed,
-            num_players=self._settings.players,
+            share=settings.partner_share,
+            seed=settings.seed,
+            num_players=settings.players,
+            chances=chances,
         )
         partner_seat = self._seat_of(drawn, version, task.number) if drawn is not None else None
         if drawn is None or partner_seat is None:

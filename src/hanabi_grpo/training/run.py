@@ -27,7 +27,7 @@ from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
-from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.partners import own_seats, read_pool
 from hanabi_grpo.training.adapter_probe import AdapterProbe
 from hanabi_grpo.training.advantages import next_estimator_state
 from hanabi_grpo.training.batching import (
@@ -64,6 +64,7 @@ from hanabi_grpo.training.loss import (
     add_entropy_bonus,
     mean_logprobs,
 )
+from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
 from hanabi_grpo.training.minibatches import parts_of_games
 from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck
@@ -292,6 +293,7 @@ class TrainingRun:
         """Updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
         self._reference = Reference(parts.policy, settings.reference)
+        self._pool = read_pool(settings)
         self._thoughts: WithoutThoughts | None = None
         if not settings.train_thoughts:
             texts = {name: text_of(one) for name, one in parts.tokenizers.items()}
@@ -434,8 +436,11 @@ class TrainingRun:
         played: PlayedStep | None = None
         if self._accelerator.is_main_process:
             tasks = self._tasks.of_step(step, self._plan.tasks)
+            link = self._parts.link
+            link.use_partner_record(self._partners_seen_at(step))
             games = self._ahead.take(tasks, version)
             if self._settings.overlap and step + 1 < self._parts.max_steps:
+                link.use_partner_record(self._partners_seen_at(step + 1))
                 self._ahead.ask(self._tasks.of_step(step + 1, self._plan.tasks), version)
             self._remember_late_tasks(tasks, games)
             seats = SeatAssignment.at_version(
@@ -444,8 +449,9 @@ class TrainingRun:
                 games.version,
                 self._verdict.active_players,
             )
+            link.use_partner_record(self._partners_seen_at(step))
             used = resample(
-                self._parts.link,
+                link,
                 self._policy.adapter_names,
                 tasks,
                 games.result,
@@ -457,7 +463,7 @@ class TrainingRun:
                 games=games,
                 used=used,
                 seats=seats,
-                partner_names=self._parts.link.partner_names,
+                partner_names=link.partner_names,
             )
         played = _broadcast(played)
         self._metrics.add(played.used.metrics)
@@ -465,6 +471,8 @@ class TrainingRun:
         self._metrics.add(
             self._recorder.record(played.used, version, played.seats.seats, played.partner_names)
         )
+        if self._pool:
+            self._remember_partners(step, played)
         if self._settings.overlap:
             self._metrics.add(
                 {
@@ -473,6 +481,27 @@ class TrainingRun:
                 }
             )
         return played
+
+    def _partners_seen_at(self, step: int) -> PartnerRecord:
+        """Return what the draws of a step's partners may know, the same in a resumed run."""
+        return self.state.partners.before(step - int(self._settings.overlap))
+
+    def _remember_partners(self, step: int, played: PlayedStep) -> None:
+        """Count a step's games with partners, for later draws and for checkpoints."""
+        settings = self._settings
+        if settings.partner_draw == "worst":
+            seen = self._partners_seen_at(step)
+            power = settings.partner_power
+            self._metrics.add(seen.figures(self._pool, settings.players, power))
+        partners = self.state.partners.with_games(
+            played.used.drawn,
+            self._parts.setups,
+            step=step,
+            own_seats=played.seats.seats,
+            names=played.partner_names,
+            specs={partner.name: partner.spec for partner in self._pool},
+        )
+        self._next_state = replace(self._next_state, partners=partners)
 
     def _remember_late_tasks(self, tasks: Sequence[TaskRow], games: StepGames) -> None:
         numbers = late_tasks(tasks, games.result.groups, games.result.dropped)
@@ -919,6 +948,8 @@ class TrainingRun:
         }
         if self._parts.started_from:
             facts["started_from"] = self._parts.started_from
+        if self.state.partners.games:
+            facts["trained_with"] = dict(self.state.partners.games)
         return facts | link.server_facts
 
     def _best_step(self) -> int | None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hanabi_grpo.training.matchmaking import PartnerRecord
+
 Evidence = Mapping[str, Sequence[Sequence[float]]]
 """Of the mismatch check, see `mismatch`."""
 
@@ -33,6 +35,8 @@ class StepState:
     """With BETA each player's weight of the KL term, which HANABI_KL_TARGET adapts."""
     reference: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
     """Weights of HANABI_REFERENCE=start or every:K; empty with the base model."""
+    partners: PartnerRecord = field(default_factory=PartnerRecord)
+    """Games with each partner of HANABI_PARTNERS; empty without."""
     phase_best: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """With HANABI_UPDATE=best_response the weights that the trained player had at the phase's best
     validation; empty with any other."""

@@ -10,6 +10,12 @@ from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import CHECKS, PLANNERS, POLICIES
+from hanabi_grpo.envs.hanabi.policies.best_response import MOST_DECKS
+from hanabi_grpo.envs.hanabi.policies.exact_response import (
+    best_score,
+    engine_digest,
+    make_partner,
+)
 from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt, view_with
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
@@ -209,6 +215,22 @@ class Hanabi(base.Environment[EnvConfig]):
             attainable=attainable(board),
             disjoint_splits=deals_halves(board, "train"),
         )
+
+    def bounds_key(self, config: EnvConfig) -> str | None:
+        """Return a key for boards whose decks can all be played; see `Environment.bounds_key`."""
+        board = config.spec()
+        is_small = num_decks(board.num_colors, board.num_ranks) <= MOST_DECKS
+        if not is_small or not board.deals_all_decks or config.other_play or config.max_turns:
+            return None
+        return f"{board.rules_hash}-{config.bomb_rule}-{engine_digest()}"
+
+    def best_response_score(self, config: EnvConfig, policy: str, seat: int) -> float | None:
+        board = config.spec()
+        keeps = config.bomb_rule == "keep"
+        partner = make_partner(board, policy, keeps=keeps)
+        if self.bounds_key(config) is None or partner is None:
+            return None
+        return best_score(board, partner, seat, keeps=keeps)
 
     def system(self, config: EnvConfig, player: int) -> str:
         return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)

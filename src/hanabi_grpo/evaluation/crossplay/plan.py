@@ -3,7 +3,7 @@
 The tasks of a cell are a ledger in the folder's `cells/`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,18 @@ def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
             f"{len(texts)} entries: cross-play needs {MIN_ENTRIES} to {MAX_ENTRIES}, "
             "e.g. hanabi-grpo cross-play iggi piers served"
         )
-    parsed = [_parse_entry(text, setup) for text in texts]
+    return name_entries([parse_entry(text, setup) for text in texts])
+
+
+def name_entries(parsed: Sequence[tuple[str, Ref]]) -> tuple[Entry, ...]:
+    """Return entries with names that tell them apart.
+
+    Args:
+        parsed: The name that was given, "" for none, and the policy of each.
+
+    Raises:
+        SettingsError: A name or policy is given twice.
+    """
     short_labels = [label or short_name(str(ref)) for label, ref in parsed]
     entries = []
     for (label, ref), short_label in zip(parsed, short_labels, strict=True):
@@ -102,8 +113,12 @@ def _refuse_twice(what: str, values: Sequence[str], next_step: str) -> None:
             raise SettingsError(f"{what} {value!r} is there {count} times; {next_step}.")
 
 
-def _parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
-    """Return the name that was given, "" for none, and the reference."""
+def parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
+    """Return the name that was given, "" for none, and the reference.
+
+    Raises:
+        SettingsError: The policy spec is unknown, or a list of specs.
+    """
     label, equals, spec = text.partition("=")
     label = label.strip()
     spec = spec.strip()
@@ -133,6 +148,7 @@ def make_plan(
     *,
     suite: str,
     served: Served | None,
+    resolve: bool = True,
 ) -> Plan:
     """Resolve every entry and list the cells.
 
@@ -144,6 +160,8 @@ def make_plan(
         num_tasks: Tasks 0 to `num_tasks - 1` are played in every cell.
         suite: Suite of the tasks.
         served: How models are played; needed unless every entry is a script.
+        resolve: Whether to look up now what each entry stands for on the server. Without, as where
+            servers come one after the other, entries are what was typed.
 
     Raises:
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
@@ -160,6 +178,9 @@ def make_plan(
     needs_server = False
     for i in range(len(entries)):
         team = cells[f"{i}-{i}"]
+        if not resolve:
+            seats.append(team.specs)
+            continue
         key = lineup_key(team, setup, suite=suite, served=served)
         seats.append(tuple(key["seats"][0]))
         needs_server = needs_server or team.needs_server
@@ -174,6 +195,13 @@ def make_plan(
         seats=tuple(seats),
         cells=cells,
     )
+
+
+def with_sampling(plan: Plan, served: Served | None) -> Plan:
+    """Return a plan whose models sample as on a server; as it is where there is none."""
+    if served is None:
+        return plan
+    return replace(plan, temperature=served.temperature, token_filter=served.token_filter)
 
 
 def _refuse_same_players(entries: Sequence[Entry], seats: Sequence[tuple[str, ...]]) -> None:
@@ -196,6 +224,7 @@ def play_cells(
     served: Served | None,
     begin: Callable[[Lineup], None],
     progress: Callable[[int], None],
+    names: Collection[str] | None = None,
 ) -> None:
     """Play every cell; tasks that an earlier call finished are not played again.
 
@@ -206,12 +235,15 @@ def play_cells(
         served: How models are played; needed unless every entry is a script.
         begin: Receives each cell before its first task.
         progress: Receives the number of the cell's tasks that are done.
+        names: Names of the cells that are played now; None: all of them.
 
     Raises:
         ServerError: The server failed, or dropped a game.
         SettingsError: The folder holds a cell of other players or settings, or the disk is full.
     """
     for name, lineup in plan.cells.items():
+        if names is not None and name not in names:
+            continue
         begin(lineup)
         cells[name] = evaluate_lineup(
             lineup,

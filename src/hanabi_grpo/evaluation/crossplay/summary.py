@@ -8,22 +8,43 @@ from typing import Any
 import numpy as np
 
 from hanabi_grpo.evaluation.crossplay.plan import Plan
+from hanabi_grpo.evaluation.crossplay.ratings import (
+    PartnerRatings,
+    PlayerRatings,
+    Rating,
+    rate_partners,
+    rate_players,
+)
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, EntryFigures, Estimate, Matrix
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.matches import start_numbers
-from hanabi_grpo.evaluation.outcomes import outcome_shares, played_roles
+from hanabi_grpo.evaluation.outcomes import is_versus, outcome_shares, played_roles
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
 _FORMAT = 2
 """Version of the JSON file."""
 _GAP = "gap"
+SEED_MARK = "#"
+"""Between the name of a method and its seed in an entry's name."""
 _TITLES_OF_FIGURES = {
     "self_play": "self-play",
     "cross_play": "cross-play",
     _GAP: "self-play minus cross-play",
 }
 """Figures of the whole matrix, see `Matrix.whole`, with their names in tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodFigures:
+    """The seeds of one training method: entries named METHOD#SEED."""
+
+    name: str
+    num_seeds: int
+    whole: Mapping[str, BothErrors]
+    """As `Matrix.whole`, of these seeds alone; its error over entries is over seeds."""
+    with_others: Mapping[str, Estimate]
+    """By the name of another method, the mean score of all pairs with it, in both orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +58,12 @@ class Summary:
     whole: Mapping[str, BothErrors]
     """Figures of a team game, see `Matrix.whole`; empty elsewhere."""
     entries: tuple[EntryFigures, ...]
+    opponents: PlayerRatings | None = None
+    """Ratings where one wins what the other loses; None elsewhere."""
+    partners: PartnerRatings | None = None
+    """Ratings of a team game; None elsewhere, and with fewer than three entries."""
+    methods: tuple[MethodFigures, ...] = ()
+    """Of entries that are named as seeds of one method; empty where none are."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -85,13 +112,44 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
         scores=np.asarray(scores, dtype=np.float64).reshape(shape),
         starts=np.asarray(starts, dtype=np.int64),
     )
+    opponents = None
+    if is_versus(plan.setup.spec):
+        opponents = rate_players(cells, num_entries, plan.setup.spec.roles)
     return Summary(
         plan=plan,
         cells=dict(cells),
         matrix=matrix,
         whole=matrix.whole() if plan.is_team else {},
         entries=tuple(map(matrix.entry, range(num_entries))),
+        opponents=opponents,
+        partners=rate_partners(matrix) if plan.is_team else None,
+        methods=_methods(plan, matrix) if plan.is_team else (),
     )
+
+
+def _methods(plan: Plan, matrix: Matrix) -> tuple[MethodFigures, ...]:
+    """Return the figures of each method of which there are several seeds."""
+    members: dict[str, list[int]] = {}
+    for number, entry in enumerate(plan.entries):
+        method, is_seed, _ = entry.label.rpartition(SEED_MARK)
+        if is_seed and method:
+            members.setdefault(method, []).append(number)
+    seeds = {name: numbers for name, numbers in members.items() if len(numbers) > 1}
+    figures = []
+    for name, numbers in seeds.items():
+        own = Matrix(scores=matrix.scores[np.ix_(numbers, numbers)], starts=matrix.starts)
+        with_others = {}
+        for other, other_numbers in seeds.items():
+            if other != name:
+                here = matrix.scores[np.ix_(numbers, other_numbers)].mean(axis=(0, 1))
+                there = matrix.scores[np.ix_(other_numbers, numbers)].mean(axis=(0, 1))
+                with_others[other] = matrix.over_tasks((here + there) / 2)
+        figures.append(
+            MethodFigures(
+                name=name, num_seeds=len(numbers), whole=own.whole(), with_others=with_others
+            )
+        )
+    return tuple(figures)
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
@@ -122,6 +180,9 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "num_played": len(summary.cells),
         "num_pairs": len(plan.cells),
         **whole,
+        "opponents": _opponents_json(summary),
+        "partners": _partners_json(summary),
+        "methods": [_method_json(method) for method in summary.methods],
         "entries": [_entry_json(summary, number) for number in range(len(summary.labels))],
         "cells": _matrix_json(summary),
     }
@@ -144,6 +205,51 @@ def _cell_json(cell: EvaluationResult | None) -> dict[str, Any] | None:
     if cell is None:
         return None
     return {"seats": cell.seats[0], **cell.estimate.to_json(), "figures": cell.figures}
+
+
+def _opponents_json(summary: Summary) -> dict[str, Any] | None:
+    ratings = summary.opponents
+    if ratings is None:
+        return None
+    entries = []
+    for label, rating in zip(summary.labels, ratings.entries, strict=True):
+        entries.append({"label": label, **_rating_json(rating)})
+    return {
+        "scale": "Elo, mean 0",
+        "num_games": ratings.num_games,
+        "first_role": ratings.first_role,
+        "seat_effect": _rating_json(ratings.seat_effect),
+        "entries": entries,
+    }
+
+
+def _rating_json(rating: Rating) -> dict[str, Any]:
+    return {"mean": rating.mean, "interval_95": [rating.low, rating.high]}
+
+
+def _partners_json(summary: Summary) -> dict[str, Any] | None:
+    ratings = summary.partners
+    if ratings is None:
+        return None
+    entries = []
+    for label, entry in zip(summary.labels, ratings.entries, strict=True):
+        entries.append(
+            {
+                "label": label,
+                "rating": entry.rating._asdict(),
+                "error_partners": entry.error_partners,
+                "row": entry.row._asdict(),
+                "column": entry.column._asdict(),
+                "own_convention": entry.own_convention._asdict(),
+            }
+        )
+    return {"explained": ratings.explained, "entries": entries}
+
+
+def _method_json(method: MethodFigures) -> dict[str, Any]:
+    whole = {name: both._asdict() for name, both in method.whole.items()}
+    others = {name: estimate._asdict() for name, estimate in method.with_others.items()}
+    return {"name": method.name, "num_seeds": method.num_seeds, **whole, "with_others": others}
 
 
 def _entry_json(summary: Summary, number: int) -> dict[str, Any]:
@@ -205,6 +311,12 @@ def all_sheets(summary: Summary) -> list[Sheet]:
     sheets = [_matrix_sheet(summary)]
     if summary.whole:
         sheets.append(_whole_sheet(summary))
+    if summary.methods:
+        sheets.append(_methods_sheet(summary))
+    if summary.opponents is not None:
+        sheets.append(_opponents_sheet(summary, summary.opponents))
+    if summary.partners is not None:
+        sheets.append(_partners_sheet(summary, summary.partners))
     sheets.append(_entries_sheet(summary))
     return sheets
 
@@ -249,6 +361,92 @@ def _whole_sheet(summary: Summary) -> Sheet:
             "Cross-play is the mean off the diagonal, both orders of each pair. ± over tasks: "
             "with other tasks, for these entries. ± over entries: with others of the same kind, "
             "e.g. training seeds (delete-one jackknife, from 3 entries on)."
+        ),
+    )
+
+
+def _methods_sheet(summary: Summary) -> Sheet:
+    """Return self-play minus cross-play of each method, over its seeds."""
+    names = [method.name for method in summary.methods]
+    rows = []
+    for method in summary.methods:
+        cells = []
+        for title in _TITLES_OF_FIGURES:
+            both = method.whole[title]
+            sign = "+" if title == _GAP else ""
+            if math.isfinite(both.error_entries):
+                cells.append(with_error(both.mean, both.error_entries, sign))
+            else:
+                cells.append(figure(both.mean, sign))
+        for other in names if len(names) > 1 else ():
+            estimate = method.with_others.get(other)
+            mean = figure(estimate.mean) if estimate is not None else UNKNOWN
+            cells.append(mean)
+        rows.append((method.name, str(method.num_seeds), *cells))
+    others = [f"with {name}" for name in names] if len(names) > 1 else []
+    return Sheet(
+        title="Methods",
+        columns=("", "seeds", *_TITLES_OF_FIGURES.values(), *others),
+        groups=[rows],
+        note=(
+            "Entries that are named METHOD#SEED; cross-play among the seeds of a method. ± over "
+            "seeds (delete-one jackknife, from 3 seeds on)."
+        ),
+    )
+
+
+def _opponents_sheet(summary: Summary, ratings: PlayerRatings) -> Sheet:
+    """Return the ratings of players, best first."""
+    order = sorted(range(len(summary.labels)), key=lambda number: -ratings.entries[number].mean)
+    rows = []
+    for number in order:
+        rating = ratings.entries[number]
+        interval = f"{rating.low:+.0f} to {rating.high:+.0f}"
+        rows.append((summary.labels[number], f"{rating.mean:+.0f}", interval))
+    seat = ratings.seat_effect
+    return Sheet(
+        title="Ratings",
+        columns=("entry", "rating", "95 %"),
+        groups=[rows],
+        note=(
+            f"Bradley-Terry on Elo's scale, mean 0, from {ratings.num_games} games off the "
+            "diagonal, a draw being half a win; intervals resample games. To be "
+            f"{ratings.first_role} is worth {seat.mean:+.0f} points ({seat.low:+.0f} to "
+            f"{seat.high:+.0f})."
+        ),
+    )
+
+
+def _partners_sheet(summary: Summary, ratings: PartnerRatings) -> Sheet:
+    """Return the ratings of partners, best first."""
+    first, others = seat_titles(summary)
+    order = sorted(
+        range(len(summary.labels)), key=lambda number: -ratings.entries[number].rating.mean
+    )
+    rows = []
+    for number in order:
+        entry = ratings.entries[number]
+        rows.append(
+            (
+                summary.labels[number],
+                with_error(entry.rating.mean, entry.rating.error, "+"),
+                figure(entry.error_partners),
+                with_error(entry.row.mean, entry.row.error, "+"),
+                with_error(entry.column.mean, entry.column.error, "+"),
+                with_error(entry.own_convention.mean, entry.own_convention.error, "+"),
+            )
+        )
+    explained = ""
+    if math.isfinite(ratings.explained):
+        explained = f" It explains {100 * ratings.explained:.0f} % of their variance."
+    return Sheet(
+        title="Ratings as partners",
+        columns=("entry", "rating", "± over partners", first, others, "own convention"),
+        groups=[rows],
+        note=(
+            "Points that an entry adds to a team of others, in both places together: cells off the "
+            f"diagonal as mean + row + column.{explained} ± over tasks. Own convention: its "
+            "self-play above what the ratings say."
         ),
     )
 

@@ -205,14 +205,14 @@ def _expand(spec: GameSpec, team: Team, player: int, keeps: bool) -> list[_Level
             moves = team[mover].choose(seen, options)
         games, is_over = step(spec, games, mover, moves)
         ongoing = (~is_over).nonzero()[0]
-        levels.append(_Level(choices, _scores(games, keeps), ongoing))
+        levels.append(_Level(choices, final_scores(games, keeps), ongoing))
         games = games.take(ongoing)
         if len(games) == 0:
             return levels
     raise AssertionError("a cycle does not end")
 
 
-def _scores(games: Games, keeps: bool) -> Values:
+def final_scores(games: Games, keeps: bool) -> Values:
     """Return the points on each table, 0 on a bomb unless it keeps them."""
     points = games.heights.sum(axis=1).astype(float)
     if keeps:

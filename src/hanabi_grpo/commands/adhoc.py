@@ -1,0 +1,177 @@
+"""`hanabi-grpo adhoc`: a run's players beside partners that they have not met, and bounds."""
+
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hanabi_grpo.client.lineups import Lineup
+from hanabi_grpo.commands.console import (
+    interruptible,
+    make_console,
+    print_json,
+    progress_bars,
+    sayer,
+)
+from hanabi_grpo.commands.playing import (
+    AsJson,
+    Env,
+    OwnServer,
+    Players,
+    Preset,
+    Suite,
+    Temperature,
+    choose,
+)
+from hanabi_grpo.evaluation.adhoc.bounds import ExactBound, bounds_file, compute_bounds
+from hanabi_grpo.evaluation.adhoc.plan import (
+    AdhocPlan,
+    make_adhoc_plan,
+    parse_adhoc,
+    play_lineups,
+)
+from hanabi_grpo.evaluation.adhoc.summary import (
+    adhoc_json,
+    adhoc_sheets,
+    describe_adhoc,
+    summarise_adhoc,
+)
+from hanabi_grpo.evaluation.evaluate import check_tasks
+from hanabi_grpo.evaluation.matches import HALF
+from hanabi_grpo.report.adhoc_page import write_adhoc
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.run_folder import ADHOC, results_folder
+from hanabi_grpo.settings.refs import ScriptRef
+from hanabi_grpo.settings.zoo import use_zoo
+
+
+def adhoc(
+    candidates: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Whose players are evaluated: the folder of a run or checkpoint, served, base, a "
+            "script, zoo:NAME, wandb: or hf:; several are compared. Without any, the partners "
+            "alone with their bounds. NAME=RUN gives it a name in the tables.",
+        ),
+    ] = None,
+    partners: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="PARTNER", help="A partner beside the scripts; repeat it."),
+    ] = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="The partners of --with alone, without the scripts.")
+    ] = False,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bound",
+            metavar="NAME=SCORE",
+            help="What 100 % is with a partner: a score, or a run that was trained as a best "
+            "response to it; repeat it.",
+        ),
+    ] = None,
+    env: Env = None,
+    preset: Preset = None,
+    players: Players = None,
+    tasks: Annotated[int, typer.Option(help="Number of held-out tasks of every pairing.")] = 500,
+    suite: Suite = "eval",
+    temperature: Temperature = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the result; continued if it exists.",
+            show_default="a new one in OUTPUT_DIR, or in outputs/",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    own_server: OwnServer = False,
+) -> None:
+    """Play a run's players with partners that they did not train with.
+
+    Shows each partner's score beside what it scores with itself and what a best response to it
+    scores (100 %): exact on small boards, else the best that was seen.
+
+    Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of
+    evaluate.
+    """
+    candidates = candidates or []
+    partners = partners or []
+    bounds = bounds or []
+    check_tasks(tasks, suite)
+    responses = [text.partition("=")[2] for text in bounds]
+    own_server = use_zoo([*candidates, *partners, *responses]) or own_server
+    chosen = choose(env, preset, players, temperature)
+    pool = parse_adhoc(candidates, partners, bounds, chosen.game, only=only)
+    if out is None:
+        name = f"{ADHOC}{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = results_folder(chosen.loaded.settings) / name
+    else:
+        folder = out
+    aside = make_console(aside=True)
+    console = make_console(aside=as_json)
+    results: dict[str, EvaluationResult] = {}
+    exact: dict[str, ExactBound] = {}
+    plan: AdhocPlan | None = None
+
+    def stop_summary() -> str:
+        if plan is None:
+            return "stopped before the games began; bounds that were computed are kept."
+        if results:
+            write_adhoc(folder, summarise_adhoc(plan, results, exact))
+        return (
+            f"stopped: {len(results)} of {len(plan.lineups)} lineups are done, and reported in "
+            f"{folder}; finished tasks are kept. To continue: the same command with "
+            f"--out {shlex.quote(str(folder))}"
+        )
+
+    entries = [*pool.candidates, *pool.partners]
+    entries += [given for given in pool.given.values() if not isinstance(given, float)]
+    needs_server = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
+    scripts = [str(entry.ref) for entry in pool.partners if isinstance(entry.ref, ScriptRef)]
+    say = sayer(console)
+    with interruptible(stop_summary):
+        # Exact bounds are means over all starts, and such suites have half of them.
+        if not suite.startswith(HALF):
+            with progress_bars(aside) as bars:
+                bounds_bar = bars.add_task("bounds", total=None)
+
+                def computed(num_done: int, total: int) -> None:
+                    bars.update(bounds_bar, completed=num_done, total=total)
+
+                exact = compute_bounds(chosen.game, scripts, progress=computed)
+                bars.update(bounds_bar, completed=1, total=1)
+        with (
+            chosen.serving(console, needed=needs_server, own=own_server) as served,
+            progress_bars(aside) as bars,
+        ):
+            plan = make_adhoc_plan(pool, chosen.game, tasks, suite=suite, served=served)
+            lineups_bar = bars.add_task("lineups", total=len(plan.lineups))
+            tasks_bar = bars.add_task("tasks", total=plan.num_tasks)
+
+            def begin(lineup: Lineup) -> None:
+                bars.update(lineups_bar, completed=len(results))
+                bars.update(tasks_bar, completed=0, description=lineup.label)
+
+            def progress(num_done: int) -> None:
+                bars.update(tasks_bar, completed=num_done)
+
+            play_lineups(plan, folder, results, served=served, begin=begin, progress=progress)
+            bars.update(lineups_bar, completed=len(results))
+            bars.update(tasks_bar, completed=plan.num_tasks, description="tasks")
+        summary = summarise_adhoc(plan, results, exact)
+        files = write_adhoc(folder, summary)
+    if as_json:
+        print_json(adhoc_json(summary))
+    else:
+        for line in describe_adhoc(summary):
+            say(line)
+        for sheet in adhoc_sheets(summary):
+            console.print(sheet.rich())
+    for file in files:
+        say(f"wrote {file}")
+    kept = bounds_file(chosen.game)
+    if exact and kept is not None:
+        say(f"exact bounds are kept in {kept}")

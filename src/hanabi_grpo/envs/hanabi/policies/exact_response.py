@@ -1,0 +1,365 @@
+"""The exact best response to a script on a board with few decks: what no partner of it can beat.
+
+One player answers, the script has every other seat. All decks are played, and the answering player
+knows all that a player of that seat may know, and how the script moves: a script that draws at
+random is met by the chances of its moves, not by what it happens to draw. The best mean score is
+found backwards from the end of the games, per information set of the answering player. Two games
+that differ in what that player has seen share no information set, so a large tree is taken apart
+and its parts are solved one after the other.
+"""
+
+import functools
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hanabi_grpo.envs.hanabi.policies.all_deals import (
+    Flags,
+    Games,
+    Numbers,
+    all_games,
+    legal,
+    step,
+)
+from hanabi_grpo.envs.hanabi.policies.best_response import (
+    FALLBACK_BOT,
+    NO_MOVE,
+    RESPONSES,
+    Team,
+    best_team,
+    final_scores,
+)
+from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_move
+from hanabi_grpo.envs.hanabi.rules.game import Game, load_rules
+from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
+
+Values = NDArray[np.float64]
+History = NDArray[np.int8]
+"""(n, turns): OpenSpiel's number of each move so far."""
+Chances = Mapping[Action, float]
+"""How likely each move of a script is; they sum to 1."""
+
+LARGEST_PART = 20_000
+"""Games at the answering player's turn above which they are solved in parts."""
+_RANDOM = "random"
+_COIN_SIDES = 2
+_DIGEST_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partner:
+    """A script as the solver needs it.
+
+    Example:
+        make_partner(spec, "iggi", keeps=False).chances(view, player=1, seen=seen)
+    """
+
+    name: str
+    """Name of the script."""
+    chances: Callable[[PlayerView, int, np.uint64], Chances] | None
+    """(what the mover may know, its seat, the hash of what it has seen) -> its moves; None: every
+    legal move alike, whatever it has seen."""
+
+    @property
+    def ignores_hints(self) -> bool:
+        """True where one hint is as good as another, because nobody reads it."""
+        return self.chances is None
+
+
+def make_partner(spec: GameSpec, name: str, *, keeps: bool) -> Partner | None:
+    """Return a script by its name; None where the chances of its moves cannot be computed.
+
+    Args:
+        spec: The board.
+        name: Name of the script, e.g. "iggi".
+        keeps: Whether the last life, once lost, leaves the points that were made.
+    """
+    if name == _RANDOM:
+        return Partner(name=name, chances=None)
+    if name in RULE_BOTS:
+        return Partner(name=name, chances=partial(_bot_chances, name))
+    if name == "best-response":
+        _, team = best_team(spec, keeps, RESPONSES)
+        return Partner(name=name, chances=partial(_team_chances, spec, team))
+    return None
+
+
+def _bot_chances(name: str, view: PlayerView, player: int, seen: np.uint64) -> Chances:
+    return move_chances(partial(rule_move, name, view))
+
+
+def _team_chances(
+    spec: GameSpec, team: Team, view: PlayerView, player: int, seen: np.uint64
+) -> Chances:
+    [move] = team[player].find(np.array([seen]))
+    if move == NO_MOVE:
+        return _bot_chances(FALLBACK_BOT, view, player, seen)
+    return {load_rules(spec).actions[player][move]: 1.0}
+
+
+class _FollowedBranch(random.Random):
+    """A generator whose draws are given, the first possible one where nothing is given any more."""
+
+    def __new__(cls, given: tuple[int, ...]) -> "_FollowedBranch":
+        return super().__new__(cls)
+
+    def __init__(self, given: tuple[int, ...]) -> None:
+        super().__init__()
+        self._given = given
+        self.taken: list[int] = []
+        """Number of each draw's result."""
+        self.widths: list[int] = []
+        """Number of possible results of each draw."""
+
+    def _take(self, width: int) -> int:
+        position = len(self.taken)
+        number = self._given[position] if position < len(self._given) else 0
+        self.taken.append(number)
+        self.widths.append(width)
+        return number
+
+    @property
+    def chance(self) -> float:
+        """How likely these draws are."""
+        return 1.0 / float(np.prod(self.widths, dtype=np.float64))
+
+    def choice(self, seq: Any) -> Any:
+        return seq[self._take(len(seq))]
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        if stop is not None or step != 1:
+            raise NotImplementedError("rules draw by randrange(n) alone")
+        return self._take(start)
+
+    def random(self) -> float:
+        # Rules flip a fair coin with it: below one half, or not.
+        return self._take(_COIN_SIDES) / _COIN_SIDES
+
+    def getrandbits(self, k: int, /) -> int:
+        raise NotImplementedError("rules draw by choice, randrange and random alone")
+
+
+def move_chances(choose: Callable[[random.Random], Action]) -> Chances:
+    """Return how likely each move is, by following every result of every draw.
+
+    Args:
+        choose: Makes a move, and draws by `choice`, `randrange(n)` and `random() < 0.5` alone.
+    """
+    chances: dict[Action, float] = {}
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        given = waiting.pop()
+        branch = _FollowedBranch(given)
+        action = choose(branch)
+        chances[action] = chances.get(action, 0.0) + branch.chance
+        for position in range(len(given), len(branch.taken)):
+            before = tuple(branch.taken[:position])
+            for number in range(1, branch.widths[position]):
+                waiting.append((*before, number))
+    return chances
+
+
+class _Moves(NamedTuple):
+    """What a script does in each of some games: a row for each move that it may make."""
+
+    parents: Numbers
+    """(rows,): index of the game, ascending."""
+    moves: Numbers
+    """(rows,): OpenSpiel's number of the move."""
+    chances: Values
+    """(rows,): how likely it is."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Solver:
+    """Finds the best mean score beside a script, see `best_score`."""
+
+    spec: GameSpec
+    partner: Partner
+    seat: int
+    """Who answers; the script has every other seat."""
+    keeps: bool
+    """Whether the last life, once lost, leaves the points that were made."""
+    _cards: list[Card] = field(init=False)
+    _known: dict[tuple[int, int], tuple[Numbers, Values]] = field(default_factory=dict, init=False)
+    """By seat and hash of what was seen, the script's moves and their chances."""
+
+    def __post_init__(self) -> None:
+        """Number the cards as `all_deals` does."""
+        colors = range(self.spec.num_colors)
+        ranks = range(self.spec.num_ranks)
+        self._cards = [Card(color, rank) for color in colors for rank in ranks]
+
+    def solve(self) -> float:
+        """Return the mean score over all decks."""
+        games = all_games(self.spec)
+        history = np.zeros((len(games), 0), np.int8)
+        values = self._values(games, np.ones(len(games)), history, mover=0)
+        return float(values.mean())
+
+    def _values(self, games: Games, weights: Values, history: History, mover: int) -> Values:
+        """Return what each game is worth from here on, (n,).
+
+        Args:
+            games: n games in which it is the mover's turn.
+            weights: (n,): how likely the script's moves so far are.
+            history: (n, turns): the moves so far.
+            mover: Seat that moves.
+        """
+        if len(games) == 0:
+            return np.zeros(0)
+        if mover != self.seat:
+            return self._values_of_script(games, weights, history, mover)
+        parts = _parts(games.seen[:, mover])
+        values = np.empty(len(games))
+        for rows in parts:
+            part = games if len(parts) == 1 else games.take(rows)
+            values[rows] = self._values_of_answer(part, weights[rows], history[rows], mover)
+        return values
+
+    def _values_of_script(
+        self, games: Games, weights: Values, history: History, mover: int
+    ) -> Values:
+        parents, moves, chances = self._script_moves(games, history, mover)
+        values = self._after(games, weights[parents] * chances, history, mover, parents, moves)
+        return np.bincount(parents, chances * values, len(games)).astype(np.float64)
+
+    def _values_of_answer(
+        self, games: Games, weights: Values, history: History, mover: int
+    ) -> Values:
+        options = legal(self.spec, games, mover)
+        if self.partner.ignores_hints:
+            options = _with_one_hint(options, first_hint=2 * self.spec.hand_size)
+        parents, moves = options.nonzero()
+        values = self._after(games, weights[parents], history, mover, parents, moves)
+        sets, set_of_game = np.unique(games.seen[:, mover], return_inverse=True)
+        set_of_child = set_of_game[parents]
+        shape = (len(sets), options.shape[1])
+        cells = np.ravel_multi_index((set_of_child, moves), shape)
+        totals = np.full(shape, -np.inf)
+        sums = np.bincount(cells, weights[parents] * values, totals.size)
+        totals.flat[cells] = sums[cells]
+        is_chosen = moves == totals.argmax(axis=1)[set_of_child]
+        return values[is_chosen]
+
+    def _after(
+        self,
+        games: Games,
+        weights: Values,
+        history: History,
+        mover: int,
+        parents: Numbers,
+        moves: Numbers,
+    ) -> Values:
+        """Return what games are worth behind a move of each, (rows,).
+
+        Args:
+            games: The games before.
+            weights: (rows,): behind the move.
+            history: The moves before, of the games.
+            mover: Seat that moves.
+            parents: (rows,): index of the game.
+            moves: (rows,): the move.
+        """
+        children, is_over = step(self.spec, games.take(parents), mover, moves)
+        values = final_scores(children, self.keeps)
+        ongoing = (~is_over).nonzero()[0]
+        longer = np.c_[history[parents[ongoing]], moves[ongoing].astype(np.int8)]
+        next_mover = (mover + 1) % self.spec.num_players
+        values[ongoing] = self._values(children.take(ongoing), weights[ongoing], longer, next_mover)
+        return values
+
+    def _script_moves(self, games: Games, history: History, mover: int) -> _Moves:
+        if self.partner.chances is None:
+            options = legal(self.spec, games, mover)
+            parents, moves = options.nonzero()
+            return _Moves(parents, moves, 1.0 / options.sum(axis=1)[parents])
+        seen = games.seen[:, mover]
+        sets, first, set_of_game = np.unique(seen, return_index=True, return_inverse=True)
+        known = []
+        for seen_hash, row in zip(sets, first, strict=True):
+            known.append(self._known_moves(seen_hash, games.decks[row], history[row], mover))
+        counts = np.array([len(moves) for moves, _ in known])
+        starts = counts.cumsum() - counts
+        counts_of_games = counts[set_of_game]
+        parents = np.repeat(np.arange(len(games)), counts_of_games)
+        first_rows = counts_of_games.cumsum() - counts_of_games
+        numbers = np.arange(len(parents)) - np.repeat(first_rows, counts_of_games)
+        places = starts[set_of_game][parents] + numbers
+        all_moves = np.concatenate([moves for moves, _ in known])
+        all_chances = np.concatenate([chances for _, chances in known])
+        return _Moves(parents, all_moves[places], all_chances[places])
+
+    def _known_moves(
+        self, seen: np.uint64, deck: Numbers, history: History, mover: int
+    ) -> tuple[Numbers, Values]:
+        """Return the script's moves where the mover has seen this, asked once."""
+        key = (mover, int(seen))
+        found = self._known.get(key)
+        if found is None:
+            assert self.partner.chances is not None
+            game = Game(self.spec, [self._cards[card] for card in deck])
+            actions = load_rules(self.spec).actions
+            for move in history:
+                game.apply(actions[game.current_player][move])
+            chances = self.partner.chances(game.view(mover), mover, seen)
+            moves = [actions[mover].index(action) for action in chances]
+            found = np.array(moves), np.array(list(chances.values()))
+            self._known[key] = found
+        return found
+
+
+@functools.cache
+def engine_digest() -> str:
+    """Return twelve hex digits of the code that rules and scripts are made of."""
+    digest = hashlib.sha256()
+    policies = Path(__file__).parent
+    for folder in (policies.parent / "rules", policies):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:_DIGEST_DIGITS]
+
+
+def best_score(spec: GameSpec, partner: Partner, seat: int, *, keeps: bool = False) -> float:
+    """Return the greatest mean score, over all decks, of any player beside a script.
+
+    Args:
+        spec: The board; it should have few decks, see `best_response.MOST_DECKS`.
+        partner: Who has every other seat.
+        seat: The seat of the player who answers.
+        keeps: Whether the last life, once lost, leaves the points that were made.
+    """
+    return Solver(spec=spec, partner=partner, seat=seat, keeps=keeps).solve()
+
+
+def _parts(seen: NDArray[np.uint64]) -> list[Any]:
+    """Return the rows of parts that share nothing of what was seen; one part where it is small."""
+    if len(seen) <= LARGEST_PART:
+        return [slice(None)]
+    order = seen.argsort(kind="stable")
+    in_order = seen[order]
+    # A part may end where what was seen changes.
+    ends = (in_order[1:] != in_order[:-1]).nonzero()[0] + 1
+    cuts = []
+    start = 0
+    for end in [*ends.tolist(), len(seen)]:
+        if end - start >= LARGEST_PART:
+            cuts.append(end)
+            start = end
+    return [rows for rows in np.split(order, cuts) if len(rows)]
+
+
+def _with_one_hint(options: Flags, *, first_hint: int) -> Flags:
+    """Leave out all hints but the first legal one."""
+    hints = options[:, first_hint:]
+    is_first = hints & (hints.cumsum(axis=1) == 1)
+    return np.concatenate([options[:, :first_hint], is_first], axis=1)

@@ -1,0 +1,156 @@
+"""Exact best-response bounds of scripts on small boards, computed once and kept in a file.
+
+A bound is the greatest mean score, over all starts, that any player can reach beside the script: it
+is at least what the script scores with itself. Boards that are too large have none.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup, stable_hash
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
+from hanabi_grpo.processes import die_with_parent
+from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.runs.run_folder import OUTPUTS, plain_name
+
+FOLDER = OUTPUTS / "bounds"
+"""Where bounds are kept, a file per game."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactBound:
+    """What the best of all players reaches beside a script."""
+
+    seats: tuple[float, ...]
+    """By the seat of the player who answers best; the script has all others."""
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seats."""
+        return fmean(self.seats)
+
+
+def bounds_file(setup: Setup[Any], folder: Path = FOLDER) -> Path | None:
+    """Return the file of a game's bounds; None where there can be none.
+
+    Its name has a hash of all that bounds depend on: the rules of the board and the code of rules
+    and scripts. What messages look like does not matter.
+    """
+    key = setup.environment.bounds_key(setup.config)
+    if key is None:
+        return None
+    spec = setup.spec
+    name = f"{spec.env}-{spec.preset}-{spec.num_players}-{stable_hash(key)}"
+    return folder / f"{plain_name(name)}.json"
+
+
+def read_bounds(path: Path) -> dict[str, ExactBound]:
+    """Return the bounds that a file holds by script; nothing where there is none, or a torn one."""
+    bounds = {}
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        scripts = json.loads(read_bytes(path, MAX_DOCUMENT_BYTES))["scripts"]
+        for name, row in scripts.items():
+            seats = tuple(float(value) for value in row["seats"])
+            bounds[str(name)] = ExactBound(seats=seats)
+    return bounds
+
+
+def compute_bounds(
+    setup: Setup[Any],
+    scripts: Sequence[str],
+    *,
+    folder: Path = FOLDER,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, ExactBound]:
+    """Return the exact bounds of scripts; what the file of the game lacks is computed and added.
+
+    Scripts of which none can be computed, because they search, are left out.
+
+    Args:
+        setup: Environment and configuration.
+        scripts: Names of scripts.
+        folder: Where files of bounds are.
+        progress: Receives the number of parts that are computed, and of all that are missing.
+
+    Raises:
+        SettingsError: The file cannot be written.
+    """
+    path = bounds_file(setup, folder)
+    if path is None:
+        return {}
+    known = read_bounds(path)
+    missing = [name for name in scripts if name not in known]
+    values: dict[str, dict[int, float | None]] = {name: {} for name in missing}
+    seats = range(setup.spec.num_players)
+    total = len(missing) * len(seats)
+    for number, (name, seat, value) in enumerate(_computed(setup, missing, seats), start=1):
+        progress(number, total)
+        by_seat = values[name]
+        by_seat[seat] = value
+        found = [by_seat[seat] for seat in seats if seat in by_seat]
+        exact = tuple(value for value in found if value is not None)
+        if len(exact) == len(seats):
+            known[name] = ExactBound(seats=exact)
+            # At once: an interrupt loses no more than what is being computed.
+            write_document(path, _document(setup, known))
+    return {name: known[name] for name in scripts if name in known}
+
+
+def _computed(
+    setup: Setup[Any], scripts: Sequence[str], seats: Sequence[int]
+) -> Iterator[tuple[str, int, float | None]]:
+    """Yield the value of each script and seat as it is found, on all cores of this process."""
+    if not scripts:
+        return
+    num_workers = min(len(os.sched_getaffinity(0)), len(scripts) * len(seats))
+    config = setup.config.model_dump(mode="json")
+    with ProcessPoolExecutor(
+        num_workers,
+        mp_context=get_context("spawn"),
+        initializer=die_with_parent,
+        initargs=(signal.SIGKILL,),
+    ) as pool:
+        jobs = {}
+        for name in scripts:
+            for seat in seats:
+                jobs[pool.submit(_score, setup.env, config, name, seat)] = (name, seat)
+        try:
+            for job in as_completed(jobs):
+                name, seat = jobs[job]
+                yield name, seat, job.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _score(env: str, config: Mapping[str, Any], script: str, seat: int) -> float | None:
+    """Compute one value, in a process of its own."""
+    setup = registry.setup(env, config)
+    try:
+        return setup.environment.best_response_score(setup.config, script, seat)
+    except SettingsError:
+        # The script does not play this board.
+        return None
+
+
+def _document(setup: Setup[Any], bounds: Mapping[str, ExactBound]) -> dict[str, Any]:
+    scripts = {}
+    for name, bound in bounds.items():
+        scripts[name] = {"seats": bound.seats, "mean": bound.mean}
+    return {
+        **setup.row(),
+        "spec_hash": setup.spec.hash,
+        "bounds_key": setup.environment.bounds_key(setup.config),
+        "scripts": scripts,
+    }

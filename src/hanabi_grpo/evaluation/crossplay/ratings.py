@@ -1,0 +1,256 @@
+"""Ratings of a cross-play's entries: as opponents, or as partners.
+
+**Opponents.** Bradley and Terry, Rank Analysis of Incomplete Block Designs I, Biometrika 39, 1952,
+with an effect of the seat: entry i in role r beats entry j with chance 1 / (1 + exp(-(t_i - t_j +
+s_r))), the effects of the two roles being opposite. A draw is half a win. Each entry has one more
+drawn game against a player of rating 0, so that the fit exists where somebody wins every game.
+Ratings are on Elo's scale: 400 points are odds of ten to one; their mean is 0. Intervals resample
+games, within each pair and role, with replacement.
+
+**Partners.** A team's score belongs to all of its players, so that no Elo can tell them apart. The
+scores of pairs are taken apart instead, by least squares over the cells off the diagonal: S[i, j] =
+m + r_i + c_j, the row in the first seat, the column in all others. Row and column effects sum to 0.
+An entry's rating as a partner is r_i + c_i, in points, as if it sat in both places. A plain mean
+over the others would not do: each entry is missing among its own partners, so that the best one is
+judged with worse partners than the rest. The model is linear in the scores, so a rating is a mean
+over tasks with the usual error; a second error leaves out one other entry at a time (jackknife).
+What the model does not explain is how well two entries understand each other beyond how good they
+are as partners; for an entry with itself that is its convention's worth.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hanabi_grpo.evaluation.crossplay.statistics import Estimate, Matrix, jackknife_error
+from hanabi_grpo.evaluation.outcomes import outcome_shares
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.task_statistics import COVERAGE
+
+RESAMPLES = 500
+"""Fits of an interval."""
+MIN_TEAMS = 3
+"""Row and column effects of two entries are not determined by their two cells."""
+_MIN_TEAMS_FOR_JACKKNIFE = 4
+_POINTS = 400 / math.log(10)
+"""Elo points of one unit of log odds."""
+_MAX_NEWTON_STEPS = 100
+_TOLERANCE = 1e-10
+_SEED = 20240229
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    """An estimate with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerRatings:
+    """Ratings of a game that one wins and the other loses, in Elo points."""
+
+    entries: tuple[Rating, ...]
+    """By entry; they sum to 0."""
+    first_role: str
+    """The role whose effect is told."""
+    seat_effect: Rating
+    """How many points the first role is worth against the second."""
+    num_games: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartnerRating:
+    """An entry as a partner, in points of the score."""
+
+    rating: Estimate
+    """Row effect + column effect; error over tasks."""
+    error_partners: float
+    """Jackknife over the other entries; NaN with fewer than four entries."""
+    row: Estimate
+    """Effect in the first seat."""
+    column: Estimate
+    """Effect in the other seats."""
+    own_convention: Estimate
+    """Score with itself beyond what the model says; NaN where that was not played."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartnerRatings:
+    """Ratings of a team game."""
+
+    entries: tuple[PartnerRating, ...]
+    explained: float
+    """Share of the variance of mean scores off the diagonal that the model explains; NaN where all
+    are alike."""
+
+
+# --- Players
+
+
+def rate_players(
+    cells: Mapping[str, EvaluationResult], num_entries: int, roles: Sequence[str]
+) -> PlayerRatings | None:
+    """Return the ratings of entries that play against each other; None where no pair has played.
+
+    Args:
+        cells: By "row-column"; the diagonal does not count.
+        num_entries: Number of entries.
+        roles: The two roles of the game, e.g. ("first", "second").
+    """
+    games = []
+    counts = []
+    for i in range(num_entries):
+        for j in range(num_entries):
+            cell = cells.get(f"{i}-{j}")
+            if i == j or cell is None:
+                continue
+            for sign, role in zip((1.0, -1.0), roles, strict=True):
+                win, draw, loss, _ = outcome_shares(cell.figures, [role])
+                games.append((i, j, sign))
+                counts.append([round(share * cell.num_tasks) for share in (win, draw, loss)])
+    if not games:
+        return None
+    design = np.zeros((len(games), num_entries + 1))
+    for number, (i, j, sign) in enumerate(games):
+        design[number, i] = 1.0
+        design[number, j] = -1.0
+        design[number, num_entries] = sign
+    outcomes = np.array(counts)
+    totals = outcomes.sum(axis=1)
+    best = _fit(design, outcomes, num_entries)
+    rng = np.random.default_rng(_SEED)
+    resampled = []
+    shares = outcomes / totals[:, None]
+    for _ in range(RESAMPLES):
+        resampled.append(_fit(design, rng.multinomial(totals, shares), num_entries, start=best))
+    fits = np.array(resampled)
+    ratings = []
+    for i in range(num_entries):
+        ratings.append(_rating(best[i], fits[:, i]))
+    return PlayerRatings(
+        entries=tuple(ratings),
+        first_role=roles[0],
+        # Both players' roles differ, by twice the effect of one.
+        seat_effect=_rating(2 * best[num_entries], 2 * fits[:, num_entries]),
+        num_games=int(totals.sum()),
+    )
+
+
+def _fit(
+    design: Values, outcomes: NDArray[Any], num_entries: int, start: Values | None = None
+) -> Values:
+    """Return log odds of the entries, with mean 0, and the seat's; see the module.
+
+    Args:
+        design: (games, entries + 1): what each parameter adds to the log odds of the row's win.
+        outcomes: (games, 3): wins, draws and losses.
+        num_entries: Number of entries.
+        start: Where the search begins.
+    """
+    wins = outcomes[:, 0] + outcomes[:, 1] / 2
+    totals = outcomes.sum(axis=1)
+    parameters = np.zeros(num_entries + 1) if start is None else start.copy()
+    is_entry = np.arange(num_entries + 1) < num_entries
+    for _ in range(_MAX_NEWTON_STEPS):
+        chances = _logistic(design @ parameters)
+        drawn = np.where(is_entry, 0.5 - _logistic(parameters), 0.0)
+        slope = design.T @ (wins - totals * chances) + drawn
+        spread = _logistic(parameters) * (1 - _logistic(parameters))
+        curvature = design.T @ (design * (totals * chances * (1 - chances))[:, None])
+        # The seat has no drawn game of its own; a little keeps it where nobody has both roles.
+        curvature += np.diag(np.where(is_entry, spread, _TOLERANCE))
+        step = np.linalg.solve(curvature, slope)
+        # Newton's steps overshoot where a chance is near 0 or 1.
+        step *= min(1.0, 2.0 / max(np.abs(step).max(), _TOLERANCE))
+        parameters = parameters + step
+        if np.abs(step).max() < _TOLERANCE:
+            break
+    parameters[:num_entries] -= parameters[:num_entries].mean()
+    return parameters
+
+
+def _logistic(values: Values) -> Values:
+    return np.asarray(1 / (1 + np.exp(-values)), dtype=np.float64)
+
+
+def _rating(best: float, resampled: Values) -> Rating:
+    tail = (1 - COVERAGE) / 2
+    low, high = np.quantile(resampled, (tail, 1 - tail))
+    return Rating(mean=_POINTS * best, low=_POINTS * float(low), high=_POINTS * float(high))
+
+
+# --- Partners
+
+
+def rate_partners(matrix: Matrix) -> PartnerRatings | None:
+    """Return the ratings of entries as partners; None where the cells do not determine them."""
+    scores = matrix.scores
+    num_entries = len(scores)
+    is_other = ~np.eye(num_entries, dtype=bool)
+    if num_entries < MIN_TEAMS or not np.isfinite(scores[is_other]).all():
+        return None
+    mean, rows, columns = _effects(scores)
+    left_out: list[list[float]] = [[] for _ in range(num_entries)]
+    if num_entries >= _MIN_TEAMS_FOR_JACKKNIFE:
+        means = matrix.means
+        for other in range(num_entries):
+            kept = np.delete(np.arange(num_entries), other)
+            _, rest_rows, rest_columns = _effects(means[np.ix_(kept, kept)])
+            for position, entry in enumerate(kept):
+                left_out[entry].append(float(rest_rows[position] + rest_columns[position]))
+    entries = []
+    for i in range(num_entries):
+        expected = mean + rows[i] + columns[i]
+        entries.append(
+            PartnerRating(
+                rating=matrix.over_tasks(rows[i] + columns[i]),
+                error_partners=jackknife_error(left_out[i]) if left_out[i] else math.nan,
+                row=matrix.over_tasks(rows[i]),
+                column=matrix.over_tasks(columns[i]),
+                own_convention=matrix.over_tasks(scores[i, i] - expected),
+            )
+        )
+    return PartnerRatings(entries=tuple(entries), explained=_explained(matrix.means))
+
+
+def _effects(scores: Values) -> tuple[Values, Values, Values]:
+    """Return the least-squares mean, row effects and column effects off the diagonal.
+
+    With N entries, row sums R_i, column sums C_i and their total T, all without the diagonal, the
+    normal equations have the solution m = T / (N (N - 1)), r_i = ((N - 1) R_i + C_i - T) / (N (N -
+    2)), and c_i with R and C exchanged.
+
+    Args:
+        scores: (N, N) or (N, N, n).
+
+    Returns:
+        () or (n,); (N,) or (N, n); the same.
+    """
+    count = len(scores)
+    others = scores.copy()
+    others[np.eye(count, dtype=bool)] = 0.0
+    row_sums = others.sum(axis=1)
+    column_sums = others.sum(axis=0)
+    total = row_sums.sum(axis=0)
+    rows = ((count - 1) * row_sums + column_sums - total) / (count * (count - 2))
+    columns = ((count - 1) * column_sums + row_sums - total) / (count * (count - 2))
+    return total / (count * (count - 1)), rows, columns
+
+
+def _explained(means: Values) -> float:
+    mean, rows, columns = _effects(means)
+    is_other = ~np.eye(len(means), dtype=bool)
+    fitted = mean + rows[:, None] + columns[None, :]
+    around = np.square(means - mean)[is_other].sum()
+    if around <= 0:
+        return math.nan
+    return float(1 - np.square(means - fitted)[is_other].sum() / around)

@@ -1,0 +1,158 @@
+"""The files of an ad-hoc evaluation: figures as JSON, the heat map as a picture, and a page."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hanabi_grpo.evaluation.adhoc.plan import partner_name
+from hanabi_grpo.evaluation.adhoc.summary import (
+    AdhocSummary,
+    Pairing,
+    adhoc_json,
+    adhoc_sheets,
+    describe_adhoc,
+)
+from hanabi_grpo.evaluation.crossplay.plan import Entry
+from hanabi_grpo.evaluation.sheets import UNKNOWN
+from hanabi_grpo.report.charts.canvas import data_address, save_figure
+from hanabi_grpo.report.charts.matrix import Matrix, draw_matrix
+from hanabi_grpo.report.page import render
+from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.runs.run_folder import save_text
+from hanabi_grpo.texts import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+JSON = "adhoc.json"
+PICTURE = "heat_map.png"
+PAGE = "adhoc.html"
+
+
+def write_adhoc(folder: Path, summary: AdhocSummary) -> list[Path]:
+    """Write JSON, picture and page of an ad-hoc evaluation, finished or not.
+
+    Returns:
+        The files.
+
+    Raises:
+        SettingsError: A file cannot be written.
+    """
+    json_path = folder / JSON
+    picture_path = folder / PICTURE
+    page_path = folder / PAGE
+    write_document(json_path, adhoc_json(summary))
+    save_figure(heat_map(summary), picture_path)
+    save_text(page_path, render_adhoc(summary))
+    return [json_path, picture_path, page_path]
+
+
+def render_adhoc(summary: AdhocSummary) -> str:
+    """Return the page."""
+    adhoc = summary.plan.adhoc
+    shown = replace(
+        adhoc,
+        candidates=_visible_labels(adhoc.candidates),
+        partners=_visible_labels(adhoc.partners),
+    )
+    summary = replace(summary, plan=replace(summary.plan, adhoc=shown))
+    return render(
+        "adhoc.html.j2",
+        lines=describe_adhoc(summary),
+        picture=data_address(heat_map(summary)),
+        sheets=adhoc_sheets(summary),
+    )
+
+
+def _visible_labels(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    return tuple(replace(entry, label=visible(entry.label)) for entry in entries)
+
+
+def heat_map(summary: AdhocSummary) -> "Figure":
+    """Draw the share of the bound with each partner, and the score below it.
+
+    The first column is the partner with itself. Of one candidate the other columns are its seats
+    and their mean, of several their means.
+    """
+    columns = ["partner alone"]
+    cells = [[_alone(summary, j) for j in range(len(summary.partner_labels))]]
+    for label, candidate in zip(summary.candidate_labels, summary.candidates, strict=True):
+        by_partner = {pairing.partner: pairing for pairing in candidate.pairings}
+        if len(summary.candidates) == 1:
+            for seat in range(summary.plan.setup.spec.num_players):
+                columns.append(f"in seat {seat}")
+                cells.append(
+                    [
+                        _in_seat(summary, by_partner.get(j), seat)
+                        for j in range(len(summary.partner_labels))
+                    ]
+                )
+        columns.append(label)
+        cells.append([_mean(by_partner.get(j)) for j in range(len(summary.partner_labels))])
+    marks = {
+        pairing.partner: pairing.relation
+        for candidate in summary.candidates
+        for pairing in candidate.pairings
+        if pairing.relation
+    }
+    rows = []
+    for j, name in enumerate(summary.partner_labels):
+        bound = summary.bounds[j]
+        kind = "" if bound is None or bound.kind == "exact" else f" ({bound.kind})"
+        mark = f" [{marks[j]}]" if j in marks else ""
+        rows.append(f"{name}{kind}{mark}")
+    shares = np.array([[share for share, _ in column] for column in cells]).T
+    texts = [[column[j][1] for column in cells] for j in range(len(rows))]
+    return draw_matrix(
+        Matrix(
+            rows=rows,
+            columns=columns,
+            values=shares,
+            texts=texts,
+            scale=(0.0, 1.0),
+            scale_name="share of the bound (exact where nothing else is said); below: score",
+            row_title="partner",
+            column_title="beside it",
+            heading=describe_adhoc(summary),
+        )
+    )
+
+
+_Cell = tuple[float, str]
+"""Share of the bound, and the text."""
+_EMPTY: _Cell = (math.nan, UNKNOWN)
+
+
+def _cell(score: float, bound: float) -> _Cell:
+    if bound <= 0:
+        return _EMPTY
+    share = score / bound
+    return share, f"{100 * share:.0f} %\n{score:.2f}"
+
+
+def _alone(summary: AdhocSummary, j: int) -> _Cell:
+    itself = summary.results.get(partner_name(j))
+    bound = summary.bounds[j]
+    if itself is None or bound is None:
+        return _EMPTY
+    return _cell(itself.mean, bound.mean)
+
+
+def _in_seat(summary: AdhocSummary, pairing: Pairing | None, seat: int) -> _Cell:
+    if pairing is None:
+        return _EMPTY
+    bound = summary.bounds[pairing.partner]
+    assert bound is not None, "a pairing has a bound"
+    return _cell(pairing.seats[seat], bound.seats[seat] if bound.seats else bound.mean)
+
+
+def _mean(pairing: Pairing | None) -> _Cell:
+    if pairing is None:
+        return _EMPTY
+    share = pairing.share.mean
+    if not math.isfinite(share):
+        return _EMPTY
+    return share, f"{100 * share:.0f} %\n{pairing.score.mean:.2f}"

@@ -1,0 +1,264 @@
+"""`hanabi-grpo adhoc`: pools, exact bounds in a file, shares of bounds, and whom a run has met."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adhoc_parts import adhoc_plan, adhoc_summary, play_adhoc
+from crossplay_parts import save_checkpoint
+from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_lineup
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.adhoc.bounds import (
+    ExactBound,
+    bounds_file,
+    compute_bounds,
+    read_bounds,
+)
+from hanabi_grpo.evaluation.adhoc.plan import parse_adhoc
+from hanabi_grpo.evaluation.adhoc.provenance import OWN_RUN, TAUGHT_BY, TRAINED_WITH, history_of
+from hanabi_grpo.evaluation.adhoc.summary import (
+    adhoc_json,
+    adhoc_sheets,
+    seat_means,
+    summarise_adhoc,
+)
+from hanabi_grpo.evaluation.evaluate import evaluate_lineup
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.settings.refs import CheckpointRef, ScriptRef, parse_checkpoint
+from toy_kuhn import KUHN
+from training_runs import LAPTOP
+
+BLIND = ExactBound(seats=(1.4, 0.9))
+FULL = registry.setup("hanabi", {"preset": "full"})
+
+
+def test_the_pool_is_every_script_that_can_play_in_time() -> None:
+    adhoc = parse_adhoc(["iggi"], ["mine=piers"], [], LAPTOP)
+    labels = [entry.label for entry in adhoc.partners]
+    assert labels[0] == "mine"
+    assert set(labels) == {"mine", *LAPTOP.environment.policies} - {"piers"}
+    assert adhoc.left_out == ()
+    # On a board whose decks cannot all be played, what searches has to be named.
+    large = parse_adhoc(["iggi"], ["search"], [], FULL)
+    assert "search" in [entry.label for entry in large.partners]
+    assert set(large.left_out) == set(FULL.environment.slow_policies) - {"search"}
+    assert not set(large.left_out) & {entry.label for entry in large.partners}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        (["outer=2"], "one of iggi, blind"),
+        (["iggi"], "give NAME=SCORE or NAME=RUN"),
+        (["iggi=5"], "above 0 and at most 4 here"),
+        (["iggi=0"], "above 0 and at most 4 here"),
+        (["iggi=2", "iggi=3"], "iggi has a bound already"),
+        (["iggi=nobody"], "'nobody' is unknown"),
+    ],
+)
+def test_a_bound_is_of_a_partner_and_within_the_scores(bounds: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_adhoc(["piers"], ["iggi", "blind"], bounds, LAPTOP, only=True)
+
+
+def test_games_without_a_common_score_and_empty_pools_are_refused() -> None:
+    with pytest.raises(SettingsError, match="no common score"):
+        parse_adhoc(["random"], [], [], Setup(KUHN, KUHN.presets["kuhn"]))
+    with pytest.raises(SettingsError, match="nobody is in the pool"):
+        parse_adhoc(["iggi"], [], [], LAPTOP, only=True)
+
+
+def test_shares_are_scores_over_bounds_and_seats_are_told_apart(tmp_path: Path) -> None:
+    summary = adhoc_summary(
+        tmp_path,
+        "iggi",
+        "random",
+        pool=("blind", "outer", "hint-bot"),
+        bounds=("hint-bot=3.2",),
+        exact={"blind": BLIND},
+        tasks=40,
+    )
+    exact, known, given = summary.bounds
+    assert exact is not None and known is not None and given is not None
+    assert (exact.kind, exact.mean, exact.seats) == ("exact", pytest.approx(1.15), (1.4, 0.9))
+    assert (given.kind, given.mean) == ("given", 3.2)
+    # The best of outer with itself, with IGGI and with random play.
+    means = {name: result.mean for name, result in summary.results.items()}
+    best = max(means[name] for name in ("partner-1", "candidate-0-with-1", "candidate-1-with-1"))
+    assert (known.kind, known.mean) == ("best known", best)
+    iggi, random = summary.candidates
+    for i, candidate in enumerate((iggi, random)):
+        for pairing in candidate.pairings:
+            bound = summary.bounds[pairing.partner]
+            assert bound is not None
+            mean = means[f"candidate-{i}-with-{pairing.partner}"]
+            assert pairing.score.mean == mean
+            assert pairing.share.mean == pytest.approx(mean / bound.mean)
+            assert pairing.share.low <= pairing.share.mean <= pairing.share.high
+        shares = [pairing.share.mean for pairing in candidate.pairings]
+        assert candidate.num_held_out == 3
+        assert candidate.share.mean == pytest.approx(sum(shares) / 3)
+        assert candidate.worst.mean == pytest.approx(min(shares))
+    assert iggi.share.mean > random.share.mean
+    # Seat by seat what those very seat orders score.
+    by_seat = []
+    for text in ("iggi,hint-bot", "hint-bot,iggi"):
+        lineup = parse_lineup(text, 2)
+        by_seat.append(evaluate_lineup(lineup, LAPTOP, 40, rotate=False).mean)
+    assert seat_means(summary.results["candidate-0-with-2"]) == pytest.approx(tuple(by_seat))
+
+
+def test_with_three_players_a_candidate_takes_each_seat_beside_two_of_a_partner(
+    tmp_path: Path,
+) -> None:
+    mini = registry.setup("hanabi", {"preset": "mini", "players": 3})
+    summary = adhoc_summary(tmp_path, "iggi", pool=("blind",), setup=mini, tasks=12)
+    by_seat = []
+    for text in ("iggi,blind,blind", "blind,iggi,blind", "blind,blind,iggi"):
+        by_seat.append(evaluate_lineup(parse_lineup(text, 3), mini, 12, rotate=False).mean)
+    [pairing] = summary.candidates[0].pairings
+    assert pairing.seats == pytest.approx(tuple(by_seat))
+
+
+def test_a_best_response_that_was_trained_is_played_and_its_score_is_the_bound(
+    tmp_path: Path,
+) -> None:
+    summary = adhoc_summary(tmp_path, "random", pool=("outer",), bounds=("outer=iggi",), tasks=20)
+    [bound] = summary.bounds
+    assert bound is not None
+    assert (bound.kind, bound.source) == ("trained", "iggi")
+    assert bound.mean == summary.results["response-to-0"].mean
+    # The candidate itself against it is 100 %, on every resample of the tasks.
+    same = adhoc_summary(tmp_path, "iggi", pool=("outer",), bounds=("outer=iggi",), tasks=20)
+    share = same.candidates[0].share
+    assert (share.mean, share.low, share.high) == (1.0, 1.0, 1.0)
+
+
+def test_where_nobody_scores_there_is_no_share(tmp_path: Path) -> None:
+    summary = adhoc_summary(tmp_path, "iggi", pool=("random", "outer"), setup=FULL, tasks=3)
+    none = summary.bounds[0]
+    assert none is not None and none.mean == 0.0
+    [candidate] = summary.candidates
+    assert adhoc_json(summary)["candidates"][0]["num_held_out"] == 2
+    assert candidate.share.mean == candidate.pairings[1].share.mean
+    assert candidate.pairings[0].share.mean != candidate.pairings[0].share.mean
+
+
+def test_partners_that_a_run_trained_with_are_no_strangers(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    other = save_checkpoint(tmp_path / "other", 5, [0.5, 0.6])
+    for folder in (run, tmp_path / "other"):
+        folder.mkdir(exist_ok=True)
+        settings = {"HANABI_TEACHER": "player_0=piers", "HANABI_PARTNERS": "outer*2"}
+        (folder / "settings.json").write_text(json.dumps({"settings": settings}))
+    save_checkpoint(run, 5, [0.1, 0.2])
+
+    def relations(checkpoint: Path) -> list[str]:
+        history = history_of(parse_checkpoint(str(checkpoint)), None)
+        partners = [ScriptRef(name=name) for name in ("iggi", "outer", "piers")]
+        checkpoints = [CheckpointRef(place=place) for place in (other, run / "checkpoint-5")]
+        return [history.relation(partner) for partner in (*partners, *checkpoints)]
+
+    # Without a count of games, what the run was set to counts.
+    assert relations(run) == ["", TRAINED_WITH, TAUGHT_BY, "", OWN_RUN]
+    met = {"iggi": 8, f"{tmp_path}/other/checkpoint-3:player_1": 4}
+
+    def fill(folder: Path) -> None:
+        (folder / "empty").write_text("")
+
+    write_checkpoint(run, 9, fill, {"trained_with": met}, needed_bytes=0)
+    # Another checkpoint of a run that it met is none either.
+    assert relations(run) == [TRAINED_WITH, "", TAUGHT_BY, TRAINED_WITH, OWN_RUN]
+
+
+def test_partners_that_were_met_are_marked_and_in_no_mean(tmp_path: Path) -> None:
+    plan = adhoc_plan("iggi", pool=("blind", "outer"), tasks=10)
+    results = play_adhoc(plan, tmp_path)
+    [history] = plan.histories
+    plan = replace(plan, histories=(replace(history, met={"blind": TRAINED_WITH}),))
+    summary = summarise_adhoc(plan, results, {})
+    [candidate] = summary.candidates
+    assert [pairing.relation for pairing in candidate.pairings] == [TRAINED_WITH, ""]
+    assert candidate.num_held_out == 1
+    assert candidate.share.mean == candidate.pairings[1].share.mean
+    table = next(sheet for sheet in adhoc_sheets(summary) if "with each partner" in sheet.title)
+    assert [row[0] for group in table.groups for row in group] == [
+        "outer",
+        "blind (trained with)",
+    ]
+    assert adhoc_json(summary)["candidates"][0]["partners"][0]["relation"] == TRAINED_WITH
+
+
+def test_exact_bounds_are_computed_once_and_hold_for_self_play(tmp_path: Path) -> None:
+    calls = []
+    found = compute_bounds(
+        LAPTOP, ["blind", "search"], folder=tmp_path, progress=lambda *done: calls.append(done)
+    )
+    assert set(found) == {"blind"}, "search draws worlds, and has no chances of moves"
+    assert len(calls) == 4
+    itself = evaluate_lineup(parse_lineup("blind", 2), LAPTOP, 200).mean
+    assert found["blind"].mean > itself
+    path = bounds_file(LAPTOP, tmp_path)
+    assert path is not None and read_bounds(path) == found
+    calls.clear()
+    assert compute_bounds(
+        LAPTOP, ["blind"], folder=tmp_path, progress=lambda *done: calls.append(done)
+    ) == {"blind": found["blind"]}
+    assert calls == []
+    # What prompts look like is another game for players, and the same for bounds.
+    counted = registry.setup("hanabi", {"preset": "laptop", "deductions": "counted"})
+    assert bounds_file(counted, tmp_path) == path
+    keeps = registry.setup("hanabi", {"preset": "laptop", "bomb_rule": "keep"})
+    assert bounds_file(keeps, tmp_path) != path
+    assert bounds_file(FULL, tmp_path) is None
+    path.write_text("torn")
+    assert read_bounds(path) == {}
+
+
+def test_the_command_leaves_every_file_and_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = bounds_file(LAPTOP)
+    assert path is not None
+    write_document(path, {"scripts": {"blind": {"seats": [1.4, 0.9]}}})
+    out = tmp_path / "out"
+    command = ["adhoc", "mine=iggi", "--only", "--with", "blind", "--preset", "laptop"]
+    command += ["--tasks", "20", "--out", str(out)]
+    answer = CliRunner().invoke(app, [*command, "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert {one.name for one in out.iterdir()} == {
+        "lineups",
+        "adhoc.json",
+        "adhoc.html",
+        "heat_map.png",
+    }
+    data = json.loads(answer.stdout)
+    assert data == json.loads((out / "adhoc.json").read_text())
+    assert data["complete"] is True
+    [partner] = data["partners"]
+    assert partner["bound"] == {"kind": "exact", "mean": 1.15, "seats": [1.4, 0.9], "source": None}
+    [candidate] = data["candidates"]
+    assert candidate["label"] == "mine"
+    score = candidate["partners"][0]["score"]["mean"]
+    assert candidate["share"]["mean"] == pytest.approx(score / 1.15)
+    assert str(tmp_path) not in (out / "adhoc.html").read_text()
+    # Further partners are added; half of all decks have no exact bound.
+    num_played = len(list((out / "lineups").iterdir()))
+    again = CliRunner().invoke(app, [*command, "--with", "outer", "--bound", "outer=3"])
+    assert again.exit_code == 0, again.output
+    assert len(list((out / "lineups").iterdir())) == num_played + 2
+    for text in ("20 tasks of suite eval", "With strangers", f"wrote {out}"):
+        assert text in again.output
+    half = CliRunner().invoke(
+        app, [*command[:-2], "--suite", "split-eval", "--out", str(tmp_path / "half"), "--json"]
+    )
+    assert half.exit_code == 0, half.output
+    assert json.loads(half.stdout)["partners"][0]["bound"]["kind"] == "best known"

@@ -1,0 +1,187 @@
+"""Ratings of cross-play: opponents by Bradley and Terry, partners by row and column, methods."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from crossplay_parts import plan_of, play, summary_of
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.evaluation.crossplay.ratings import rate_partners, rate_players
+from hanabi_grpo.evaluation.crossplay.statistics import Matrix
+from hanabi_grpo.evaluation.crossplay.summary import (
+    Summary,
+    all_sheets,
+    summarise,
+    summary_json,
+)
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from toy_kuhn import KUHN
+
+ROLES = ("first", "second")
+
+
+@pytest.fixture(scope="module")
+def kuhn(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    plan = plan_of("random", "equilibrium-0", tasks=60, setup=Setup(KUHN, KUHN.presets["kuhn"]))
+    return summarise(plan, play(plan, tmp_path_factory.mktemp("kuhn")))
+
+
+def cell(
+    example: EvaluationResult, first: float, second: float, draws: float = 0.0
+) -> EvaluationResult:
+    """Return a cell whose row wins these shares of 200 games as first and as second."""
+    figures: dict[str, float] = {}
+    for role, wins in zip(ROLES, (first, second), strict=True):
+        figures |= {
+            f"win as {role}": wins,
+            f"draw as {role}": draws,
+            f"loss as {role}": 1 - wins - draws,
+            f"bad-reply win as {role}": 0.0,
+        }
+    return replace(example, figures=figures, seeds=tuple(range(200)))
+
+
+def cells_of(
+    summary: Summary, shares: Mapping[str, tuple[float, float]]
+) -> dict[str, EvaluationResult]:
+    example = next(iter(summary.cells.values()))
+    return {name: cell(example, *wins) for name, wins in shares.items()}
+
+
+def test_odds_of_three_to_one_are_191_points_and_seats_are_told_apart(kuhn: Summary) -> None:
+    ratings = rate_players(cells_of(kuhn, {"0-1": (0.75, 0.75), "1-0": (0.25, 0.25)}), 2, ROLES)
+    assert ratings is not None
+    better, worse = ratings.entries
+    # 400 log10(3) = 190.8, a little less by the drawn game against a player of rating 0.
+    assert better.mean - worse.mean == pytest.approx(190.8, abs=1.5)
+    assert better.mean == pytest.approx(-worse.mean)
+    assert better.low < better.mean < better.high
+    assert ratings.seat_effect.mean == pytest.approx(0.0, abs=1e-6)
+    assert ratings.num_games == 800
+    # Whoever is first wins three of four games: equal players.
+    ratings = rate_players(cells_of(kuhn, {"0-1": (0.75, 0.25), "1-0": (0.75, 0.25)}), 2, ROLES)
+    assert ratings is not None
+    assert [entry.mean for entry in ratings.entries] == pytest.approx([0.0, 0.0], abs=1e-6)
+    # Odds of three to one for the first against the second.
+    assert ratings.seat_effect.mean == pytest.approx(2 * 190.8, abs=1.5)
+
+
+def test_an_entry_that_wins_every_game_has_a_rating_and_draws_are_half_wins(kuhn: Summary) -> None:
+    shares = {"0-1": (1.0, 1.0), "1-2": (0.75, 0.75), "0-2": (1.0, 1.0)}
+    ratings = rate_players(cells_of(kuhn, shares), 3, ROLES)
+    assert ratings is not None
+    best, middle, last = (entry.mean for entry in ratings.entries)
+    assert math.isfinite(best) and best > middle > last
+    assert middle - last == pytest.approx(190.8, abs=3)
+    assert best + middle + last == pytest.approx(0.0, abs=1e-6)
+    example = next(iter(kuhn.cells.values()))
+    drawn = rate_players({"0-1": cell(example, 0.5, 0.5, draws=0.5)}, 2, ROLES)
+    won = rate_players({"0-1": cell(example, 0.75, 0.75)}, 2, ROLES)
+    assert drawn is not None and won is not None
+    assert drawn.entries[0].mean == pytest.approx(won.entries[0].mean)
+    assert rate_players({}, 2, ROLES) is None
+
+
+def test_a_zero_sum_cross_play_has_ratings_and_no_partners(kuhn: Summary) -> None:
+    document = summary_json(kuhn)
+    assert document["partners"] is None and document["methods"] == []
+    ratings = document["opponents"]
+    assert ratings["num_games"] == 2 * 2 * 60
+    assert {entry["label"] for entry in ratings["entries"]} == {"random", "equilibrium-0"}
+    [sheet] = [sheet for sheet in all_sheets(kuhn) if sheet.title == "Ratings"]
+    means = {row[0]: float(row[1]) for group in sheet.groups for row in group}
+    assert sum(means.values()) == pytest.approx(0, abs=1)
+    assert "To be first is worth" in sheet.note
+
+
+def matrix_of(means: NDArray[np.float64], noise: NDArray[np.float64] | None = None) -> Matrix:
+    scores = np.repeat(means[:, :, None], 4, axis=2)
+    if noise is not None:
+        scores = scores + noise
+    return Matrix(scores=scores, starts=np.arange(4))
+
+
+def test_row_and_column_effects_of_an_additive_matrix_are_found_and_self_play_is_apart() -> None:
+    rows = np.array([0.5, 0.0, -0.2, -0.3])
+    columns = np.array([0.1, 0.3, -0.4, 0.0])
+    means = 2 + rows[:, None] + columns[None, :]
+    # The diagonal takes no part: everybody understands itself better by a point.
+    means[np.eye(4, dtype=bool)] += 1.0
+    ratings = rate_partners(matrix_of(means))
+    assert ratings is not None
+    assert [entry.rating.mean for entry in ratings.entries] == pytest.approx(rows + columns)
+    assert [entry.row.mean for entry in ratings.entries] == pytest.approx(rows)
+    assert [entry.column.mean for entry in ratings.entries] == pytest.approx(columns)
+    assert [entry.own_convention.mean for entry in ratings.entries] == pytest.approx([1.0] * 4)
+    assert ratings.explained == pytest.approx(1.0)
+    # Nothing to disagree about: with any partner left out the differences are the same.
+    differences = [entry.rating.error for entry in ratings.entries]
+    assert differences == pytest.approx([0.0] * 4, abs=1e-12)
+
+
+def test_a_strong_entry_is_not_judged_by_its_weaker_partners() -> None:
+    # Additive: entry 0 adds 1, the others nothing. Means over others: 2.5 against 2 + 1/3.
+    rows = np.array([1.0, 0.0, 0.0, 0.0])
+    means = 2 + rows[:, None] / 2 + rows[None, :] / 2
+    ratings = rate_partners(matrix_of(means))
+    assert ratings is not None
+    best, *others = (entry.rating.mean for entry in ratings.entries)
+    assert best - others[0] == pytest.approx(1.0)
+    by_mean = (means.sum(axis=1) - means.diagonal()) / 3
+    assert by_mean[0] - by_mean[1] < 0.5
+
+
+def test_partners_need_three_entries_all_cells_and_a_jackknife_four() -> None:
+    assert rate_partners(matrix_of(np.ones((2, 2)))) is None
+    missing = np.ones((4, 4))
+    missing[0, 1] = math.nan
+    assert rate_partners(matrix_of(missing)) is None
+    rng = np.random.default_rng(1)
+    three = rate_partners(matrix_of(rng.random((3, 3)), rng.normal(size=(3, 3, 4))))
+    four = rate_partners(matrix_of(rng.random((4, 4)), rng.normal(size=(4, 4, 4))))
+    assert three is not None and four is not None
+    assert all(math.isnan(entry.error_partners) for entry in three.entries)
+    assert all(entry.error_partners > 0 for entry in four.entries)
+    assert all(entry.rating.error > 0 for entry in four.entries)
+
+
+def test_seeds_of_a_method_have_their_own_gap_with_a_jackknife_over_seeds(tmp_path: Path) -> None:
+    entries = ("a#0=iggi", "a#1=piers", "a#2=outer", "b#x=hint-bot", "b#y=focus-bot", "flawed")
+    summary = summary_of(tmp_path, *entries, tasks=6)
+    a, b = summary.methods
+    assert (a.name, a.num_seeds, b.name, b.num_seeds) == ("a", 3, "b", 2)
+    means = summary.matrix.means
+    own = means[:3, :3]
+    self_play = own.diagonal().mean()
+    others = own[~np.eye(3, dtype=bool)].mean()
+    assert a.whole["gap"].mean == pytest.approx(self_play - others)
+    left_out = []
+    for seed in range(3):
+        kept = np.delete(np.arange(3), seed)
+        rest = own[np.ix_(kept, kept)]
+        left_out.append(rest.diagonal().mean() - (rest[0, 1] + rest[1, 0]) / 2)
+    error = math.sqrt(2 / 3 * sum((value - np.mean(left_out)) ** 2 for value in left_out))
+    assert a.whole["gap"].error_entries == pytest.approx(error)
+    assert math.isnan(b.whole["gap"].error_entries), "two seeds have no jackknife"
+    crossed = (means[:3, 3:5].mean() + means[3:5, :3].mean()) / 2
+    assert a.with_others["b"].mean == pytest.approx(crossed)
+    assert b.with_others["a"].mean == pytest.approx(crossed)
+    document = summary_json(summary)
+    assert [method["name"] for method in document["methods"]] == ["a", "b"]
+    assert document["opponents"] is None
+    assert len(document["partners"]["entries"]) == 6
+    titles = [sheet.title for sheet in all_sheets(summary)]
+    assert titles == [
+        "Mean scores",
+        "Self-play and cross-play",
+        "Methods",
+        "Ratings as partners",
+        "Entries",
+    ]
+    # One entry with such a name is no method.
+    assert summary_of(tmp_path / "one", "a#0=iggi", "b=outer", tasks=4).methods == ()
