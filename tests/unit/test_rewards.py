@@ -17,6 +17,7 @@ from fake_engine import SAMPLING
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
+from hanabi_grpo.envs.hanabi.policies import best_messages
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.envs.rewards import with_rewards
@@ -100,7 +101,11 @@ def test_the_spec_says_that_it_is_another_game_with_a_wider_range() -> None:
     assert spec.hash != other.hash
 
 
-def test_players_may_be_paid_differently_where_the_payoff_says_so() -> None:
+def test_players_may_be_paid_differently_where_the_payoff_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The check plays every script; one that computes for minutes plays as well after one round.
+    monkeypatch.setattr(best_messages, "SWEEPS", 1)
     setup = laptop({"first": lambda episode: [1.0, 0.0]}, payoff="general")
     episode = one_game(setup)
     assert (episode.reward(0, "first"), episode.reward(1, "first")) == (1.0, 0.0)
