@@ -89,6 +89,13 @@ def test_episodes_are_those_of_the_command_that_records_games(tmp_path: Path) ->
         assert [turn["action"] for turn in row["turns"]] == [turn.action for turn in episode.turns]
 
 
+def test_settings_of_the_game_hold_beside_the_name_of_its_environment() -> None:
+    evaluation = hg.evaluate("iggi", "hanabi", tasks=2, preset="simple", players=3)
+    assert evaluation.results[0].preset == "simple"
+    [episode] = hg.play("iggi", "hanabi", preset="mini", players=4)
+    assert (episode.preset, len(episode.seats)) == ("mini", 4)
+
+
 def test_an_evaluation_is_that_of_the_command(tmp_path: Path) -> None:
     env = hg.make_env("hanabi", preset="laptop")
     evaluation = hg.evaluate(["iggi", "hint-bot"], env, tasks=20, out=tmp_path / "result.json")

@@ -74,7 +74,7 @@ def play(
     for name, number in (("tasks", tasks), ("games", games)):
         if number < 1:
             raise SettingsError(f"play({name}={number}): give at least 1.")
-    given = read_given(below=_below(server, [lineup]), **settings)
+    given = read_given(env=_name(env), below=_below(server, [lineup]), **settings)
     chosen = choose_game(given, env, temperature)
     game = chosen.game
     scripts = game.environment.policies
@@ -139,7 +139,7 @@ def evaluate(
     if not all_starts:
         check_tasks(tasks, suite)
     specs = [lineups] if isinstance(lineups, str) else list(lineups)
-    given = read_given(below=_below(server, specs), **settings)
+    given = read_given(env=_name(env), below=_below(server, specs), **settings)
     chosen = choose_game(given, env, temperature)
     if all_starts:
         suite = ALL_STARTS
@@ -165,6 +165,11 @@ def evaluate(
             write_document(path, evaluation.kept_document())
         evaluation.keep_with_runs(served, sayer(console()))
     return evaluation
+
+
+def _name(env: Setup[Any] | Environment[Any] | str | None) -> str | None:
+    """Return an environment that is given by its name: `preset=` and others are settings of it."""
+    return env if isinstance(env, str) else None
 
 
 def _below(server: Server | None, specs: Sequence[str]) -> dict[str, str]:

@@ -82,8 +82,20 @@ def needs_own_server(given: Given, server: Server | None) -> bool:
 def choose_game(
     given: Given, env: Setup[Any] | Environment[Any] | str | None, temperature: float | None
 ) -> Chosen:
-    """Return what is played and how models sample, see `evaluation.chosen.choose`."""
-    game = env if env is None or isinstance(env, Setup) else make_env(env)
+    """Return what is played and how models sample, see `evaluation.chosen.choose`.
+
+    Args:
+        given: All settings, those of an environment that is given by its name among them.
+        env: What is played.
+        temperature: As in `play`.
+    """
+    game: Setup[Any] | None
+    if env is None or isinstance(env, str):
+        game = None
+    elif isinstance(env, Setup):
+        game = env
+    else:
+        game = make_env(env)
     return choose(None, None, None, temperature, loaded=given.loaded, game=game)
 
 
