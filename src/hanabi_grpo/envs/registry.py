@@ -37,6 +37,7 @@ OWN = {
     "summary": "hanabi_grpo.envs.workflows.environment:SUMMARY",
     "pioneer_observer": "hanabi_grpo.envs.workflows.environment:PIONEER_OBSERVER",
     "revise": "hanabi_grpo.envs.workflows.environment:REVISE",
+    "split_sum": "hanabi_grpo.envs.parts.split_sum:SPLIT_SUM",
 }
 """Environments of this package by name, with the module and the name of each object."""
 FAMILIES = {

@@ -1,0 +1,131 @@
+"""Puzzles in parts: what can be reached in them, by enumeration, and what each seat reads."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.conformance import check
+from hanabi_grpo.envs.parts.split_sum import SPLIT_SUM, SplitSumConfig, SplitSumGame
+from hanabi_grpo.envs.referee import play_scripts
+
+NUM_GAMES = 400
+CODES = {"split_sum": "code"}
+"""The script of each puzzle whose seats have agreed on a code."""
+
+
+def split_sum(highest: int, words: int) -> SplitSumConfig:
+    return SplitSumConfig(preset="split_sum", highest=highest, words=words)
+
+
+def setup_of(env: str, **fields: object) -> Setup:
+    return registry.setup(env, registry.get(env).presets[env].model_dump() | fields)
+
+
+def share_right(setup: Setup, script: str) -> float:
+    """Return the mean share of right answers of a team of one script."""
+    policy = setup.environment.policies[script]()
+    seats = dict.fromkeys(range(setup.spec.num_players), policy)
+    rights = []
+    for seed in range(NUM_GAMES):
+        rights.append(play_scripts(setup.task("eval", seed), seats).result["right"])
+    return sum(rights) / len(rights)
+
+
+@pytest.mark.parametrize("channel", ["word", "constant", "random"])
+@pytest.mark.parametrize("style", ["full", "compact"])
+@pytest.mark.parametrize("preset", ["split_sum", "split_sum-2"])
+def test_a_puzzle_does_what_the_interface_says(preset: str, style: str, channel: str) -> None:
+    environment = registry.get(preset.partition("-")[0])
+    config = environment.presets[preset].model_copy(update={"style": style, "channel": channel})
+    report = check(environment, config, num_episodes=8)
+    assert set(report.secrets) == {"the other parts"}
+
+
+def functions(num_inputs: int, num_outputs: int) -> Iterator[tuple[int, ...]]:
+    """Yield every table from inputs to outputs."""
+    return itertools.product(range(num_outputs), repeat=num_inputs)
+
+
+@pytest.mark.parametrize(("highest", "words"), [(1, 1), (1, 2), (2, 2), (3, 2), (3, 3), (3, 4)])
+def test_no_pair_is_better_at_a_split_sum_than_its_ceiling(highest: int, words: int) -> None:
+    config = split_sum(highest, words)
+    halves = range(highest + 1)
+    best = 0
+    for code in functions(highest + 1, words):
+        # The best answer to each word and second half, by counting all sums that are left.
+        num_right = 0
+        for word, second in itertools.product(range(words), halves):
+            sums = [first + second for first in halves if code[first] == word]
+            num_right += max((sums.count(answer) for answer in sums), default=0)
+        best = max(best, num_right)
+    assert best / (highest + 1) ** 2 == pytest.approx(SPLIT_SUM.ceiling(config))
+    if words == 1:
+        assert SPLIT_SUM.ceiling(config) == SPLIT_SUM.ceiling_without_words(config)
+
+
+@pytest.mark.parametrize("highest", [1, 2, 3])
+def test_no_seat_that_hears_nothing_is_better_than_the_ceiling_without_words(highest: int) -> None:
+    halves = range(highest + 1)
+    best = 0
+    for answers in functions(highest + 1, 2 * highest + 1):
+        best = max(best, sum(answers[own] == own + other for own in halves for other in halves))
+    without = SPLIT_SUM.ceiling_without_words(split_sum(highest, 4))
+    assert best / (highest + 1) ** 2 == pytest.approx(without)
+
+
+@pytest.mark.parametrize("env", CODES)
+def test_the_agreed_code_reaches_the_ceiling_and_falls_to_chance_where_words_are_lost(
+    env: str,
+) -> None:
+    setup = setup_of(env)
+    environment = setup.environment
+    ceiling = environment.ceiling(setup.config)
+    assert setup.spec.attainable == ceiling
+    assert share_right(setup, CODES[env]) == pytest.approx(ceiling, abs=0.04)
+    without = environment.ceiling_without_words(setup.config)
+    for channel in ("constant", "random"):
+        deaf = setup_of(env, channel=channel)
+        assert deaf.spec.attainable == without
+        assert deaf.spec.hash != setup.spec.hash
+        assert share_right(deaf, CODES[env]) == pytest.approx(without, abs=0.06)
+
+
+def test_with_too_few_words_the_code_is_right_as_often_as_can_be() -> None:
+    setup = setup_of("split_sum", words=2)
+    assert setup.environment.ceiling(setup.config) == 0.5
+    assert share_right(setup, "code") == pytest.approx(0.5, abs=0.06)
+
+
+def test_one_word_of_a_half_is_all_that_the_other_seat_reads() -> None:
+    game = SplitSumGame(SplitSumConfig(preset="split_sum", style="compact"), (2, 1), ("delta",))
+    assert game.state_message(0) == "sees-2"
+    assert game.legal(0) == ("alfa", "bravo", "charlie", "delta")
+    assert game.step({0: "charlie"}) == [{}, {}]
+    assert game.state_message(1) == "heard-charlie-sees-1"
+    assert game.step({1: "3"}) == [{"team": 1.0}, {"team": 1.0}]
+    assert game.state_message(0) == "sees-2", "the answer would tell the other half"
+
+
+@pytest.mark.parametrize(("channel", "heard"), [("constant", "alfa"), ("random", "delta")])
+def test_a_control_puts_another_word_in_the_place_of_what_was_said(
+    channel: str, heard: str
+) -> None:
+    config = SplitSumConfig(preset="split_sum", style="compact", channel=channel)
+    game = SplitSumGame(config, (2, 1), ("delta",))
+    game.step({0: "charlie"})
+    assert game.state_message(1) == f"heard-{heard}-sees-1"
+
+
+@pytest.mark.parametrize("env", CODES)
+def test_the_words_of_an_agreed_code_are_the_bits_that_are_needed(env: str) -> None:
+    setup = setup_of(env)
+    code = setup.environment.policies[CODES[env]]()
+    seats = dict.fromkeys(range(setup.spec.num_players), code)
+    games = [play_scripts(setup.task("eval", seed), seats) for seed in range(NUM_GAMES)]
+    figures = setup.metrics(games)
+    needed = setup.environment.bits_needed(setup.config)
+    assert figures["words_used"] == 2**needed
+    assert figures["word_bits"] == pytest.approx(needed, abs=0.03)
