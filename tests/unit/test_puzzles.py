@@ -8,11 +8,12 @@ import pytest
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
+from hanabi_grpo.envs.parts.hat_line import HAT_LINE, HatLineConfig, HatLineGame
 from hanabi_grpo.envs.parts.split_sum import SPLIT_SUM, SplitSumConfig, SplitSumGame
 from hanabi_grpo.envs.referee import play_scripts
 
 NUM_GAMES = 400
-CODES = {"split_sum": "code"}
+CODES = {"split_sum": "code", "hat_line": "parity"}
 """The script of each puzzle whose seats have agreed on a code."""
 
 
@@ -36,7 +37,7 @@ def share_right(setup: Setup, script: str) -> float:
 
 @pytest.mark.parametrize("channel", ["word", "constant", "random"])
 @pytest.mark.parametrize("style", ["full", "compact"])
-@pytest.mark.parametrize("preset", ["split_sum", "split_sum-2"])
+@pytest.mark.parametrize("preset", ["split_sum", "split_sum-2", "hat_line", "hat_line-4"])
 def test_a_puzzle_does_what_the_interface_says(preset: str, style: str, channel: str) -> None:
     environment = registry.get(preset.partition("-")[0])
     config = environment.presets[preset].model_copy(update={"style": style, "channel": channel})
@@ -74,6 +75,64 @@ def test_no_seat_that_hears_nothing_is_better_than_the_ceiling_without_words(hig
         best = max(best, sum(answers[own] == own + other for own in halves for other in halves))
     without = SPLIT_SUM.ceiling_without_words(split_sum(highest, 4))
     assert best / (highest + 1) ** 2 == pytest.approx(without)
+
+
+def hat_line(players: int, hats: int) -> HatLineConfig:
+    return HatLineConfig(preset="hat_line", players=players, hats=hats)
+
+
+@pytest.mark.parametrize(("players", "hats"), [(2, 2), (2, 3), (3, 2)])
+def test_no_line_is_better_than_its_ceiling(players: int, hats: int) -> None:
+    """Every strategy of all but the last player, and the best answer of the last to each."""
+    lines = list(itertools.product(range(hats), repeat=players))
+    # Whoever answers: hats seen and answers heard are together as many as the others.
+    inputs = hats ** (players - 1)
+    best = 0
+    for tables in itertools.product(functions(inputs, hats), repeat=players - 1):
+        num_right = 0
+        left: dict[int, list[int]] = {}
+        for line in lines:
+            heard: list[int] = []
+            for player, table in enumerate(tables):
+                heard.append(table[_place([*heard, *line[player + 1 :]], hats)])
+            num_right += sum(answer == hat for answer, hat in zip(heard, line, strict=False))
+            left.setdefault(_place(heard, hats), []).append(line[-1])
+        num_right += sum(max(map(own.count, own)) for own in left.values())
+        best = max(best, num_right)
+    ceiling = HAT_LINE.ceiling(hat_line(players, hats))
+    assert best / (len(lines) * players) == pytest.approx(ceiling)
+
+
+def _place(digits: list[int], base: int) -> int:
+    """Return the number of these digits, which is the row of a table."""
+    number = 0
+    for digit in digits:
+        number = base * number + digit
+    return number
+
+
+def test_in_a_line_each_sees_the_hats_before_it_and_hears_the_answers_behind_it() -> None:
+    config = HatLineConfig(preset="hat_line", style="compact")
+    game = HatLineGame(config, (0, 1, 0), ("blue", "blue"))
+    assert game.state_message(0) == "sees-1-0"
+    game.step({0: "red"})
+    assert game.state_message(1) == "heard-red-sees-0"
+    game.step({1: "blue"})
+    assert game.state_message(2) == "heard-red-blue"
+    assert game.state_message(0) == "sees-1-0", "answers behind it would tell its own hat"
+    all_right = [{"team": 1.0}] * 3
+    assert game.step({2: "red"}) == all_right
+    assert game.result() == {"right": 1.0}
+
+
+@pytest.mark.parametrize(("players", "hats"), [(2, 3), (4, 2), (5, 3)])
+def test_all_but_the_first_in_a_line_are_right_by_the_sum(players: int, hats: int) -> None:
+    setup = setup_of("hat_line", players=players, hats=hats)
+    policy = setup.environment.policies["parity"]()
+    seats = dict.fromkeys(range(players), policy)
+    for seed in range(50):
+        right = play_scripts(setup.task("eval", seed), seats).result["right"]
+        assert right == 1.0 or right == pytest.approx((players - 1) / players)
 
 
 @pytest.mark.parametrize("env", CODES)

@@ -38,6 +38,7 @@ OWN = {
     "pioneer_observer": "hanabi_grpo.envs.workflows.environment:PIONEER_OBSERVER",
     "revise": "hanabi_grpo.envs.workflows.environment:REVISE",
     "split_sum": "hanabi_grpo.envs.parts.split_sum:SPLIT_SUM",
+    "hat_line": "hanabi_grpo.envs.parts.hat_line:HAT_LINE",
 }
 """Environments of this package by name, with the module and the name of each object."""
 FAMILIES = {
