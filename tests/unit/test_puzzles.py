@@ -1,16 +1,22 @@
 """Puzzles in parts: what can be reached in them, by enumeration, and what each seat reads."""
 
 import itertools
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.parts.hat_line import HAT_LINE, HatLineConfig, HatLineGame
 from hanabi_grpo.envs.parts.split_sum import SPLIT_SUM, SplitSumConfig, SplitSumGame
 from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.evaluation.puzzles import PUZZLES, evaluate_puzzle
 
 NUM_GAMES = 400
 CODES = {"split_sum": "code", "hat_line": "parity"}
@@ -188,3 +194,53 @@ def test_the_words_of_an_agreed_code_are_the_bits_that_are_needed(env: str) -> N
     needed = setup.environment.bits_needed(setup.config)
     assert figures["words_used"] == 2**needed
     assert figures["word_bits"] == pytest.approx(needed, abs=0.03)
+
+
+def test_every_puzzle_can_be_compared_by_teams() -> None:
+    assert set(PUZZLES) == set(CODES)
+
+
+def test_teams_prints_a_puzzle_between_its_ceilings_and_the_words_beside_the_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = ("split_sum=code", "hat_line=parity", "debate=noisy")
+    answer = CliRunner().invoke(
+        app,
+        ["teams", *entries, "--tasks", "200", "--out", "a.json"],
+        env={"HANABI_ENV": "split_sum"},
+    )
+    assert answer.exit_code == 0, answer.output
+    assert max(map(len, answer.stdout.splitlines())) <= 120
+    for part in ("puzzles in parts: 200 problems", "chain_sum: 200 problems", "word_bits"):
+        assert part in answer.stdout
+    split, hats, debate = json.loads(Path("a.json").read_text())["results"]
+    assert [row["name"] for row in split["rows"]] == [
+        "best without words",
+        "one seat alone",
+        "vote of 3, no fewer tokens",
+        "split_sum of 2",
+        "best team",
+    ]
+    without, alone, vote, team, best = split["rows"]
+    assert (without["right"]["mean"], best["right"]["mean"]) == (0.25, 1.0)
+    assert team["right"]["mean"] == 1.0
+    for row in (alone, vote):
+        assert row["right"]["mean"] == pytest.approx(0.25, abs=0.09)
+    assert [row["tokens"] for row in (alone, vote, team)] == [1.0, 3.0, 2.0]
+    assert team["figures"]["words_used"] == 4.0
+    assert team["figures"]["bits needed"] == 2.0
+    assert split["gain"]["mean"] > 0.6
+    assert hats["rows"][3]["right"]["mean"] == pytest.approx(5 / 6, abs=0.03)
+    assert hats["rows"][4]["right"]["mean"] == pytest.approx(5 / 6)
+    assert hats["rows"][3]["figures"]["bits needed"] == 1.0
+    assert debate["rows"][-1]["name"] == "debate of 2"
+
+
+def test_a_vote_has_an_answer_for_every_token_that_the_team_samples() -> None:
+    setup = setup_of("split_sum", highest=1, words=2)
+    done: list[int] = []
+    lineup = parse_lineup("random", 2, env="split_sum")
+    result = evaluate_puzzle(lineup, setup, 40, suite="eval", progress=done.append)
+    assert result.rows[2].tokens >= result.rows[3].tokens
+    assert done[-1] == 80
