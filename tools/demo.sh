@@ -88,10 +88,10 @@ case $game in
         if [ "$game" = pioneer_observer ]; then export HANABI_SWAP_EVERY=${HANABI_SWAP_EVERY:-5}; fi # as CORY's paper has it
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
     split_sum | hat_line)
-        # From random play, without a teacher: what a word means is found by reward alone. The bonus keeps the seats from
-        # settling on the first code that is better than none, and fades with its target.
+        # From words drawn at random: what they mean is found by reward alone. The bonus keeps the seats from settling on
+        # the first code that is better than none.
         steps=200
-        before=(base) after=(served) who="random play" rivals="random"
+        before=(base) after=(served) who="babble" rivals="babble random"
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16}
         export LEARNING_RATE=${LEARNING_RATE:-2e-3} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.1} ;;
     *)

@@ -244,3 +244,21 @@ def test_a_vote_has_an_answer_for_every_token_that_the_team_samples() -> None:
     result = evaluate_puzzle(lineup, setup, 40, suite="eval", progress=done.append)
     assert result.rows[2].tokens >= result.rows[3].tokens
     assert done[-1] == 80
+
+
+@pytest.mark.parametrize("env", CODES)
+def test_a_start_that_babbles_has_one_word_for_what_a_seat_knows_and_no_code(env: str) -> None:
+    setup = setup_of(env)
+    assert setup.environment.teachers == ("babble",)
+    babble = setup.environment.policies["babble"]()
+    seats = dict.fromkeys(range(setup.spec.num_players), babble)
+    said: dict[object, set[str]] = {}
+    for seed in range(100):
+        episode = play_scripts(setup.task("eval", seed), seats)
+        game = setup.environment.reset(setup.config, split="eval", seed=seed)
+        for turn in episode.turns:
+            said.setdefault((turn.player, game.view(turn.player)), set()).add(turn.action)
+            game.step({turn.player: turn.action})
+    assert all(len(words) == 1 for words in said.values())
+    without = setup.environment.ceiling_without_words(setup.config)
+    assert share_right(setup, "babble") < without + 0.1

@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping
 from pydantic import Field
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.parts.puzzle import Parts, Puzzle, PuzzleConfig, PuzzleGame, code_script
+from hanabi_grpo.envs.parts.puzzle import (
+    BABBLE,
+    Parts,
+    Puzzle,
+    PuzzleConfig,
+    PuzzleGame,
+    babble,
+    code_script,
+)
 from hanabi_grpo.types import MAX_PLAYERS
 
 HATS = ("red", "blue", "green", "white", "black", "yellow")
@@ -78,6 +86,7 @@ class HatLine(Puzzle[HatLineConfig]):
     }
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": base.random_policy,
+        BABBLE: babble,
         "parity": lambda: code_script("parity", _parity),
     }
 

@@ -21,6 +21,9 @@ from hanabi_grpo.types import Episode
 SPEAKER = 0
 """The seat that speaks first, and has nothing to go by but its own part."""
 
+BABBLE = "babble"
+"""Name of the script whose words are drawn once for all that a seat may know."""
+
 
 class PuzzleConfig(StateConfig):
     """Settings of every puzzle in parts."""
@@ -175,7 +178,8 @@ class Puzzle(base.Environment[C], Generic[C]):
     Game: Callable[..., PuzzleGame[Any]]
     rules_version = 1
     """Part of the environment's hash; goes up when the rules change."""
-    teachers = ("random",)
+    teachers = (BABBLE,)
+    teacher_noise = 0.5
 
     def num_seats(self, config: C) -> int:
         """Return the number of players."""
@@ -284,3 +288,18 @@ def code_script(name: str, choose: Callable[[int, Parts, tuple[str, ...]], str])
         return choose(seen.player, seen.view(), seen.legal() or ())
 
     return base.Script(name, act)
+
+
+def babble() -> base.Script:
+    """Return the script that has a word for all that a seat may know, and agreed on none.
+
+    Its words are drawn, the same on every machine, so it is right as often as chance has it. A tiny
+    model that imitates it can tell its messages apart, and knows no code.
+    """
+
+    def act(seen: base.Observation, rng: random.Random) -> str:
+        legal = seen.legal() or ("",)
+        drawn = base.draw(BABBLE, seen.player, tuple(seen.view()), below=len(legal))
+        return legal[drawn]
+
+    return base.Script(BABBLE, act)

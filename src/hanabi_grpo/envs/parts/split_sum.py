@@ -13,11 +13,13 @@ from pydantic import Field
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.parts.puzzle import (
+    BABBLE,
     SPEAKER,
     Parts,
     Puzzle,
     PuzzleConfig,
     PuzzleGame,
+    babble,
     code_script,
 )
 
@@ -89,6 +91,7 @@ class SplitSum(Puzzle[SplitSumConfig]):
     }
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": base.random_policy,
+        BABBLE: babble,
         "code": lambda: code_script("code", _agreed_code),
     }
 
