@@ -14,11 +14,11 @@ from pydantic import Field
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.parts.puzzle import (
     BABBLE,
+    Babble,
     Parts,
     Puzzle,
     PuzzleConfig,
     PuzzleGame,
-    babble,
     code_script,
 )
 from hanabi_grpo.types import MAX_PLAYERS
@@ -86,7 +86,7 @@ class HatLine(Puzzle[HatLineConfig]):
     }
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": base.random_policy,
-        BABBLE: babble,
+        BABBLE: Babble,
         "parity": lambda: code_script("parity", _parity),
     }
 

@@ -6,6 +6,8 @@ puzzle alone, however well it is trained.
 """
 
 import copy
+import functools
+import itertools
 import math
 import random
 from collections import Counter
@@ -290,16 +292,34 @@ def code_script(name: str, choose: Callable[[int, Parts, tuple[str, ...]], str])
     return base.Script(name, act)
 
 
-def babble() -> base.Script:
-    """Return the script that has a word for all that a seat may know, and agreed on none.
+class Babble:
+    """The script that has a word for all that a seat may know, and has agreed on none.
 
-    Its words are drawn, the same on every machine, so it is right as often as chance has it. A tiny
-    model that imitates it can tell its messages apart, and knows no code.
+    The words are drawn, evenly among those that the seat may say and the same on every machine, so
+    it is right about as often as chance has it. A tiny model that imitates it can tell its messages
+    apart, and knows no code.
     """
 
-    def act(seen: base.Observation, rng: random.Random) -> str:
-        legal = seen.legal() or ("",)
-        drawn = base.draw(BABBLE, seen.player, tuple(seen.view()), below=len(legal))
-        return legal[drawn]
+    name = BABBLE
 
-    return base.Script(BABBLE, act)
+    def seat(self, player: int, *, task: base.Task[Any], game: int) -> base.ScriptSeat:
+        """Return a seat with its table of words."""
+        environment = task.environment
+        if not isinstance(environment, Puzzle):
+            raise TypeError(f"{BABBLE}: {environment.name} is no puzzle in parts")
+        table = _babbled(environment, task.config, player)
+        return base.ScriptSeat(lambda seen, rng: table[seen.view()], random.Random(0))
+
+
+@functools.cache
+def _babbled(environment: Puzzle[Any], config: PuzzleConfig, player: int) -> dict[Parts, str]:
+    """Return a word for each view of a seat, in an order that is drawn."""
+    seen = set()
+    for numbers in itertools.product(*map(range, environment.limits(config))):
+        game = environment.Game(config, numbers, ())
+        seen.add(game.seen(player))
+    heard = itertools.product(*(game.words(seat) for seat in range(player)))
+    views = [Parts(*both) for both in itertools.product(sorted(seen), heard)]
+    views.sort(key=lambda view: base.draw(BABBLE, player, tuple(view), below=1 << 32))
+    words = game.words(player)
+    return {view: words[number % len(words)] for number, view in enumerate(views)}

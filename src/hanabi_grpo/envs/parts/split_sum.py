@@ -15,11 +15,11 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.parts.puzzle import (
     BABBLE,
     SPEAKER,
+    Babble,
     Parts,
     Puzzle,
     PuzzleConfig,
     PuzzleGame,
-    babble,
     code_script,
 )
 
@@ -91,7 +91,7 @@ class SplitSum(Puzzle[SplitSumConfig]):
     }
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": base.random_policy,
-        BABBLE: babble,
+        BABBLE: Babble,
         "code": lambda: code_script("code", _agreed_code),
     }
 
