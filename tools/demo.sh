@@ -7,8 +7,8 @@
 #   HANABI_COLORS=4 HANABI_RANKS=3 HANABI_PLAYERS=3 bash tools/demo.sh      # on a board of your own, for which it makes a model
 #
 #   DEMO_ENV     hanabi; a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5;
-#                one for a single player: frozen_lake, sokoban; or a team that adds up: vote, debate, summary,
-#                pioneer_observer, revise (docs/teams.md)
+#                one for a single player: frozen_lake, sokoban; a team that adds up: vote, debate, summary,
+#                pioneer_observer, revise; or one whose seats hold a part each: split_sum, split_sum-2, hat_line (docs/teams.md)
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_STEPS   steps of 128 games (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
@@ -87,9 +87,16 @@ case $game in
         before=(base) after=(served) who="a noisy solver" rivals="noisy solver"
         if [ "$game" = pioneer_observer ]; then export HANABI_SWAP_EVERY=${HANABI_SWAP_EVERY:-5}; fi # as CORY's paper has it
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
+    split_sum | split_sum-2 | hat_line)
+        # From words drawn at random: what they mean is found by reward alone. The bonus keeps the seats from settling on
+        # the first code that is better than none.
+        steps=80
+        before=(base) after=(served) who="babble" rivals="babble random"
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-24}
+        export LEARNING_RATE=${LEARNING_RATE:-2e-3} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.1} ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake, sokoban," \
-            "vote, debate, summary, pioneer_observer or revise." >&2
+            "vote, debate, summary, pioneer_observer, revise, split_sum, split_sum-2 or hat_line." >&2
         exit 2 ;;
 esac
 steps=${DEMO_STEPS:-$steps}
@@ -121,7 +128,8 @@ say "4 of 5: after: the trained players play the same deals"
 run - hanabi-grpo evaluate "${after[@]}" --label after --tasks "$deals" --out "$folder/after.json"
 case $game in
     *_poker) run - hanabi-grpo exploit served base --average "$folder/train" --out "$folder/exploit.json" ;;
-    vote | debate | summary | pioneer_observer | revise) run - hanabi-grpo teams "$game=served" --tasks "$deals" --out "$folder/teams.json" ;;
+    vote | debate | summary | pioneer_observer | revise | split_sum* | hat_line)
+        run - hanabi-grpo teams "$HANABI_ENV=served" --tasks "$deals" --out "$folder/teams.json" ;;
     tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate served,minimax minimax,random random --tasks 200 ;;
 esac
 

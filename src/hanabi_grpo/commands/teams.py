@@ -4,7 +4,7 @@ Workflows beside one seat alone, and beside a vote that samples as many tokens.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import TaskID
@@ -12,9 +12,12 @@ from rich.progress import TaskID
 from hanabi_grpo.client.lineups import Lineup, parse_lineup
 from hanabi_grpo.commands.console import interruptible, make_console, progress_bars
 from hanabi_grpo.commands.playing import AsJson, OwnServer, Suite, Temperature, choose, give_result
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_tasks
+from hanabi_grpo.evaluation.puzzles import PUZZLES, evaluate_puzzle, puzzle_setup, puzzle_sheet
 from hanabi_grpo.evaluation.teams import (
     TeamResult,
     evaluate_team,
@@ -24,6 +27,9 @@ from hanabi_grpo.evaluation.teams import (
 )
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import BASE, SERVED
+
+_GAMES = (*WORKFLOWS, *PUZZLES)
+"""What may be compared."""
 
 
 def teams(
@@ -48,20 +54,23 @@ def teams(
     Each workflow answers held-out problems in all three ways. A lineup of trained adapters is
     also compared with base, the model before training, in the same workflow.
 
+    The puzzles split_sum and hat_line, in which each seat holds a part, are compared with what can
+    be reached without words and with them, and with a seat and a vote that hear none.
+
     Environment: as for evaluate. HANABI_ENV names one of the workflows; what its settings say of
     problems and prompts holds for all of them.
     """
     check_tasks(tasks, suite)
     env = load_settings().settings.env
-    default_entries = [f"{env}={SERVED}"] if env in WORKFLOWS else []
+    default_entries = [f"{env}={SERVED}"] if env in _GAMES else []
     wanted = [_parse_entry(text) for text in entries or default_entries]
     if not wanted:
         raise SettingsError(
-            f"no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: {', '.join(WORKFLOWS)}."
+            f"no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: {', '.join(_GAMES)}."
         )
     first_workflow, _ = wanted[0]
-    chosen = choose(None if env in WORKFLOWS else first_workflow, None, None, temperature)
-    setups = {workflow: shared_setup(chosen.game, workflow) for workflow, _ in wanted}
+    chosen = choose(None if env in _GAMES else first_workflow, None, None, temperature)
+    setups = {workflow: _setup(chosen.game, workflow) for workflow, _ in wanted}
     lineups: dict[tuple[str, str], Lineup] = {}
     for workflow, spec in wanted:
         num_players = setups[workflow].spec.num_players
@@ -88,31 +97,53 @@ def teams(
             def show(num_done: int, bar: TaskID = bar) -> None:
                 progress.update(bar, completed=num_done)
 
-            result = evaluate_team(
+            evaluate_one = evaluate_puzzle if workflow in PUZZLES else evaluate_team
+            result = evaluate_one(
                 lineup, setups[workflow], tasks, suite=suite, served=served, progress=show
             )
             results.append(result)
     # Scripts alone sample nothing.
     used_temperature = chosen.temperature if needs_server else None
-    problems = chosen.game.config.problems
-    num_different = results[0].rows[0].right.num_starts
-    different = f" ({num_different} different)" if num_different < tasks else ""
-    title = f"{problems}: {tasks} problems{different} of suite {suite}"
+    of_workflows = [result for result in results if result.workflow in WORKFLOWS]
+    of_puzzles = [result for result in results if result.workflow in PUZZLES]
+    sampled = f" of suite {suite}"
     if used_temperature is not None:
-        title += f", T={used_temperature:g}"
+        sampled += f", T={used_temperature:g}"
+    problems = None
+    if of_workflows:
+        problems = setups[of_workflows[0].workflow].config.problems
     document = team_document(
         results, problems=problems, suite=suite, num_tasks=tasks, temperature=used_temperature
     )
-    table = team_sheet(results, title).rich()
-    give_result(console, document, [table], out=out, as_json=as_json)
+    tables = []
+    if of_workflows:
+        num_different = of_workflows[0].rows[0].right.num_starts
+        different = f" ({num_different} different)" if num_different < tasks else ""
+        title = f"{problems}: {tasks} problems{different}{sampled}"
+        tables.append(team_sheet(of_workflows, title).rich())
+    if of_puzzles:
+        title = f"puzzles in parts: {tasks} problems{sampled}"
+        tables.append(puzzle_sheet(of_puzzles, title).rich())
+    give_result(console, document, tables, out=out, as_json=as_json)
+
+
+def _setup(game: Setup[Any], name: str) -> Setup[Any]:
+    """Return one game of the table, with what the settings say of the others in common with it."""
+    if name in PUZZLES:
+        return puzzle_setup(game, name)
+    if game.env in PUZZLES:
+        workflow = registry.get(name)
+        return registry.setup(
+            name, workflow.presets[name].model_dump() | {"style": game.config.style}
+        )
+    return shared_setup(game, name)
 
 
 def _parse_entry(text: str) -> tuple[str, str]:
     """Parse "debate=served" to ("debate", "served")."""
     workflow, equals, lineup = (part.strip() for part in text.partition("="))
-    if workflow not in WORKFLOWS or not equals or not lineup:
+    if workflow not in _GAMES or not equals or not lineup:
         raise SettingsError(
-            f"{text!r}: give WORKFLOW=LINEUP, e.g. debate=served; workflows: "
-            f"{', '.join(WORKFLOWS)}."
+            f"{text!r}: give WORKFLOW=LINEUP, e.g. debate=served; workflows: {', '.join(_GAMES)}."
         )
     return workflow, lineup

@@ -37,6 +37,8 @@ OWN = {
     "summary": "hanabi_grpo.envs.workflows.environment:SUMMARY",
     "pioneer_observer": "hanabi_grpo.envs.workflows.environment:PIONEER_OBSERVER",
     "revise": "hanabi_grpo.envs.workflows.environment:REVISE",
+    "split_sum": "hanabi_grpo.envs.parts.split_sum:SPLIT_SUM",
+    "hat_line": "hanabi_grpo.envs.parts.hat_line:HAT_LINE",
 }
 """Environments of this package by name, with the module and the name of each object."""
 FAMILIES = {

@@ -49,7 +49,7 @@ class TeamRow:
     right: Estimate
     """Share of problems that were answered right."""
     tokens: float
-    """Tokens sampled for a problem, mean over problems."""
+    """Tokens sampled for a problem, mean over problems; 0 where nobody played."""
     figures: dict[str, float]
     """Values of those `_FIGURES` that it has."""
 
@@ -69,7 +69,7 @@ class TeamResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Problems:
+class Problems:
     """The problems that a lineup answers."""
 
     lineup: Lineup
@@ -137,7 +137,7 @@ class _Problems:
         is_no_answer = []
         num_tokens = 0
         for problem_turns in turns:
-            num_tokens += _num_tokens(problem_turns)
+            num_tokens += sampled_tokens(problem_turns)
             for turn in problem_turns:
                 is_no_answer.append(turn.kind is not ReplyKind.LEGAL)
         figures[_NO_ANSWER] = fmean(is_no_answer)
@@ -192,7 +192,7 @@ def evaluate_team(
         SettingsError: As `evaluate_lineup`.
         ServerError: As `evaluate_lineup`.
     """
-    problems = _Problems(
+    problems = Problems(
         lineup=lineup,
         suite=suite,
         num_tasks=num_tasks,
@@ -209,7 +209,7 @@ def evaluate_team(
     all_turns = [game.turns for game in games]
     first_turns = _turns_up_to(games, 0)
     # Tokens of one seat's first answer, per problem.
-    tokens_alone = [_num_tokens(turns) / len(turns) for turns in first_turns]
+    tokens_alone = [sampled_tokens(turns) / len(turns) for turns in first_turns]
 
     team = problems.row(f"{setup.env} of {num_players}", finals, all_turns, results)
     alone = problems.row("one seat alone", firsts, first_turns)
@@ -242,7 +242,7 @@ class _Vote:
 
 
 def _play_vote(
-    problems: _Problems,
+    problems: Problems,
     setup: Setup[Any],
     num_seats: int,
     num_answers: int,
@@ -307,7 +307,7 @@ def _turns_up_to(games: Sequence[Episode], step: int) -> list[list[Turn]]:
     return turns_of_games
 
 
-def _num_tokens(turns: Sequence[Turn]) -> int:
+def sampled_tokens(turns: Sequence[Turn]) -> int:
     """Return the sampled tokens of some turns; a script's reply counts as one."""
     return sum(len(turn.reply_ids) or 1 for turn in turns)
 

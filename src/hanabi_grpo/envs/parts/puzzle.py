@@ -1,0 +1,325 @@
+"""What puzzles in parts have in common: seats that speak once each, in turn, a word of a few.
+
+A seat reads its part of the puzzle and the words said before it, and nothing else. So what a team
+reaches without words can be computed, and so can what it reaches with them: no seat can solve the
+puzzle alone, however well it is trained.
+"""
+
+import copy
+import functools
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.config import StateConfig
+from hanabi_grpo.envs.people import Scene, plain_choices, without_format
+from hanabi_grpo.envs.replies import last_choice
+from hanabi_grpo.types import Episode
+
+SPEAKER = 0
+"""The seat that speaks first, and has nothing to go by but its own part."""
+
+BABBLE = "babble"
+"""Name of the script whose words are drawn once for all that a seat may know."""
+
+
+class PuzzleConfig(StateConfig):
+    """Settings of every puzzle in parts."""
+
+    channel: Literal["word", "constant", "random"] = "word"
+    """What later seats hear of a word: the word; or, as controls, always the first of the
+    vocabulary, or one that chance has drawn.
+    """
+    reward_team: float = 1.0
+    """Reward of every seat, times the share of answers that are right."""
+
+
+C = TypeVar("C", bound=PuzzleConfig)
+
+
+class Parts(NamedTuple):
+    """What a seat may know."""
+
+    seen: tuple[int, ...]
+    """Its part of the puzzle."""
+    heard: tuple[str, ...]
+    """The words of the seats before it, as the channel passed them on."""
+
+
+class PuzzleGame(base.Game, Generic[C]):
+    """One puzzle; subclasses say who sees which numbers of it and what is right."""
+
+    def __init__(self, config: C, numbers: tuple[int, ...], noise: tuple[str, ...]) -> None:
+        """Start a puzzle.
+
+        Args:
+            config: The settings.
+            numbers: The whole puzzle.
+            noise: What is heard of each seat where the channel is "random".
+        """
+        self.config = config
+        self.numbers = numbers
+        self.noise = noise
+        self.said: list[str] = []
+
+    def num_seats(self) -> int:
+        """Return how many seats speak."""
+        raise NotImplementedError
+
+    def seen(self, player: int) -> tuple[int, ...]:
+        """Return the numbers that a seat reads."""
+        raise NotImplementedError
+
+    def words(self, player: int) -> tuple[str, ...]:
+        """Return the words that a seat may say."""
+        raise NotImplementedError
+
+    def answers(self) -> Mapping[int, str]:
+        """Return the right answer of each seat whose word is one."""
+        raise NotImplementedError
+
+    def redrawn(self, player: int, rng: random.Random) -> tuple[int, ...]:
+        """Return numbers of which the seat sees the same."""
+        raise NotImplementedError
+
+    def text(self, player: int, view: Parts) -> str:
+        """Return the message of the full style."""
+        raise NotImplementedError
+
+    def code(self, view: Parts) -> str:
+        """Return the message of the compact style: one word for all that the seat knows.
+
+        So every seat's play is a table with a row for each word, and no part of it has to be
+        worked out before it can be learned.
+        """
+        words = []
+        if view.heard:
+            words += ["heard", *view.heard]
+        if view.seen:
+            words += ["sees", *map(str, view.seen)]
+        return "-".join(words) or "nothing"
+
+    def share_right(self, answers: Mapping[int, str]) -> float:
+        """Return the share of right answers among those that seats may give."""
+        right = self.answers()
+        num_right = sum(answers.get(seat) == answer for seat, answer in right.items())
+        return num_right / len(right)
+
+    def to_act(self) -> tuple[int, ...]:
+        return (len(self.said),) if len(self.said) < self.num_seats() else ()
+
+    def view(self, player: int) -> Parts:
+        return Parts(self.seen(player), self._heard(player))
+
+    def state_message(self, player: int) -> str:
+        view = self.view(player)
+        return self.code(view) if self.config.style == "compact" else self.text(player, view)
+
+    def scene(self, player: int) -> Scene:
+        return Scene(
+            table=self.text(player, self.view(player)), choices=plain_choices(self.legal(player))
+        )
+
+    def legal(self, player: int) -> tuple[str, ...]:
+        return self.words(player) if player in self.to_act() else ()
+
+    def parse(self, player: int, reply: str) -> str | None:
+        return last_choice(reply, self.words(player))
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        """Take one word, and pay all seats alike after the last one."""
+        [word] = actions.values()
+        self.said.append(word)
+        if self.to_act():
+            return [{} for _ in range(self.num_seats())]
+        share_right = self.share_right(dict(enumerate(self.said)))
+        return [{"team": self.config.reward_team * share_right} for _ in range(self.num_seats())]
+
+    def result(self) -> Mapping[str, float]:
+        """Return the share of right answers, 0 before the end."""
+        is_over = not self.to_act()
+        return {"right": self.share_right(dict(enumerate(self.said))) if is_over else 0.0}
+
+    def copy(self) -> Self:
+        twin = copy.copy(self)
+        twin.said = list(self.said)
+        return twin
+
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        """Return the whole puzzle, unless the seat sees all of it."""
+        if len(self.seen(player)) == len(self.numbers):
+            return {}
+        return {"the other parts": self.numbers}
+
+    def resampled(self, player: int, rng: random.Random) -> Self:
+        """Return a game with other numbers in the parts that the seat does not see.
+
+        Any word may have been said of any numbers, so those said stay possible.
+        """
+        other = self.copy()
+        other.numbers = self.redrawn(player, rng)
+        return other
+
+    def _heard(self, player: int) -> tuple[str, ...]:
+        """Return what a seat heard before its turn; it hears nothing after it."""
+        said = tuple(self.said[:player])
+        if self.config.channel == "random":
+            return self.noise[: len(said)]
+        if self.config.channel == "constant":
+            return tuple(self.words(seat)[0] for seat in range(len(said)))
+        return said
+
+
+class Puzzle(base.Environment[C], Generic[C]):
+    """An environment of puzzles in parts, with what can be reached in them."""
+
+    Game: Callable[..., PuzzleGame[Any]]
+    rules_version = 1
+    """Part of the environment's hash; goes up when the rules change."""
+    teachers = (BABBLE,)
+    teacher_noise = 0.5
+
+    def num_seats(self, config: C) -> int:
+        """Return the number of players."""
+        raise NotImplementedError
+
+    def roles(self, config: C) -> tuple[str, ...]:
+        """Return what each player is."""
+        raise NotImplementedError
+
+    def limits(self, config: C) -> tuple[int, ...]:
+        """Return for each number of a puzzle how many values it may have, from 0 on."""
+        raise NotImplementedError
+
+    def ceiling(self, config: C) -> float:
+        """Return the greatest mean share of right answers of any team that hears the words."""
+        raise NotImplementedError
+
+    def ceiling_without_words(self, config: C) -> float:
+        """Return the same where no word is heard.
+
+        It holds for one seat and for any vote as well: a seat that hears nothing gives answers that
+        depend on its part alone, and so does the majority of many of them.
+        """
+        raise NotImplementedError
+
+    def bits_needed(self, config: C) -> float:
+        """Return the bits that the first seat has to pass on to reach what can be reached."""
+        raise NotImplementedError
+
+    def spec(self, config: C) -> base.EnvSpec:
+        fields = config.model_dump(exclude={"preset"})
+        texts = [self.system(config, player) for player in range(self.num_seats(config))]
+        is_heard = config.channel == "word"
+        return base.EnvSpec(
+            env=self.name,
+            preset=config.preset,
+            hash=base.stable_hash(self.name, self.rules_version, texts, fields),
+            num_players=self.num_seats(config),
+            roles=self.roles(config),
+            payoff="team",
+            max_turns=self.num_seats(config),
+            return_range=(min(0.0, config.reward_team), max(0.0, config.reward_team)),
+            score="right",
+            max_score=1.0,
+            attainable=self.ceiling(config) if is_heard else self.ceiling_without_words(config),
+        )
+
+    def person_rules(self, config: C, player: int) -> str:
+        readable = config.model_copy(update={"style": "full"})
+        return without_format(self.system(readable, player))
+
+    def reset(self, config: C, *, split: str, seed: int) -> PuzzleGame[C]:
+        """Draw the numbers evenly; every split has all puzzles."""
+        numbers = []
+        for place, limit in enumerate(self.limits(config)):
+            numbers.append(base.draw(self.name, split, seed, place, below=limit))
+        game = self.Game(config, tuple(numbers), ())
+        noise = []
+        for seat in range(self.num_seats(config) - 1):
+            words = game.words(seat)
+            drawn = base.draw(self.name, "noise", split, seed, seat, below=len(words))
+            noise.append(words[drawn])
+        game.noise = tuple(noise)
+        return game
+
+    def start_id(self, config: C, *, split: str, seed: int) -> str:
+        return str(self.reset(config, split=split, seed=seed).numbers)
+
+    def picture(self, config: C, game: PuzzleGame[C]) -> str:
+        return f"numbers {game.numbers}, said {' '.join(game.said) or 'nothing'}"
+
+    def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return the mean share right, and how many words and bits the first seat used.
+
+        The bits are the entropy of its words over the episodes: more than `bits_needed` is idle.
+        """
+        figures = super().metrics(config, episodes)
+        said: Counter[str] = Counter()
+        for episode in episodes:
+            said.update(turn.action for turn in episode.turns if turn.player == SPEAKER)
+        figures["words_used"] = float(len(said))
+        figures["word_bits"] = entropy(said.values())
+        return figures
+
+
+def entropy(counts: Sequence[int] | Any) -> float:
+    """Return the entropy of a distribution in bits.
+
+    Args:
+        counts: How often each value occurred.
+    """
+    counted = [count for count in counts if count]
+    total = sum(counted)
+    return sum(count / total * math.log2(total / count) for count in counted)
+
+
+def code_script(name: str, choose: Callable[[int, Parts, tuple[str, ...]], str]) -> base.Script:
+    """Return a script that plays an agreed code.
+
+    Args:
+        name: Name of the script.
+        choose: Returns the word for a seat, what it knows and what it may say.
+    """
+
+    def act(seen: base.Observation, rng: random.Random) -> str:
+        return choose(seen.player, seen.view(), seen.legal() or ())
+
+    return base.Script(name, act)
+
+
+class Babble:
+    """The script that has a word for all that a seat may know, and has agreed on none.
+
+    The words are drawn, evenly among those that the seat may say and the same on every machine, so
+    it is right about as often as chance has it. A tiny model that imitates it can tell its messages
+    apart, and knows no code.
+    """
+
+    name = BABBLE
+
+    def seat(self, player: int, *, task: base.Task[Any], game: int) -> base.ScriptSeat:
+        """Return a seat with its table of words."""
+        environment = task.environment
+        if not isinstance(environment, Puzzle):
+            raise TypeError(f"{BABBLE}: {environment.name} is no puzzle in parts")
+        table = _babbled(environment, task.config, player)
+        return base.ScriptSeat(lambda seen, rng: table[seen.view()], random.Random(0))
+
+
+@functools.cache
+def _babbled(environment: Puzzle[Any], config: PuzzleConfig, player: int) -> dict[Parts, str]:
+    """Return a word for each view of a seat, in an order that is drawn."""
+    seen = set()
+    for numbers in itertools.product(*map(range, environment.limits(config))):
+        game = environment.Game(config, numbers, ())
+        seen.add(game.seen(player))
+    heard = itertools.product(*(game.words(seat) for seat in range(player)))
+    views = [Parts(*both) for both in itertools.product(sorted(seen), heard)]
+    views.sort(key=lambda view: base.draw(BABBLE, player, tuple(view), below=1 << 32))
+    words = game.words(player)
+    return {view: words[number % len(words)] for number, view in enumerate(views)}

@@ -1,0 +1,168 @@
+"""Does a team pay where each seat holds a part: a puzzle against its ceilings, a seat and a vote.
+
+One seat and the vote answer the same puzzles and hear words that chance has drawn, so that they
+know their own part alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hanabi_grpo.client.lineups import Lineup
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.parts.puzzle import Puzzle
+from hanabi_grpo.envs.workflows.answers import majority_worth
+from hanabi_grpo.evaluation.matches import Served, start_numbers
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
+from hanabi_grpo.evaluation.tables import estimate_cells
+from hanabi_grpo.evaluation.teams import Problems, TeamResult, TeamRow, sampled_tokens
+from hanabi_grpo.runs.task_statistics import Estimate, difference
+from hanabi_grpo.types import Episode, Turn
+
+PUZZLES = ("split_sum", "hat_line")
+"""Names of the puzzles in parts."""
+LEAST_VOTES = 3
+"""Answers of a vote at least, where the team's tokens pay for fewer."""
+_BITS_NEEDED = "bits needed"
+_FIGURES = ("words_used", "word_bits", _BITS_NEEDED, "no answer")
+"""Columns of a row's `figures`."""
+_COLUMNS = ("lineup", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
+_NOTE = (
+    "right: share of right answers. One seat and the vote hear words that chance has drawn. "
+    "tokens: sampled for a puzzle; a script's reply counts as one. words_used: different words of "
+    "the first seat; word_bits: their entropy; bits needed: to reach the best team. no answer: "
+    "replies that gave none. The best are exact."
+)
+
+
+def puzzle_setup(setup: Setup[Any], name: str) -> Setup[Any]:
+    """Return a puzzle with the style and memory of another game.
+
+    Args:
+        setup: The game of the settings, which may be the puzzle itself.
+        name: Name of the puzzle.
+    """
+    if setup.env == name:
+        return setup
+    config = registry.get(name).presets[name].model_dump()
+    common = {field: getattr(setup.config, field) for field in ("style", "memory")}
+    return registry.setup(name, config | common)
+
+
+def evaluate_puzzle(
+    lineup: Lineup,
+    setup: Setup[Any],
+    num_tasks: int,
+    *,
+    suite: str,
+    served: Served | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> TeamResult:
+    """Play puzzles 0 to `num_tasks - 1` of a suite, then again without words.
+
+    Args:
+        lineup: The seat assignment.
+        setup: The puzzle.
+        num_tasks: Number of puzzles.
+        suite: Suite of the puzzles.
+        served: How models are played; needed unless scripts fill every seat.
+        progress: Receives the number of puzzles done, at the end 2 `num_tasks`.
+
+    Raises:
+        SettingsError: As `evaluate_lineup`.
+        ServerError: As `evaluate_lineup`.
+    """
+    environment = setup.environment
+    if not isinstance(environment, Puzzle):
+        raise TypeError(f"{setup.env} is no puzzle in parts")
+    problems = Problems(
+        lineup=lineup,
+        suite=suite,
+        num_tasks=num_tasks,
+        starts=start_numbers(setup, suite, range(num_tasks)),
+        served=served,
+    )
+    num_players = setup.spec.num_players
+    refs = lineup.refs[:num_players]
+    games: list[Episode] = []
+    for group in problems.play(setup, refs, 1, progress):
+        games += group
+    rights = [game.result["right"] for game in games]
+    team = problems.row(f"{setup.env} of {num_players}", rights, [game.turns for game in games])
+    used = setup.metrics(games)
+    figures = {name: used[name] for name in ("words_used", "word_bits")}
+    figures[_BITS_NEEDED] = environment.bits_needed(setup.config)
+    team = replace(team, figures=team.figures | figures)
+
+    deaf = Setup(environment, setup.config.model_copy(update={"channel": "random"}))
+    answering = set(environment.reset(setup.config, split=suite, seed=0).answers())
+    tokens_alone = sum(sampled_tokens(_answers(game, answering)) for game in games) / num_tasks
+    num_votes = max(LEAST_VOTES, round(team.tokens / tokens_alone))
+
+    def count(done: int) -> None:
+        progress(num_tasks + done)
+
+    alone_rights = []
+    vote_rights = []
+    alone_turns = []
+    vote_turns = []
+    for seed, group in enumerate(problems.play(deaf, refs, num_votes, count)):
+        right = environment.reset(deaf.config, split=suite, seed=seed).answers()
+        answers = [_answers(game, answering) for game in group]
+        alone_rights.append(group[0].result["right"])
+        alone_turns.append(answers[0])
+        votes = []
+        for seat, right_answer in right.items():
+            given = [turn.action for turns in answers for turn in turns if turn.player == seat]
+            votes.append(majority_worth(given, [float(text == right_answer) for text in given]))
+        vote_rights.append(sum(votes) / len(votes))
+        vote_turns.append([turn for turns in answers for turn in turns])
+    is_as_many = num_votes > LEAST_VOTES or num_votes * tokens_alone == team.tokens
+    cost = "as many tokens" if is_as_many else "no fewer tokens"
+    rows = (
+        _exact("best without words", environment.ceiling_without_words(setup.config), num_tasks),
+        problems.row("one seat alone", alone_rights, alone_turns),
+        problems.row(f"vote of {num_votes}, {cost}", vote_rights, vote_turns),
+        team,
+        _exact("best team", setup.spec.attainable or 0.0, num_tasks),
+    )
+    progress(2 * num_tasks)
+    gain = difference(vote_rights, rights, problems.starts)
+    return TeamResult(workflow=setup.env, lineup=lineup.label, rows=rows, gain=gain)
+
+
+def _answers(game: Episode, answering: set[int]) -> list[Turn]:
+    """Return the turns of the seats whose words are answers."""
+    return [turn for turn in game.turns if turn.player in answering]
+
+
+def _exact(name: str, value: float, num_tasks: int) -> TeamRow:
+    """Return the row of a figure that is computed."""
+    right = Estimate(
+        mean=value,
+        standard_error=0.0,
+        low=value,
+        high=value,
+        num_tasks=num_tasks,
+        num_starts=num_tasks,
+    )
+    return TeamRow(name=name, right=right, tokens=0.0, figures={})
+
+
+def puzzle_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
+    """Return one table of all results."""
+    groups = []
+    for result in results:
+        rows: list[tuple[str, ...]] = []
+        for row in result.rows:
+            label = "" if rows else result.lineup
+            cells = [label, row.name, *estimate_cells(row.right), figure(row.tokens)]
+            cells += [figure(row.figures.get(name)) for name in _FIGURES]
+            rows.append(tuple(cells))
+        if result.gain is not None:
+            unknown = [UNKNOWN] * (1 + len(_FIGURES))
+            gain = estimate_cells(result.gain, "+")
+            rows.append(("", f"{result.workflow} − that vote", *gain, *unknown))
+        groups.append(rows)
+    return Sheet(title=title, columns=_COLUMNS, groups=groups, num_names=2, note=_NOTE)
