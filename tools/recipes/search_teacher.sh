@@ -9,9 +9,9 @@
 #   RECIPE_START  the teacher: best-messages, best-response, search, search-piers or any other script (best-messages). Of
 #                 best-messages single turns are learned (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted)
 #   RECIPE_GAMES  its games (12000), each of another start number; a search takes a second a game
-#   RECIPE_WARM   updates of the model by imitation (2500)
+#   RECIPE_WARM   updates of the model by imitation (6000 of best-messages, 2500 of others)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  optimizer steps of self-play afterwards (250; 0: none)
+#   RECIPE_STEPS  optimizer steps of self-play afterwards (0 behind best-messages, which can be learned by heart; 250)
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value. The run
@@ -24,17 +24,19 @@ name=search_teacher
 source tools/recipe.sh
 
 RECIPE_START=${RECIPE_START:-best-messages}
+default_warm=2500 default_steps=250
 if [ "$RECIPE_START" = best-messages ]; then
     # It chooses by the message of a turn, which these two settings make.
     default_env HANABI_MEMORY turn
     default_env HANABI_DEDUCTIONS counted
+    default_warm=6000 default_steps=0
 fi
 # Close to a good team: small steps, little noise, many deals of few games each.
 default_env LEARNING_RATE 6e-4
 default_env HANABI_TASKS_PER_STEP 48
 default_env NUM_GENERATIONS 8
 default_env HANABI_ENTROPY_BONUS 0.005
-recipe_settings 250 2000
+recipe_settings $default_steps 2000
 out=outputs/search-teacher/$board-$start-$seed
 must_be_new "$out"
 folder=$out/logs
@@ -48,7 +50,7 @@ run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 # Every start is in the games and none is held out: what such a team plays is a table, which carries nothing over.
 say "games of $start and the whole model that imitates them, log $folder/warm_start.log"
 run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --every-start --noise 0.03 \
-    --tasks "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-2500}" --learning-rate 3e-3 --out "$out/warm"
+    --tasks "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-$default_warm}" --learning-rate 3e-3 --out "$out/warm"
 export MODEL=$out/warm/model
 
 say "rollout server on port $PORT, log $folder/server.log"
