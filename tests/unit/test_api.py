@@ -217,7 +217,11 @@ def stop(*_):
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 print("pid", os.getpid(), flush=True)
-time.sleep(100)
+# As a trainer does. An interrupt that comes just before Python waits for a line is seen with the
+# next line.
+for step in range(200):
+    time.sleep(0.5)
+    print("step", step, flush=True)
 """
 
 

@@ -712,7 +712,9 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
     rest = run("test.sh", "--rest", "-x")
     assert rest.returncode == 1
     summary = rest.stdout.splitlines()[-2]
-    assert summary == "1 failed: -n 2 --max-worker-restart 0 -m rest -x"
+    assert summary == (
+        "1 failed: -n 2 --max-worker-restart 0 --durations 25 --durations-min 20 -m rest -x"
+    )
 
 
 def run_bash(script: str) -> Answer:
