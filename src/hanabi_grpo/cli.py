@@ -16,8 +16,10 @@ from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.processes import hide_misfits
 from hanabi_grpo.server import vllm_log
+from hanabi_grpo.server.plugin import PLUGIN_NAME
 
-if "--multiprocessing-fork" in sys.orig_argv:
+_IS_SPAWNED = "--multiprocessing-fork" in sys.orig_argv
+if _IS_SPAWNED and os.environ.get("VLLM_PLUGINS") == PLUGIN_NAME:
     # This is vLLM's engine core, which imports the server's main module first. Garbage collection
     # stays off during imports, as in `processes.importing`; our plugin of vLLM turns it on again.
     gc.disable()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from hanabi_grpo.server import vllm_log
+from hanabi_grpo.server.plugin import PLUGIN_NAME
 
 PROGRAM = """
 from hanabi_grpo.server import vllm_log
@@ -52,5 +53,17 @@ logger.warning("Triton is installed, but doesn't include CPU backend. Disabling 
 logger.warning("something new")
 """
     # As Python starts a spawned process, which imports the parent's main module first.
-    output = run(program, "--multiprocessing-fork", VLLM_LOGGING_LEVEL="WARNING")
+    output = run(
+        program,
+        "--multiprocessing-fork",
+        VLLM_LOGGING_LEVEL="WARNING",
+        VLLM_PLUGINS=PLUGIN_NAME,
+    )
     assert output.partition(" ")[2] == "vllm WARNING: something new\n"
+
+
+def test_only_an_engine_core_is_without_the_garbage_collector_until_the_plugin_is_loaded() -> None:
+    program = "import hanabi_grpo.cli, gc; print(gc.isenabled())"
+    assert run(program, "--multiprocessing-fork", VLLM_PLUGINS=PLUGIN_NAME) == "False\n"
+    assert run(program, "--multiprocessing-fork", VLLM_PLUGINS="") == "True\n"
+    assert run(program, VLLM_PLUGINS=PLUGIN_NAME) == "True\n"

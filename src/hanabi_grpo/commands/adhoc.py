@@ -130,7 +130,11 @@ def adhoc(
     entries = [*pool.candidates, *pool.partners]
     entries += [given for given in pool.given.values() if not isinstance(given, float)]
     needs_server = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
-    scripts = [str(entry.ref) for entry in pool.partners if isinstance(entry.ref, ScriptRef)]
+    scripts = []
+    for entry in pool.partners:
+        # A bound that is given is not computed.
+        if isinstance(entry.ref, ScriptRef) and entry.label not in pool.given:
+            scripts.append(str(entry.ref))
     say = sayer(console)
     with interruptible(stop_summary):
         # Exact bounds are means over all starts, and such suites have half of them.
