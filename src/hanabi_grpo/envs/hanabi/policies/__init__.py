@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.hanabi.policies import best_messages
 from hanabi_grpo.envs.hanabi.policies.best_messages import BestMessages
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_decks
 from hanabi_grpo.envs.hanabi.policies.hat import HatBot, check_players
@@ -36,7 +35,7 @@ POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
 """Every policy, in the order in which they are listed."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
     HatBot.name: check_players,
-    BestResponse.name: check_decks,
-    BestMessages.name: best_messages.check_decks,
+    BestResponse.name: partial(check_decks, policy=BestResponse.name),
+    BestMessages.name: partial(check_decks, policy=BestMessages.name),
 }
 """What refuses a board that a policy does not play, by name."""

@@ -22,6 +22,7 @@ from hanabi_grpo.envs.hanabi.rules.view import Card, Event, PlayerView
 Numbers = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
+Values = NDArray[np.float64]
 
 NO_CARD = -1
 """In the place of a card's number: an empty slot, no card shown or drawn, or one that is hidden."""
@@ -84,7 +85,7 @@ class _Turn(NamedTuple):
 
 def all_games(spec: GameSpec) -> Games:
     """Return one game of every deck, dealt."""
-    cards = [_card_number(spec, card) for card in sorted_deck(spec.num_colors, spec.num_ranks)]
+    cards = [card_number(spec, card) for card in sorted_deck(spec.num_colors, spec.num_ranks)]
     decks = np.array(sorted(set(itertools.permutations(cards))))
     num_games = len(decks)
     num_dealt = spec.num_players * spec.hand_size
@@ -125,6 +126,25 @@ def legal(spec: GameSpec, games: Games, player: int) -> Flags:
         touches.append(is_named.any(axis=1))
     hints = np.stack(touches, axis=1) & (games.hints > 0)[:, None]
     return np.concatenate([discards, plays, hints], axis=1)
+
+
+def legal_move(options: Flags, draws: Numbers) -> Numbers:
+    """Return a legal move of each game, every one as likely as any other.
+
+    Args:
+        options: (n, moves), see `legal`.
+        draws: (n,), large random numbers.
+    """
+    is_past_drawn = options.cumsum(axis=1) > (draws % options.sum(axis=1))[:, None]
+    return is_past_drawn.argmax(axis=1)
+
+
+def final_scores(games: Games, keeps: bool) -> Values:
+    """Return the points on each table, 0 on a bomb unless it keeps them."""
+    points = games.heights.sum(axis=1).astype(float)
+    if keeps:
+        return points
+    return np.where(games.lives == 0, 0.0, points)
 
 
 def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Games, Flags]:
@@ -199,7 +219,7 @@ def seen_by(spec: GameSpec, view: PlayerView) -> np.uint64:
     """Return what `Games.seen` holds for the player of a view."""
     cards = []
     for card in known_deck(spec, view).cards:
-        cards.append(NO_CARD if card is None else _card_number(spec, card))
+        cards.append(NO_CARD if card is None else card_number(spec, card))
     num_dealt = spec.num_players * spec.hand_size
     hands = np.array(cards[:num_dealt]).reshape(1, spec.num_players, spec.hand_size)
     others_hands = np.delete(hands, view.player, axis=1)
@@ -281,7 +301,7 @@ def _hash_turn(seen: Hashes, turn: _Turn) -> Hashes:
 def _public_turn(spec: GameSpec, event: Event, drawn: int) -> _Turn:
     """Return one game's turn as an array of one, with the card drawn as its player sees it."""
     move = load_rules(spec).actions[event.player].index(event.action)
-    shown = NO_CARD if event.card is None else _card_number(spec, event.card)
+    shown = NO_CARD if event.card is None else card_number(spec, event.card)
     touched = sum(1 << slot for slot in event.touched)
     return _Turn(np.array([move]), np.array([shown]), np.array([touched]), np.array([drawn]))
 
@@ -308,5 +328,6 @@ def hints_of(spec: GameSpec, player: int) -> list[_Hint]:
     return hints
 
 
-def _card_number(spec: GameSpec, card: Card) -> int:
+def card_number(spec: GameSpec, card: Card) -> int:
+    """Return the number of a card, see the head of this file."""
     return card.color * spec.num_ranks + card.rank

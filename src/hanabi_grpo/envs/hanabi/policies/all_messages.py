@@ -20,6 +20,7 @@ from hanabi_grpo.envs.hanabi.policies.all_deals import (
     Hashes,
     Numbers,
     all_games,
+    card_number,
     hands_after,
     hints_of,
     mixed,
@@ -29,7 +30,7 @@ from hanabi_grpo.envs.hanabi.policies.all_deals import (
 from hanabi_grpo.envs.hanabi.prompts.deductions import NUM_CHANCE_STEPS, others_moves
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
-from hanabi_grpo.envs.hanabi.rules.view import Card, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Knowledge, PlayerView
 
 # Words of another's card, and of an own one, see `deductions.CARD_WORDS` and `OWN_CARD_WORDS`. The
 # word of an own card that may fit is the number of its fifths, 0 to 4.
@@ -213,15 +214,15 @@ def _table_of(spec: GameSpec, view: PlayerView) -> Tables:
     for seat, knowledge in enumerate(view.knowledge):
         for slot, known in enumerate(knowledge):
             is_own = seat == view.player
-            hands[0, seat, slot] = 0 if is_own else _number(spec, view.hands[seat][slot])
+            hands[0, seat, slot] = 0 if is_own else card_number(spec, view.hands[seat][slot])
             colors[0, seat, slot], ranks[0, seat, slot] = _bits(known)
     discards = np.zeros((1, spec.num_colors * spec.num_ranks), int)
     for card in view.discards:
-        discards[0, _number(spec, card)] += 1
+        discards[0, card_number(spec, card)] += 1
     moves = np.zeros((1, spec.num_players), np.uint64)
     for event in others_moves(view):
         move = load_rules(spec).actions[event.player].index(event.action)
-        shown = 0 if event.card is None else _number(spec, event.card) + 1
+        shown = 0 if event.card is None else card_number(spec, event.card) + 1
         touched = sum(1 << slot for slot in event.touched)
         parts = [np.array([part]) for part in (move, shown, touched, int(event.scored))]
         moves = mixed_move(moves, *parts)
@@ -288,7 +289,3 @@ def _bits(known: Knowledge) -> tuple[int, int]:
     colors = sum(1 << color for color in known.colors)
     ranks = sum(1 << rank for rank in known.ranks)
     return colors, ranks
-
-
-def _number(spec: GameSpec, card: Card) -> int:
-    return card.color * spec.num_ranks + card.rank

@@ -14,12 +14,10 @@ in the place of 3.96. The mean score is exact; how far it is from the best one i
 
 import functools
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -27,8 +25,11 @@ from hanabi_grpo.envs.hanabi.policies.all_deals import (
     Flags,
     Hashes,
     Numbers,
+    Values,
+    final_scores,
     hints_of,
     legal,
+    legal_move,
     mixed,
 )
 from hanabi_grpo.envs.hanabi.policies.all_messages import (
@@ -43,16 +44,19 @@ from hanabi_grpo.envs.hanabi.policies.all_messages import (
     move_on,
     words_of,
 )
-from hanabi_grpo.envs.hanabi.policies.best_response import EMPTY, NO_MOVE, Table, check_size
-from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
+from hanabi_grpo.envs.hanabi.policies.best_response import (
+    EMPTY,
+    NO_MOVE,
+    Table,
+    check_decks,
+    joined,
+    table_script,
+)
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 
-NAME = "best-messages"
 SWEEPS = 60
 """Rounds over all players, about two seconds of one core each on 2 x 2 cards."""
-FALLBACK_BOT = "hint-bot"
-"""Moves of messages that the search never met, beside other partners."""
 
 _NUM_CACHED_TEAMS = 4
 _RANDOM_WITHIN = 9
@@ -60,7 +64,6 @@ _RANDOM_WITHIN = 9
 _NOT_RANDOM = -1
 _HALF_OF_BITS = np.uint64(32)
 
-Values = NDArray[np.float64]
 Team = tuple[Table, ...]
 """Each player's moves by message."""
 
@@ -79,8 +82,9 @@ class _Turn:
     """(n,)."""
 
 
-def best_messages(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
-    """Return a team's mean score over all decks and the team.
+@functools.lru_cache(maxsize=_NUM_CACHED_TEAMS)
+def best_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
+    """Return a team's mean score over all decks and the team; computed once per process.
 
     Args:
         spec: The board.
@@ -90,7 +94,7 @@ def best_messages(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team
     Raises:
         SettingsError: The board has more decks than `best_response.MOST_DECKS`.
     """
-    check_decks(spec)
+    check_decks(spec, BestMessages.name)
     start = all_tables(spec)
     team: Team = (EMPTY,) * spec.num_players
     for number in range(sweeps):
@@ -128,7 +132,7 @@ def improved(
         options = legal(spec, turn.tables.games, player)
         parents, moves = options.nonzero()
         after, is_over = move_on(spec, turn.tables.take(parents), player, moves)
-        values = _scores(after, keeps)
+        values = final_scores(after.games, keeps)
         ongoing = (~is_over).nonzero()[0]
         if len(ongoing):
             next_player = (player + 1) % spec.num_players
@@ -184,11 +188,10 @@ def _play(
         turns.append(_Turn(player=mover, tables=tables, rows=rows, read=read, moves=moves))
         if random_turns is not None:
             is_random = random_turns[rows] == number
-            drawn = _drawn(rows, salt, number) % options.sum(axis=1)
-            is_past_drawn = options.cumsum(axis=1) > drawn[:, None]
-            moves = np.where(is_random, is_past_drawn.argmax(axis=1), moves)
+            drawn = legal_move(options, _drawn(rows, salt, number))
+            moves = np.where(is_random, drawn, moves)
         tables, is_over = move_on(spec, tables, mover, moves)
-        scores[rows[is_over]] = _scores(tables, keeps)[is_over]
+        scores[rows[is_over]] = final_scores(tables.games, keeps)[is_over]
         ongoing = (~is_over).nonzero()[0]
         tables = tables.take(ongoing)
         rows = rows[ongoing]
@@ -221,14 +224,6 @@ def _thumb(spec: GameSpec, tables: Tables, player: int, words: Words, options: F
     return np.where(options, ranking, -2.0).argmax(axis=1)
 
 
-def _scores(tables: Tables, keeps: bool) -> Values:
-    """Return the points on each table, 0 on a bomb unless it keeps them."""
-    points = tables.games.heights.sum(axis=1).astype(float)
-    if keeps:
-        return points
-    return np.where(tables.games.lives == 0, 0.0, points)
-
-
 def _drawn(rows: Numbers, *key: int) -> Numbers:
     """Return a large random number for each row that only row and key decide."""
     bits = mixed(rows.astype(np.uint64), np.ones(1))
@@ -244,7 +239,7 @@ def _ties(read: Hashes, moves: Numbers, salt: int) -> Values:
 
 def _with_table(team: Team, player: int, table: Table) -> Team:
     """Return the team with further moves of a player, in the place of those that it has."""
-    return (*team[:player], _joined([table, team[player]]), *team[player + 1 :])
+    return (*team[:player], joined([table, team[player]]), *team[player + 1 :])
 
 
 def _with_moves(team: Team, turns: Sequence[_Turn]) -> Team:
@@ -254,42 +249,14 @@ def _with_moves(team: Team, turns: Sequence[_Turn]) -> Team:
     return team
 
 
-def _joined(tables: Sequence[Table]) -> Table:
-    """Return all of the tables as one; the first counts where several name the same."""
-    read = np.concatenate([table.seen for table in tables])
-    moves = np.concatenate([table.moves for table in tables])
-    unique, first = np.unique(read, return_index=True)
-    return Table(unique, moves[first])
-
-
-@functools.lru_cache(maxsize=_NUM_CACHED_TEAMS)
-def best_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
-    """Return what `best_messages` does; computed once per process."""
-    return best_messages(spec, keeps, sweeps)
-
-
-def check_decks(spec: GameSpec) -> None:
-    """Refuse a board with too many decks, by a SettingsError."""
-    check_size(NAME, spec)
-
-
 class BestMessages:
-    """The players of `best_messages`; beside another partner, a bot moves where it is lost."""
+    """The players of `best_team`; beside another partner, a bot moves where they are lost."""
 
-    name = NAME
+    name = "best-messages"
 
     def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> base.ScriptSeat:
         """Return a seat, with the team computed; see `base.Policy.seat`."""
         spec = task.config.spec()
         _, team = best_team(spec, task.config.bomb_rule == "keep", SWEEPS)
-
-        def choose(seen: base.Observation, rng: random.Random) -> str:
-            view = seen.view()
-            [move] = team[player].find(np.array([message_of(spec, view)]))
-            if move == NO_MOVE:
-                action = rule_move(FALLBACK_BOT, view, rng)
-            else:
-                action = load_rules(spec).actions[player][move]
-            return move_text(seen, action)
-
-        return base.Script(self.name, choose).seat(player, task=task, game=game)
+        script = table_script(self.name, spec, team[player], player, message_of)
+        return script.seat(player, task=task, game=game)

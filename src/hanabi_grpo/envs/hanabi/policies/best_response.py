@@ -10,20 +10,22 @@ bits, and never falls; how far it is from the best one is not known.
 import functools
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies.all_deals import (
     Flags,
-    Games,
     Hashes,
     Numbers,
+    Values,
     all_games,
+    final_scores,
     legal,
+    legal_move,
     mixed,
     seen_by,
     step,
@@ -31,6 +33,7 @@ from hanabi_grpo.envs.hanabi.policies.all_deals import (
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_decks
+from hanabi_grpo.envs.hanabi.rules.view import PlayerView
 from hanabi_grpo.errors import SettingsError
 
 MOST_DECKS = 2000
@@ -43,8 +46,6 @@ NO_MOVE = -1
 """In the place of a move's number."""
 
 _NUM_CACHED_TEAMS = 4
-
-Values = NDArray[np.float64]
 
 
 class Table(NamedTuple):
@@ -74,11 +75,9 @@ class Table(NamedTuple):
             seen: (n,), what the player has seen in each game.
             options: (n, moves), see `all_deals.legal`.
         """
-        # The k-th legal move, with k drawn by what the player has seen.
+        # Drawn by what the player has seen.
         random_bits = mixed(seen, np.ones(1)) >> np.uint64(32)
-        drawn = random_bits.astype(int) % options.sum(axis=1)
-        is_past_drawn = options.cumsum(axis=1) > drawn[:, None]
-        random_moves = is_past_drawn.argmax(axis=1)
+        random_moves = legal_move(options, random_bits.astype(int))
         moves = self.find(seen)
         return np.where(moves == NO_MOVE, random_moves, moves)
 
@@ -174,7 +173,7 @@ def respond(
         if level.choices is not None:
             best_moves, values = level.choices.best(values, salt)
             tables.append(Table(level.choices.seen, best_moves))
-    response = _joined([*tables, team[player]])
+    response = joined([*tables, team[player]])
     return float(values.mean()), (*team[:player], response, *team[player + 1 :])
 
 
@@ -212,14 +211,6 @@ def _expand(spec: GameSpec, team: Team, player: int, keeps: bool) -> list[_Level
     raise AssertionError("a cycle does not end")
 
 
-def final_scores(games: Games, keeps: bool) -> Values:
-    """Return the points on each table, 0 on a bomb unless it keeps them."""
-    points = games.heights.sum(axis=1).astype(float)
-    if keeps:
-        return points
-    return np.where(games.lives == 0, 0.0, points)
-
-
 def complete(spec: GameSpec, team: Team) -> Team:
     """Return the team with the random moves that it makes among itself in its tables."""
     games = all_games(spec)
@@ -231,7 +222,7 @@ def complete(spec: GameSpec, team: Team) -> Team:
         games, is_over = step(spec, games, mover, moves)
         games = games.take((~is_over).nonzero()[0])
         if len(games) == 0:
-            return tuple(_joined(tables) for tables in tables_of_player)
+            return tuple(joined(tables) for tables in tables_of_player)
     raise AssertionError("a cycle does not end")
 
 
@@ -247,7 +238,7 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
     Raises:
         SettingsError: The board has more than `MOST_DECKS` decks.
     """
-    check_decks(spec)
+    check_decks(spec, BestResponse.name)
     # Random choices among equals are hard to imitate: the last responses take the first.
     num_random = responses - 2 * spec.num_players
     mean = 0.0
@@ -258,12 +249,7 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
     return mean, complete(spec, team)
 
 
-def check_decks(spec: GameSpec) -> None:
-    """Refuse a board with too many decks, by a SettingsError."""
-    check_size(BestResponse.name, spec)
-
-
-def check_size(policy: str, spec: GameSpec) -> None:
+def check_decks(spec: GameSpec, policy: str) -> None:
     """Refuse a board that has too many decks for a policy, by a SettingsError."""
     count = num_decks(spec.num_colors, spec.num_ranks)
     if count > MOST_DECKS:
@@ -272,6 +258,35 @@ def check_size(policy: str, spec: GameSpec) -> None:
             f"played; at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours "
             "and 2 ranks such as laptop."
         )
+
+
+def table_script(
+    name: str,
+    spec: GameSpec,
+    table: Table,
+    player: int,
+    key_of: Callable[[GameSpec, PlayerView], np.uint64],
+) -> base.Script:
+    """Return a script that moves by a table; beside another partner, a bot moves where it is lost.
+
+    Args:
+        name: Name of the script.
+        spec: The board.
+        table: The player's moves.
+        player: The seat.
+        key_of: Returns by what the table names a move.
+    """
+
+    def choose(seen: base.Observation, rng: random.Random) -> str:
+        view = seen.view()
+        [move] = table.find(np.array([key_of(spec, view)]))
+        if move == NO_MOVE:
+            action = rule_move(FALLBACK_BOT, view, rng)
+        else:
+            action = load_rules(spec).actions[player][move]
+        return move_text(seen, action)
+
+    return base.Script(name, choose)
 
 
 class BestResponse:
@@ -283,20 +298,11 @@ class BestResponse:
         """Return a seat, with the team computed; see `base.Policy.seat`."""
         spec = task.config.spec()
         _, team = best_team(spec, task.config.bomb_rule == "keep", RESPONSES)
-
-        def choose(seen: base.Observation, rng: random.Random) -> str:
-            view = seen.view()
-            [move] = team[player].find(np.array([seen_by(spec, view)]))
-            if move == NO_MOVE:
-                action = rule_move(FALLBACK_BOT, view, rng)
-            else:
-                action = load_rules(spec).actions[player][move]
-            return move_text(seen, action)
-
-        return base.Script(self.name, choose).seat(player, task=task, game=game)
+        script = table_script(self.name, spec, team[player], player, seen_by)
+        return script.seat(player, task=task, game=game)
 
 
-def _joined(tables: list[Table]) -> Table:
+def joined(tables: Sequence[Table]) -> Table:
     """Return all of the tables as one; the first counts where several name the same."""
     all_seen = np.concatenate([table.seen for table in tables])
     all_moves = np.concatenate([table.moves for table in tables])

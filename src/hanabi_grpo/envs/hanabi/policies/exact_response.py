@@ -24,7 +24,9 @@ from hanabi_grpo.envs.hanabi.policies.all_deals import (
     Flags,
     Games,
     Numbers,
+    Values,
     all_games,
+    final_scores,
     legal,
     step,
 )
@@ -34,14 +36,12 @@ from hanabi_grpo.envs.hanabi.policies.best_response import (
     RESPONSES,
     Team,
     best_team,
-    final_scores,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_move
 from hanabi_grpo.envs.hanabi.rules.game import Game, load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
 
-Values = NDArray[np.float64]
 History = NDArray[np.int8]
 """(n, turns): OpenSpiel's number of each move so far."""
 Chances = Mapping[Action, float]
