@@ -15,15 +15,24 @@ from typer.core import TyperGroup
 from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.processes import hide_misfits
-from hanabi_grpo.server import vllm_log
-from hanabi_grpo.server.plugin import PLUGIN_NAME
 
-_IS_SPAWNED = "--multiprocessing-fork" in sys.orig_argv
-if _IS_SPAWNED and os.environ.get("VLLM_PLUGINS") == PLUGIN_NAME:
-    # This is vLLM's engine core, which imports the server's main module first. Garbage collection
-    # stays off during imports, as in `processes.importing`; our plugin of vLLM turns it on again.
-    gc.disable()
-    vllm_log.configure_early()
+
+def _prepare_spawned() -> None:
+    """Prepare a process that Python spawned, where it is vLLM's engine core.
+
+    That imports the server's main module first. Garbage collection stays off during imports, as in
+    `processes.importing`; our plugin of vLLM turns it on again.
+    """
+    from hanabi_grpo.server import vllm_log
+    from hanabi_grpo.server.plugin import PLUGIN_NAME
+
+    if os.environ.get("VLLM_PLUGINS") == PLUGIN_NAME:
+        gc.disable()
+        vllm_log.configure_early()
+
+
+if "--multiprocessing-fork" in sys.orig_argv:
+    _prepare_spawned()
 hide_misfits()
 
 GROUPS = {

@@ -1,13 +1,10 @@
 """`hanabi-grpo adhoc`: a run's players beside partners that they have not met, and bounds."""
 
 import shlex
-from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.commands.console import (
     interruptible,
     make_console,
@@ -21,9 +18,12 @@ from hanabi_grpo.commands.playing import (
     OwnServer,
     Players,
     Preset,
+    ResultFolder,
     Suite,
     Temperature,
     choose,
+    lineup_bars,
+    result_folder,
 )
 from hanabi_grpo.evaluation.adhoc.bounds import ExactBound, bounds_file, compute_bounds
 from hanabi_grpo.evaluation.adhoc.plan import (
@@ -42,7 +42,7 @@ from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.evaluation.matches import HALF
 from hanabi_grpo.report.adhoc_page import write_adhoc
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
-from hanabi_grpo.runs.run_folder import ADHOC, results_folder
+from hanabi_grpo.runs.run_folder import ADHOC
 from hanabi_grpo.settings.refs import ScriptRef
 from hanabi_grpo.settings.zoo import use_zoo
 
@@ -79,13 +79,7 @@ def adhoc(
     tasks: Annotated[int, typer.Option(help="Number of held-out tasks of every pairing.")] = 500,
     suite: Suite = "eval",
     temperature: Temperature = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the result; continued if it exists.",
-            show_default="a new one in OUTPUT_DIR, or in outputs/",
-        ),
-    ] = None,
+    out: ResultFolder = None,
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
@@ -105,11 +99,7 @@ def adhoc(
     own_server = use_zoo([*candidates, *partners, *responses]) or own_server
     chosen = choose(env, preset, players, temperature)
     pool = parse_adhoc(candidates, partners, bounds, chosen.game, only=only)
-    if out is None:
-        name = f"{ADHOC}{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder = results_folder(chosen.loaded.settings) / name
-    else:
-        folder = out
+    folder = result_folder(out, chosen, ADHOC)
     aside = make_console(aside=True)
     console = make_console(aside=as_json)
     results: dict[str, EvaluationResult] = {}
@@ -147,24 +137,23 @@ def adhoc(
 
                 exact = compute_bounds(chosen.game, scripts, progress=computed)
                 bars.update(bounds_bar, completed=1, total=1)
-        with (
-            chosen.serving(console, needed=needs_server, own=own_server) as served,
-            progress_bars(aside) as bars,
-        ):
+        with chosen.serving(console, needed=needs_server, own=own_server) as served:
             plan = make_adhoc_plan(pool, chosen.game, tasks, suite=suite, served=served)
-            lineups_bar = bars.add_task("lineups", total=len(plan.lineups))
-            tasks_bar = bars.add_task("tasks", total=plan.num_tasks)
-
-            def begin(lineup: Lineup) -> None:
-                bars.update(lineups_bar, completed=len(results))
-                bars.update(tasks_bar, completed=0, description=lineup.label)
-
-            def progress(num_done: int) -> None:
-                bars.update(tasks_bar, completed=num_done)
-
-            play_lineups(plan, folder, results, served=served, begin=begin, progress=progress)
-            bars.update(lineups_bar, completed=len(results))
-            bars.update(tasks_bar, completed=plan.num_tasks, description="tasks")
+            with lineup_bars(
+                aside,
+                "lineups",
+                num_lineups=len(plan.lineups),
+                num_tasks=plan.num_tasks,
+                results=results,
+            ) as shown:
+                play_lineups(
+                    plan,
+                    folder,
+                    results,
+                    served=served,
+                    begin=shown.begin,
+                    progress=shown.progress,
+                )
         summary = summarise_adhoc(plan, results, exact)
         files = write_adhoc(folder, summary)
     if as_json:

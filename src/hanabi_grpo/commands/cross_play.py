@@ -2,18 +2,14 @@
 
 import shlex
 from collections.abc import Collection
-from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.commands.console import (
     interruptible,
     make_console,
     print_json,
-    progress_bars,
     sayer,
 )
 from hanabi_grpo.commands.playing import (
@@ -22,9 +18,12 @@ from hanabi_grpo.commands.playing import (
     OwnServer,
     Players,
     Preset,
+    ResultFolder,
     Suite,
     Temperature,
     choose,
+    lineup_bars,
+    result_folder,
 )
 from hanabi_grpo.evaluation.crossplay.base_models import ServerGroup, group_cells
 from hanabi_grpo.evaluation.crossplay.plan import (
@@ -39,7 +38,7 @@ from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
-from hanabi_grpo.runs.run_folder import CROSS_PLAY, results_folder
+from hanabi_grpo.runs.run_folder import CROSS_PLAY
 from hanabi_grpo.settings.refs import ScriptRef
 from hanabi_grpo.settings.zoo import use_zoo
 
@@ -65,13 +64,7 @@ def cross_play(
     ] = 1000,
     suite: Suite = "eval",
     temperature: Temperature = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the result; continued if it exists.",
-            show_default="a new one in OUTPUT_DIR, or in outputs/",
-        ),
-    ] = None,
+    out: ResultFolder = None,
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
@@ -86,11 +79,7 @@ def cross_play(
     own_server = use_zoo(texts) or own_server
     chosen = choose(env, preset, players, temperature)
     entries = parse_entries(texts, chosen.game)
-    if out is None:
-        name = f"{CROSS_PLAY}{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder = results_folder(chosen.loaded.settings) / name
-    else:
-        folder = out
+    folder = result_folder(out, chosen, CROSS_PLAY)
     aside = make_console(aside=True)
     console = make_console(aside=as_json)
     cells: dict[str, EvaluationResult] = {}
@@ -112,22 +101,22 @@ def cross_play(
 
     def play(served: Served | None, names: Collection[str] | None = None) -> None:
         assert plan is not None, "cells are played once there is a plan"
-        with progress_bars(aside) as bars:
-            cells_bar = bars.add_task("pairs", total=len(plan.cells))
-            tasks_bar = bars.add_task("tasks", total=plan.num_tasks)
-
-            def begin(lineup: Lineup) -> None:
-                bars.update(cells_bar, completed=len(cells))
-                bars.update(tasks_bar, completed=0, description=lineup.label)
-
-            def progress(num_done: int) -> None:
-                bars.update(tasks_bar, completed=num_done)
-
+        with lineup_bars(
+            aside,
+            "pairs",
+            num_lineups=len(plan.cells),
+            num_tasks=plan.num_tasks,
+            results=cells,
+        ) as shown:
             play_cells(
-                plan, folder, cells, served=served, begin=begin, progress=progress, names=names
+                plan,
+                folder,
+                cells,
+                served=served,
+                begin=shown.begin,
+                progress=shown.progress,
+                names=names,
             )
-            bars.update(cells_bar, completed=len(cells))
-            bars.update(tasks_bar, completed=plan.num_tasks, description="tasks")
 
     with interruptible(stop_summary):
         groups: list[ServerGroup] = []

@@ -1,19 +1,25 @@
 """Shared by the commands that play games: options, the choice of the game, and the model server."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.progress import Progress, TaskID
 
-from hanabi_grpo.commands.console import print_json
+from hanabi_grpo.client.lineups import Lineup
+from hanabi_grpo.commands.console import print_json, progress_bars
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.chosen import Chosen as Chosen
 from hanabi_grpo.evaluation.chosen import choose as choose
 from hanabi_grpo.evaluation.chosen import choose_all as choose_all
 from hanabi_grpo.evaluation.chosen import game_setup as game_setup
 from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.terminal import sayer
 
 Env = Annotated[
@@ -27,6 +33,69 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 OwnServer = Annotated[
     bool, typer.Option("--own-server", help="Start a rollout server for this command.")
 ]
+
+ResultFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the result; continued if it exists.",
+        show_default="a new one in OUTPUT_DIR, or in outputs/",
+    ),
+]
+
+
+def result_folder(out: Path | None, chosen: Chosen, prefix: str) -> Path:
+    """Return the folder of --out, else a new one.
+
+    Args:
+        out: What --out says.
+        chosen: The game, and where results go.
+        prefix: Beginning of the name of a new folder.
+    """
+    if out is not None:
+        return out
+    name = f"{prefix}{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+    return results_folder(chosen.loaded.settings) / name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineupBars:
+    """Progress of lineups that are played one after the other, and of the tasks of each."""
+
+    bars: Progress
+    lineups: TaskID
+    tasks: TaskID
+    results: Sized
+    """Those of the lineups that are done."""
+
+    def begin(self, lineup: Lineup) -> None:
+        """Show that a lineup begins."""
+        self.bars.update(self.lineups, completed=len(self.results))
+        self.bars.update(self.tasks, completed=0, description=lineup.label)
+
+    def progress(self, num_done: int) -> None:
+        """Show how many of its tasks are done."""
+        self.bars.update(self.tasks, completed=num_done)
+
+
+@contextmanager
+def lineup_bars(
+    console: Console, name: str, *, num_lineups: int, num_tasks: int, results: Sized
+) -> Iterator[LineupBars]:
+    """Show a bar of lineups and one of tasks, both full where the block ends well.
+
+    Args:
+        console: Where to show them.
+        name: What the lineups are called.
+        num_lineups: Lineups to play.
+        num_tasks: Tasks of each.
+        results: Grows by one with each lineup that is done.
+    """
+    with progress_bars(console) as bars:
+        lineups = bars.add_task(name, total=num_lineups)
+        tasks = bars.add_task("tasks", total=num_tasks)
+        yield LineupBars(bars=bars, lineups=lineups, tasks=tasks, results=results)
+        bars.update(lineups, completed=len(results))
+        bars.update(tasks, completed=num_tasks, description="tasks")
 
 
 def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:

@@ -32,7 +32,7 @@ from hanabi_grpo.runs.task_statistics import (
     estimate_of_all_starts,
 )
 from hanabi_grpo.settings.refs import is_frozen, is_url, seat_adapter
-from hanabi_grpo.token_filter import ALL_TOKENS
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import ALL_STARTS, Episode, ReplyKind
 
 SUITE = "eval"
@@ -299,6 +299,31 @@ def lineup_score(spec: EnvSpec, game: Episode, order: int) -> float:
     if spec.payoff == "team":
         return game.reward(0)
     return game.reward(seat_of(order, spec.num_players))
+
+
+def played_facts(
+    setup: Setup[Any],
+    *,
+    suite: str,
+    num_tasks: int,
+    temperature: float | None,
+    token_filter: TokenFilter,
+) -> dict[str, Any]:
+    """Return what was played and how models sampled, as documents of several lineups have it."""
+    spec = setup.spec
+    return {
+        **setup.row(),
+        "preset": spec.preset,
+        "num_players": spec.num_players,
+        "spec_hash": spec.hash,
+        "score": spec.score,
+        "score_range": score_range(spec),
+        "suite": suite,
+        "num_tasks": num_tasks,
+        "temperature": temperature,
+        "top_p": token_filter.top_p,
+        "top_k": token_filter.top_k,
+    }
 
 
 def score_range(spec: EnvSpec) -> tuple[float, float]:

@@ -14,9 +14,14 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.parts.puzzle import Puzzle
 from hanabi_grpo.envs.workflows.answers import majority_worth
 from hanabi_grpo.evaluation.matches import Served, start_numbers
-from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
-from hanabi_grpo.evaluation.tables import estimate_cells
-from hanabi_grpo.evaluation.teams import Problems, TeamResult, TeamRow, sampled_tokens
+from hanabi_grpo.evaluation.sheets import Sheet
+from hanabi_grpo.evaluation.teams import (
+    Problems,
+    TeamResult,
+    TeamRow,
+    result_sheet,
+    sampled_tokens,
+)
 from hanabi_grpo.runs.task_statistics import Estimate, difference
 from hanabi_grpo.types import Episode, Turn
 
@@ -27,7 +32,6 @@ LEAST_VOTES = 3
 _BITS_NEEDED = "bits needed"
 _FIGURES = ("words_used", "word_bits", _BITS_NEEDED, "no answer")
 """Columns of a row's `figures`."""
-_COLUMNS = ("lineup", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
 _NOTE = (
     "right: share of right answers. One seat and the vote hear words that chance has drawn. "
     "tokens: sampled for a puzzle; a script's reply counts as one. words_used: different words of "
@@ -152,17 +156,4 @@ def _exact(name: str, value: float, num_tasks: int) -> TeamRow:
 
 def puzzle_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
     """Return one table of all results."""
-    groups = []
-    for result in results:
-        rows: list[tuple[str, ...]] = []
-        for row in result.rows:
-            label = "" if rows else result.lineup
-            cells = [label, row.name, *estimate_cells(row.right), figure(row.tokens)]
-            cells += [figure(row.figures.get(name)) for name in _FIGURES]
-            rows.append(tuple(cells))
-        if result.gain is not None:
-            unknown = [UNKNOWN] * (1 + len(_FIGURES))
-            gain = estimate_cells(result.gain, "+")
-            rows.append(("", f"{result.workflow} − that vote", *gain, *unknown))
-        groups.append(rows)
-    return Sheet(title=title, columns=_COLUMNS, groups=groups, num_names=2, note=_NOTE)
+    return result_sheet(results, title, figure_names=_FIGURES, note=_NOTE)

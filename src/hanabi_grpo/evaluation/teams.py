@@ -28,7 +28,8 @@ SHARED = ("problems", "verify", "chain_terms", "chain_highest", "show", "style",
 _NO_ANSWER = "no answer"
 _FIGURES = ("corrected", "misled", "agreement", _NO_ANSWER)
 """Columns of a row's `figures`."""
-_COLUMNS = ("lineup", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
+_COLUMNS = ("lineup", "who answers", "right ± SE", "95 % interval", "tokens")
+"""Columns before those of the figures."""
 _NOTE = (
     "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's "
     "reply counts as one. corrected: first answers that were wrong while the team's was right; "
@@ -314,21 +315,36 @@ def sampled_tokens(turns: Sequence[Turn]) -> int:
 
 def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
     """Return one table of all results."""
+    return result_sheet(results, title, figure_names=_FIGURES, note=_NOTE)
+
+
+def result_sheet(
+    results: Sequence[TeamResult], title: str, *, figure_names: Sequence[str], note: str
+) -> Sheet:
+    """Return one table of results with the same figures.
+
+    Args:
+        results: The results.
+        title: Its title.
+        figure_names: Figures of the rows, which are its last columns.
+        note: What the columns mean.
+    """
     groups = []
     for result in results:
         rows: list[tuple[str, ...]] = []
         for row in result.rows:
             label = "" if rows else result.lineup
             cells = [label, row.name, *estimate_cells(row.right), figure(row.tokens)]
-            for name in _FIGURES:
+            for name in figure_names:
                 cells.append(figure(row.figures.get(name)))
             rows.append(tuple(cells))
         if result.gain is not None:
-            unknown = [UNKNOWN] * (1 + len(_FIGURES))
+            unknown = [UNKNOWN] * (1 + len(figure_names))
             name = f"{result.workflow} − that vote"
             rows.append(("", name, *estimate_cells(result.gain, "+"), *unknown))
         groups.append(rows)
-    return Sheet(title=title, columns=_COLUMNS, groups=groups, num_names=2, note=_NOTE)
+    columns = (*_COLUMNS, *figure_names)
+    return Sheet(title=title, columns=columns, groups=groups, num_names=2, note=note)
 
 
 def team_document(results: Sequence[TeamResult], **about: Any) -> dict[str, Any]:

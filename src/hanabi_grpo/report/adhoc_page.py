@@ -17,19 +17,17 @@ from hanabi_grpo.evaluation.adhoc.summary import (
 )
 from hanabi_grpo.evaluation.crossplay.plan import Entry
 from hanabi_grpo.evaluation.sheets import UNKNOWN
-from hanabi_grpo.report.charts.canvas import data_address, save_figure
+from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.matrix import Matrix, draw_matrix
+from hanabi_grpo.report.matrix_files import write_matrix_files
 from hanabi_grpo.report.page import render
-from hanabi_grpo.runs.evaluation_result import write_document
-from hanabi_grpo.runs.run_folder import save_text
 from hanabi_grpo.texts import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-JSON = "adhoc.json"
-PICTURE = "heat_map.png"
-PAGE = "adhoc.html"
+_NAME = "adhoc"
+"""Name of JSON and page."""
 
 
 def write_adhoc(folder: Path, summary: AdhocSummary) -> list[Path]:
@@ -41,13 +39,9 @@ def write_adhoc(folder: Path, summary: AdhocSummary) -> list[Path]:
     Raises:
         SettingsError: A file cannot be written.
     """
-    json_path = folder / JSON
-    picture_path = folder / PICTURE
-    page_path = folder / PAGE
-    write_document(json_path, adhoc_json(summary))
-    save_figure(heat_map(summary), picture_path)
-    save_text(page_path, render_adhoc(summary))
-    return [json_path, picture_path, page_path]
+    return write_matrix_files(
+        folder, _NAME, adhoc_json(summary), heat_map(summary), render_adhoc(summary)
+    )
 
 
 def render_adhoc(summary: AdhocSummary) -> str:

@@ -14,19 +14,17 @@ from hanabi_grpo.evaluation.crossplay.summary import (
 )
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.sheets import UNKNOWN
-from hanabi_grpo.report.charts.canvas import data_address, save_figure
+from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.matrix import Matrix, draw_matrix
+from hanabi_grpo.report.matrix_files import write_matrix_files
 from hanabi_grpo.report.page import render
-from hanabi_grpo.runs.evaluation_result import write_document
-from hanabi_grpo.runs.run_folder import save_text
 from hanabi_grpo.texts import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-JSON = "cross_play.json"
-PICTURE = "heat_map.png"
-PAGE = "cross_play.html"
+_NAME = "cross_play"
+"""Name of JSON and page."""
 _ERRORS_UP_TO = 24
 """Number of entries up to which cells have room for a second line."""
 
@@ -40,13 +38,9 @@ def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
     Raises:
         SettingsError: A file cannot be written.
     """
-    json_path = folder / JSON
-    picture_path = folder / PICTURE
-    page_path = folder / PAGE
-    write_document(json_path, summary_json(summary))
-    save_figure(heat_map(summary), picture_path)
-    save_text(page_path, render_cross_play(summary))
-    return [json_path, picture_path, page_path]
+    return write_matrix_files(
+        folder, _NAME, summary_json(summary), heat_map(summary), render_cross_play(summary)
+    )
 
 
 def render_cross_play(summary: Summary) -> str:

@@ -31,7 +31,7 @@ from hanabi_grpo.evaluation.adhoc.plan import (
 )
 from hanabi_grpo.evaluation.adhoc.provenance import HELD_OUT
 from hanabi_grpo.evaluation.crossplay.plan import Entry
-from hanabi_grpo.evaluation.evaluate import score_range
+from hanabi_grpo.evaluation.evaluate import played_facts, score_range
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.task_statistics import COVERAGE, RESAMPLES, Interval
@@ -437,20 +437,15 @@ def _pool_sheet(summary: AdhocSummary) -> Sheet:
 def adhoc_json(summary: AdhocSummary) -> dict[str, Any]:
     """Return a summary as a JSON object; NaN stands for unknown."""
     plan = summary.plan
-    spec = plan.setup.spec
     return {
         "format": _FORMAT,
-        **plan.setup.row(),
-        "preset": spec.preset,
-        "num_players": spec.num_players,
-        "spec_hash": spec.hash,
-        "score": spec.score,
-        "score_range": score_range(spec),
-        "suite": plan.suite,
-        "num_tasks": plan.num_tasks,
-        "temperature": plan.temperature,
-        "top_p": plan.token_filter.top_p,
-        "top_k": plan.token_filter.top_k,
+        **played_facts(
+            plan.setup,
+            suite=plan.suite,
+            num_tasks=plan.num_tasks,
+            temperature=plan.temperature,
+            token_filter=plan.token_filter,
+        ),
         "complete": len(summary.results) == len(plan.lineups),
         "left_out": plan.adhoc.left_out,
         "partners": [_partner_json(summary, j) for j in range(len(summary.partner_labels))],

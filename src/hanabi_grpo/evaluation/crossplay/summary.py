@@ -16,7 +16,7 @@ from hanabi_grpo.evaluation.crossplay.ratings import (
     rate_players,
 )
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, EntryFigures, Estimate, Matrix
-from hanabi_grpo.evaluation.evaluate import score_range
+from hanabi_grpo.evaluation.evaluate import played_facts, score_range
 from hanabi_grpo.evaluation.matches import start_numbers
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_shares, played_roles
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
@@ -158,24 +158,19 @@ def summary_json(summary: Summary) -> dict[str, Any]:
     It holds everything but the score of each task, which the ledgers of the cells have.
     """
     plan = summary.plan
-    spec = plan.setup.spec
     whole = {}
     for name, both in summary.whole.items():
         whole[name] = both._asdict()
     return {
         "format": _FORMAT,
-        **plan.setup.row(),
-        "preset": spec.preset,
-        "num_players": spec.num_players,
-        "spec_hash": spec.hash,
-        "score": spec.score,
-        "score_range": score_range(spec),
-        "suite": plan.suite,
-        "num_tasks": plan.num_tasks,
+        **played_facts(
+            plan.setup,
+            suite=plan.suite,
+            num_tasks=plan.num_tasks,
+            temperature=plan.temperature,
+            token_filter=plan.token_filter,
+        ),
         "num_starts": summary.num_starts,
-        "temperature": plan.temperature,
-        "top_p": plan.token_filter.top_p,
-        "top_k": plan.token_filter.top_k,
         "complete": len(summary.cells) == len(plan.cells),
         "num_played": len(summary.cells),
         "num_pairs": len(plan.cells),
