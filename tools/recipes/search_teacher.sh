@@ -11,7 +11,7 @@
 #   RECIPE_GAMES  its games (12000), each of another start number; a search takes a second a game
 #   RECIPE_WARM   updates of the model by imitation (6000 of best-messages, 2500 of others)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  optimizer steps of self-play afterwards (0 behind best-messages, which can be learned by heart; 250)
+#   RECIPE_STEPS  optimizer steps of self-play afterwards (0 behind best-messages, which can be memorized; 250)
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value. The run
