@@ -209,7 +209,7 @@ def test_servers_that_differ_are_named_with_what_differs() -> None:
     message = "differ in length of a conversation: a has 512, c has 1024"
     with pytest.raises(ServerError, match=message):
         check_alike({"a": first, "b": second, "c": longer})
-    with pytest.raises(ServerError, match="a and b are one server"):
+    with pytest.raises(ServerError, match="a and b are the same server"):
         check_alike({"a": first, "b": dict(first)})
 
 
