@@ -270,7 +270,7 @@ def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_tra
     with RolloutClient(apps[1].url) as stranger:
         open_session(stranger, apps[1], run_id="outputs/other")
         link = fleet()
-        with pytest.raises(ServerError, match=rf":{apps[1].port}: .*works for run outputs/other"):
+        with pytest.raises(ServerError, match=rf":{apps[1].port}: .*serves run outputs/other"):
             link.connect(0)
     for server_link in link.links.values():
         assert server_link.client.session_timeout is None
