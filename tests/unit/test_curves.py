@@ -111,7 +111,7 @@ def test_a_row_may_differ_from_the_boards_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"env_config": {"suite": "train"}}, "suite='train': tasks of training say nothing of"),
+        ({"env_config": {"suite": "train"}}, "suite='train': training tasks do not measure"),
         ({"share": 2, "env_config": {}}, "share=2: a validation plays every row; leave share out"),
         (
             {"env_config": {"players": 3}},

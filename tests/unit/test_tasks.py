@@ -56,11 +56,12 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
     ]
     with pytest.raises(
         SettingsError,
-        match=r"tasks.0: 2 players, and seats names nobody; name the policy of each seat",
+        match=r"tasks.0: 2 players, but seats is empty; give the policy of each seat",
     ):
         tasks_of(task(3), seats=None)
     with pytest.raises(
-        SettingsError, match=r"tasks.1: 3 players, but seats=\('iggi', 'base'\) names 2; name all."
+        SettingsError,
+        match=r"tasks.1: 3 players, but seats=\('iggi', 'base'\) has 2; give one per player.",
     ):
         tasks_of(task(3), three, seats=("iggi", "base"))
 
