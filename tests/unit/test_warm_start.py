@@ -302,12 +302,12 @@ def test_a_state_of_version_0_2_is_refused_with_the_way_out(base: Path, copied: 
     checkpoint = copied / "last" / "checkpoint-0"
     index = checkpoint / "warm_start" / "state.json"
     state = json.loads(index.read_text())
-    assert state.pop("format") == 2
+    assert state.pop("format") == 3
     index.write_text(json.dumps(state))
     manifest = read_manifest(checkpoint)
     write_manifest(checkpoint, step=0, facts=manifest.facts)
     with pytest.raises(
-        SettingsError, match=r"format 1, this version continues format 2 only\. Continue with the "
+        SettingsError, match=r"format 1, this version continues format 3 only\. Continue with the "
     ):
         run(make_start(base, copied, resume=True))
 
