@@ -31,7 +31,7 @@ for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
 done
 folder=${DEMO_OUT:-outputs/demo-$(date +%Y%m%d-%H%M%S)-$$}
 if [ -e "$folder" ]; then
-    echo "demo: DEMO_OUT='$folder' exists: name a new folder." >&2
+    echo "demo: DEMO_OUT='$folder' already exists; choose a new folder." >&2
     exit 2
 fi
 mkdir -p "$folder"

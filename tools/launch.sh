@@ -65,7 +65,7 @@ split_gpus() {
     if listed=$(nvidia-smi -L 2>/dev/null); then
         count=$(grep -c '^GPU ' <<<"$listed" || true)
     else
-        echo "GPUs: nvidia-smi does not answer, so this is taken for a machine of 8" >&2
+        echo "GPUs: nvidia-smi does not answer, so 8 GPUs are assumed" >&2
     fi
     if grep -q '^ *MIG ' <<<"$listed"; then
         echo "GPUs: this machine has MIG slices; choose two as tools/profiles/mig.env says" >&2

@@ -57,7 +57,7 @@ single_turns() {
 
 must_be_new() {
     if [ -e "$1" ]; then
-        echo "$name: $1 exists: look at it, and move it away to run it again." >&2
+        echo "$name: $1 already exists; move it away to run this again." >&2
         exit 2
     fi
 }

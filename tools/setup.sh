@@ -168,6 +168,7 @@ rm -f "$stamp"
 rm -f uv.lock
 # Compiled at once: each server is three processes that import the same packages, and some environments never keep
 # what Python compiles (on 2 cores a server then plays after 58 s instead of 38 s).
+echo "set-up: installing the packages; the last part, compiling their bytecode, takes a minute or more without a line"
 # Without its line for every package.
 if ! env -u VIRTUAL_ENV UV_COMPILE_BYTECODE=1 UV_FIND_LINKS="$links" "$uv" sync --extra "$extra" \
     ${python_args[@]+"${python_args[@]}"} 9<&- 2> >(grep -v '^ [-+~] ' >&2); then

@@ -350,7 +350,7 @@ async def test_of_two_trainers_that_wait_for_a_commit_one_is_let_in_and_the_old_
         commit = asyncio.ensure_future(store.commit(1))
         await asyncio.sleep(0)
     await first
-    with pytest.raises(SessionError, match="this server works for run first"):
+    with pytest.raises(SessionError, match="this server serves run first"):
         await second
     with pytest.raises(SessionError, match="another trainer took over before it began"):
         await commit

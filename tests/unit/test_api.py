@@ -119,7 +119,7 @@ def test_an_evaluation_is_that_of_the_command(tmp_path: Path) -> None:
         (lambda: hg.play("igggi", "hanabi"), "igggi"),
         (lambda: hg.play("iggi", "hanabi", tasks=0), r"play\(tasks=0\): give at least 1"),
         (lambda: hg.play("iggi,iggi,iggi", "hanabi", preset="laptop"), "3 policy specs for 2"),
-        (lambda: hg.play("human", "hanabi"), "people play with hanabi-grpo play"),
+        (lambda: hg.play("human", "hanabi"), "only in hanabi-grpo play"),
         (lambda: hg.evaluate("iggi", "hanabi", tasks=1), "at least 2 tasks"),
         (lambda: hg.evaluate("iggi", "hanabi", suite="train"), "training may have seen"),
         (

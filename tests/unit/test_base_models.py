@@ -98,11 +98,11 @@ def test_players_with_equal_entries_share_one_base_model_and_one_adapter_if_they
         (
             "player_0=A,player_2=B,C",
             {},
-            "player_2 is not at the table; allowed are player_0, player_1 (HANABI_PLAYERS=2)",
+            "player_2 is not a player of this game; allowed are player_0, player_1 (HANABI_PLAY",
         ),
         ("player_0=A,player_0=B", {}, "a second model for player_0"),
         ("player_0=A,player_1=", {}, "'player_1=': no model"),
-        ("player_0=A,player_1=B,C", {}, "C is of nobody, every player is named; leave it out"),
+        ("player_0=A,player_1=B,C", {}, "C applies to no player, since every player is named"),
         (TEAM, {"adapters": "shared"}, "with HANABI_ADAPTERS=shared: the players are one adapter"),
     ],
 )

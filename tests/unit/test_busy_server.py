@@ -144,7 +144,7 @@ def resume_on_wait(engine: PausableEngine, log: pytest.LogCaptureFixture) -> thr
     """Let the engine go on once a client logs that it waits."""
 
     def resume() -> None:
-        while not any("asked again every 1 s" in line for line in log.messages):
+        while not any("retrying every 1 s" in line for line in log.messages):
             time.sleep(0.01)
         engine.paused = False
 
@@ -174,7 +174,7 @@ def test_a_push_waits_for_games_that_hold_older_versions_and_names_them(
         push(trainer, 4)
         resuming.join()
         assert app.store.versions() == dict.fromkeys(PLAYERS, 4)
-    [line] = [line for line in caplog.messages if "asked again" in line]
+    [line] = [line for line in caplog.messages if "retrying every" in line]
     assert (
         "player_0@1 by 1 rollout(s), player_0@2 by 1 rollout(s), player_0@3 by 0 rollout(s)" in line
     )

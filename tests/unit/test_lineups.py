@@ -150,7 +150,7 @@ def test_players_who_learned_by_other_messages_are_warned_about_once(
     [warning] = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     learned = "HANABI_DEDUCTIONS=counted"
     assert warning.endswith(
-        f"learned with {learned}; here: possible. To play as it learned: export {learned}"
+        f"trained with {learned}; here: possible. To play as in training: export {learned}"
     )
 
 
@@ -158,7 +158,7 @@ def test_what_the_server_does_not_hold_is_refused() -> None:
     for spec, message in (
         ("served", "serves no adapter for player_0"),
         ("player_1@3", "keeps no other version"),
-        ("shared", "held: pl"),
+        ("shared", "available: pl"),
     ):
         with pytest.raises(ServerError, match=message):
             seats_of(FakeServer({"player_1": 7}), spec)

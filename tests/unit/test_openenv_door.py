@@ -94,7 +94,7 @@ def test_a_page_of_another_site_gets_no_session(url: str, origin: str, path: str
         first_answer(url, {"origin": origin}, path)
     assert refused.value.response.status_code == 403
     assert (
-        f"origin '{origin}': a server without a key answers programs"
+        f"origin '{origin}': a server without a key accepts"
         in json.loads(refused.value.response.body)["detail"]
     )
 
@@ -134,7 +134,7 @@ def test_without_a_key_other_machines_are_not_let_in_whatever_they_call_the_serv
     far = TestClient(guarded, base_url="http://localhost", client=("10.0.0.5", 50000))
     answer = far.get("/health")
     assert answer.status_code == 403
-    assert "client '10.0.0.5': a server without a key answers this machine alone" in answer.text
+    assert "client '10.0.0.5': a server without a key accepts only this machine" in answer.text
     near = TestClient(guarded, base_url="http://localhost", client=("127.0.0.1", 50000))
     assert near.get("/health").status_code == 200
 
@@ -247,7 +247,7 @@ def test_a_client_that_leaves_during_its_step_leaves_no_traceback(
 
 def test_a_client_names_only_the_splits_that_the_server_was_started_with(url: str) -> None:
     reason = (
-        r"split='test': this server gives openenv,train\. .* hanabi-grpo openenv --split "
+        r"split='test': this server offers openenv,train\. .* hanabi-grpo openenv --split "
         r"openenv,train,OTHER"
     )
     with contextlib.closing(GenericEnvClient(base_url=url).sync()) as client:
@@ -259,12 +259,12 @@ def test_a_client_names_only_the_splits_that_the_server_was_started_with(url: st
         with pytest.raises(Exception, match=reason):
             client.reset(seed=1, split="test")
         for split in ("eval", "split-test", "TRAIN", "", None, ["train"], 7):
-            with pytest.raises(Exception, match="this server gives openenv,train"):
+            with pytest.raises(Exception, match="this server offers openenv,train"):
                 client.reset(seed=1, split=split)
     with serving(app(splits=["test"])) as other:
         with contextlib.closing(GenericEnvClient(base_url=other).sync()) as client:
             client.reset(seed=1, split="test")
-            with pytest.raises(Exception, match="this server gives test"):
+            with pytest.raises(Exception, match="this server offers test"):
                 client.reset(seed=1, split="train")
         with pytest.raises(SettingsError, match="give one or more names"):
             app(splits=[""])

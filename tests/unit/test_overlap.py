@@ -121,7 +121,7 @@ def test_an_answer_of_another_version_is_refused_and_not_asked_for_again(
     ahead = PlayAhead(link, PLAYERS)
     ahead.ask(FIRST, 7)
     with pytest.raises(
-        ServerError, match="the seats player_0@8, player_1@8, required was player_0@7, player_1@7"
+        ServerError, match="the seats player_0@8, player_1@8, but player_0@7, player_1@7"
     ):
         ahead.take(FIRST, 8)
     assert link.incidents.counts == {}
@@ -178,7 +178,7 @@ def test_a_lost_request_is_written_down_and_its_step_plays_in_the_plain_way(
     assert source.played == [(FIRST, 8)]
     [(kind_word, message)] = source.recorded
     assert kind_word == "games_asked_again"
-    assert "with version 7: no answer" in message
+    assert "of version 7 are discarded: no answer" in message
 
 
 def test_a_request_is_used_once_and_by_its_own_deals_only() -> None:

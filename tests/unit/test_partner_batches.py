@@ -249,9 +249,7 @@ def test_stamps_are_those_of_the_seats_that_were_asked_for() -> None:
         (("base", OWN[1]), turn(0, 4, version=None), turn(1, 4)),
     ):
         check_stamps([game(seats, *turns)], seats, "here")
-        with pytest.raises(
-            ServerError, match=r"of instance here, required was .* of instance there"
-        ):
+        with pytest.raises(ServerError, match=r"of instance here, but .* of instance there"):
             check_stamps([game(seats, *turns)], seats, "there")
 
 
@@ -265,28 +263,24 @@ def test_turns_and_seats_of_somebody_else_are_refused() -> None:
         (
             (OWN[0], "iggi"),
             (turn(0, 4, version=2), script(1)),
-            r"player_0: .* version 2 .* required was version 3",
+            r"player_0: .* version 2 .* but version 3",
         ),
         (
             (OWN[0], "iggi"),
             (turn(0, 4), turn(1, 4)),
-            r"player_1: .* version 3 .* required was no version",
+            r"player_1: .* version 3 .* but no version",
         ),
         (
             (OWN[0], "iggi"),
             (turn(0, 4), turn(1, 4, version=None)),
-            r"player_1: a turn with tokens, required was iggi",
+            r"player_1: a turn with tokens, but iggi",
         ),
-        (OWN, (turn(0, 4, version=None),), r"player_0: .* no version .* required was version 3"),
+        (OWN, (turn(0, 4, version=None),), r"player_0: .* no version .* but version 3"),
     ):
         with pytest.raises(ServerError, match=message):
             check_stamps([game(seats, *turns)], seats, "here")
     group = [game(("blind", OWN[1]), script(0))]
-    with pytest.raises(
-        ServerError, match=r"the seats blind, player_1@3, required was iggi, player_1@3"
-    ):
+    with pytest.raises(ServerError, match=r"the seats blind, player_1@3, but iggi, player_1@3"):
         check_stamps(group, ("iggi", OWN[1]), "here")
-    with pytest.raises(
-        ServerError, match=r"the seats \(none\), required was player_0@3, player_1@3"
-    ):
+    with pytest.raises(ServerError, match=r"the seats \(none\), but player_0@3, player_1@3"):
         check_stamps([replace(SELF_PLAY[0], seats=())], OWN, "here")

@@ -89,12 +89,12 @@ def test_the_message_of_a_bad_value_says_how_players_are_named(tmp_path: Path) -
         ),
         (
             {"lora_rank": "player_0=8,player_2=16"},
-            "LORA_RANK=player_0=8,player_2=16: player_2 is not at the table; allowed are "
+            "LORA_RANK=player_0=8,player_2=16: player_2 is not a player of this game; allowed are "
             "player_0, player_1",
         ),
         (
             {"lora_alpha": "player_0=8,player_1=16,32"},
-            "LORA_ALPHA=player_0=8,player_1=16,32: 32 is of nobody",
+            "LORA_ALPHA=player_0=8,player_1=16,32: 32 applies to no player",
         ),
         (
             {"learning_rate": RATES, "adapters": "shared"},

@@ -144,17 +144,17 @@ def test_a_script_that_computes_for_long_does_not_hold_up_the_server(
 def test_a_person_is_told_what_is_wrong_with_a_move_and_may_go_on(app: RunningApp) -> None:
     token, state = new_game(app)
     for move, reason in (
-        ("Dance", "move='Dance': That names no action. Type its words, e.g. Play 0, or"),
+        ("Dance", "move='Dance': That is not an action. Type its words, e.g. Play 0, or"),
         ("Discard 0", "Discard 0 is not legal now."),
-        ("99", "That names no action."),
-        ("", "That names no action."),
+        ("99", "That is not an action."),
+        ("", "That is not an action."),
     ):
         answer = post(app, "move", {"token": token, "number": state["number"], "move": move})
         assert answer.status_code == 422
         assert reason in answer.json()["detail"]
     old = post(app, "move", {"token": token, "number": state["number"] - 1, "move": "1"})
     assert old.status_code == 409
-    assert f"the game has come to {state['number']}" in old.json()["detail"]
+    assert f"the game is at {state['number']}" in old.json()["detail"]
     answer = post(app, "move", {"token": token, "number": state["number"], "move": "hint red"})
     assert answer.status_code == 200
     assert answer.json()["number"] > state["number"]
@@ -165,11 +165,14 @@ def test_a_person_is_told_what_is_wrong_with_a_move_and_may_go_on(app: RunningAp
     [
         ({"seats": ["human"]}, "needs 2 seats, one of them human"),
         ({"seats": ["base", "base"]}, "needs 2 seats, one of them human"),
-        ({"seats": ["human", "igi"]}, "seats.1='igi': beside human may sit random, blind"),
-        ({"seats": ["human", "/etc"]}, "seats.1='/etc': beside human may sit"),
-        ({"seats": ["human", "url:big"]}, "seats.1='url:big': beside human may sit"),
+        ({"seats": ["human", "igi"]}, "seats.1='igi': allowed beside human: random, blind"),
+        ({"seats": ["human", "/etc"]}, "seats.1='/etc': allowed beside human:"),
+        ({"seats": ["human", "url:big"]}, "seats.1='url:big': allowed beside human:"),
         ({"env": "chess"}, "env='chess'"),
-        ({"env": "openenv:localhost:1"}, "a request may name those that the server was started"),
+        (
+            {"env": "openenv:localhost:1"},
+            "only games of other programs that the server was started",
+        ),
         ({"env_config": {"preset": "lapto"}}, "lapto"),
         ({"seed": -1}, "seed"),
         ({"temperature": 9}, "temperature"),
@@ -387,7 +390,7 @@ def test_a_game_that_nobody_plays_on_is_ended_and_forgotten() -> None:
         number = game.number
         await game.changed(number, 5)
         assert game.status is PersonStatus.FAILED
-        assert "nobody played on" in game.problem
+        assert "no move for" in game.problem
         assert games.find(token) is None
         assert len(games) == 0
 
@@ -417,7 +420,7 @@ def test_a_new_game_takes_the_place_of_one_that_was_left_but_not_of_one_in_play(
         games = PersonGames(*make_scheduler_of_people(), NOTHING_OUTSIDE, NOBODY_SET)
         first = await begun(games)
         second = await begun(games)
-        with pytest.raises(BusyError, match="2 games of people are open"):
+        with pytest.raises(BusyError, match="2 games with people are open"):
             await begun(games)
         game = games.find(first)
         assert game is not None

@@ -126,7 +126,7 @@ def test_a_game_is_played_by_keys_alone_and_goes_on_after_a_reload(
     assert focused.get_attribute("id") == "words"
     focused.send_keys("dance", Keys.ENTER)
     WebDriverWait(driver, 30).until(lambda found: is_shown(found, "trouble"))
-    assert "That names no action." in text_of(driver, "trouble")
+    assert "That is not an action." in text_of(driver, "trouble")
     # The words are selected, so that the next ones take their place.
     driver.switch_to.active_element.send_keys("5", Keys.ENTER)
     WebDriverWait(driver, 30).until(lambda found: "X" in text_of(found, "table"))

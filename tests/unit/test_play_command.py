@@ -81,7 +81,7 @@ def test_a_person_is_asked_until_a_reply_is_legal() -> None:
     assert episode.seats == ("random", "human")
     assert {turn.kind for turn in episode.turns} == {ReplyKind.LEGAL}
     assert result.output.count("You are the second player in a game of Kuhn poker.") == 1
-    assert "That names no action." in result.output
+    assert "That is not an action." in result.output
     assert f"your return {episode.reward(1):g}" in result.output
 
 
@@ -149,7 +149,9 @@ def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
     assert result.exit_code == 0, result.output
     assert "You hinted red to player_1: slot 0." in result.output
     assert "- player_1 " in result.output
-    assert "That names no action. Type its words, e.g. Play 0, or its number, 1 to" in result.output
+    assert (
+        "That is not an action. Type its words, e.g. Play 0, or its number, 1 to" in result.output
+    )
     assert result.output.count("You see everybody's cards but") >= 2, "r shows the rules"
     [path] = Path("outputs/played").iterdir()
     for turn in episode_of(path).trajectory(0):
@@ -187,7 +189,7 @@ def test_options_that_do_not_fit_are_refused_before_a_move(
 def test_bytes_that_are_no_text_are_a_line_like_any_other() -> None:
     result = RUNNER.invoke(app, ["play", "--out", "a.jsonl"], input=b"\xff\xfe\x00p0\nh1\nq\n")
     assert result.exit_code == 130
-    assert "That names no action." in result.output
+    assert "That is not an action." in result.output
     assert result.output.endswith("You left; the game is not kept.\n")
     assert not Path("a.jsonl").exists()
 

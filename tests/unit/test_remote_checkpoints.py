@@ -283,7 +283,7 @@ def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network
 
         changed = "player_0/adapter_model.safetensors has sha256"
         assert changed in look_up_online("hf:org/damaged")
-        assert "which player this adapter is, is unknown" in look_up_online("hf:org/plain")
+        assert "cannot tell which player this adapter belongs to" in look_up_online("hf:org/plain")
         team_folder = look_up_online("hf:org/team")
         assert team_folder == "outputs/downloads/hf/org/team/0123456789ab"
         assert list(read_adapters(Path(team_folder)).adapters) == list(PLAYERS)

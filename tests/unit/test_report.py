@@ -108,7 +108,7 @@ def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references
     assert answer.output.splitlines()[:3] == [
         "run: step 3 of 500",
         lead,
-        "alarms: none is raised",
+        "alarms: none",
     ]
     assert f'<p class="lead">{lead}</p>' in html.read_text()
     lines = markdown.read_text().splitlines()
@@ -132,8 +132,8 @@ def test_a_rise_below_the_limit_ends_with_exit_code_1(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     answer = report(run, "--min-rise", 9, "--min-sigma", 99)
     assert answer.exit_code == 1
-    assert "wanted at least +9.000" in answer.stderr
-    assert "standard errors, wanted at least 99" in answer.stderr
+    assert "required is +9.000" in answer.stderr
+    assert "standard errors, required are 99" in answer.stderr
     assert report(run, "--min-rise", 0.5, "--min-sigma", 3).exit_code == 0
 
 

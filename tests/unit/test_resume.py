@@ -178,7 +178,7 @@ def test_a_fork_into_a_used_folder_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 9, 10)
     used = make_run(tmp_path / "used")
     check_refused(
-        r"holds another run already \(settings\.json\).*by RESUME=latest",
+        r"holds another run already \(settings\.json\).*with RESUME=latest",
         resume=str(run),
         output_dir=used,
     )
@@ -212,7 +212,7 @@ def test_what_was_named_must_be_there_whole_and_resumable(tmp_path: Path) -> Non
     check_refused("holds adapters but no trainer/", resume=str(run / "checkpoint-10"))
     plan = plan_of(resume=str(run))
     assert plan.step == 9
-    assert "holds no trainer/" in plan.skipped[0]
+    assert "has no trainer/" in plan.skipped[0]
     tear(run / "checkpoint-9")
     check_refused(r"checkpoint-9: no manifest\.json", resume=str(run / "checkpoint-9"))
     check_refused("no valid checkpoint to resume from", resume=str(run))
@@ -242,7 +242,7 @@ def test_every_setting_that_may_not_change_is_listed_with_both_values() -> None:
     with pytest.raises(SettingsError) as caught:
         check_compatible(before, Settings(resume="latest"))
     assert str(caught.value) == (
-        "RESUME=latest: these settings cannot change on the way:\n"
+        "RESUME=latest: these settings cannot change in the middle of a run:\n"
         "  HANABI_PRESET: was mini, is laptop\n"
         "  TEMPERATURE: was 0.5, is 1.0\n"
         "  LORA_RANK: was 8, is 16\n"
@@ -310,7 +310,7 @@ def test_a_dataset_with_other_tasks_is_another(tmp_path: Path) -> None:
 
 
 def test_settings_of_before_that_cannot_be_read_stop_the_resume(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="it is unknown whether the settings of now fit"):
+    with pytest.raises(RunFolderError, match="the current settings cannot be compared"):
         read_saved_settings(tmp_path)
     (tmp_path / "settings.json").write_text("[]")
     with pytest.raises(RunFolderError, match="is not a JSON object"):

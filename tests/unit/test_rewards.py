@@ -111,7 +111,9 @@ def test_players_may_be_paid_differently_where_the_payoff_says_so(
     assert (episode.reward(0, "first"), episode.reward(1, "first")) == (1.0, 0.0)
     check(setup.environment, setup.config, num_episodes=5)
     unequal = laptop({"first": lambda episode: [1.0, 0.0]})
-    with pytest.raises(RewardError, match=r"\[1\.0, 0\.0\], and players of a team are paid the"):
+    with pytest.raises(
+        RewardError, match=r"\[1\.0, 0\.0\], but the players of a team must get the"
+    ):
         one_game(unequal)
 
 
@@ -128,7 +130,7 @@ def test_a_zero_sum_game_stays_one() -> None:
     task = pay(-1.0).task("eval", 0)
     policy = task.environment.policies["random"]()
     assert play_scripts(task, {0: policy, 1: policy}).reward(1, "extra") == -1.0
-    with pytest.raises(RewardError, match="what one player gets the others must lose"):
+    with pytest.raises(RewardError, match="in a zero-sum game they must sum to 0"):
         play_scripts(pay(1.0).task("eval", 0), {0: policy, 1: policy})
 
 
@@ -136,10 +138,10 @@ def test_a_zero_sum_game_stays_one() -> None:
     ("name", "problem"),
     [
         ("raises", "raised ZeroDivisionError"),
-        ("not_a_number", r"returned \[nan\]; wanted is a list of 1 finite numbers"),
-        ("too_many", r"returned \[0\.0, 0\.0\]; wanted is a list of 1 finite numbers"),
-        ("no_list", r"returned 1\.0; wanted is a list of 1 finite numbers"),
-        ("text", r"returned \['much'\]; wanted is a list of 1 finite numbers"),
+        ("not_a_number", r"returned \[nan\]; expected a list of 1 finite numbers"),
+        ("too_many", r"returned \[0\.0, 0\.0\]; expected a list of 1 finite numbers"),
+        ("no_list", r"returned 1\.0; expected a list of 1 finite numbers"),
+        ("text", r"returned \['much'\]; expected a list of 1 finite numbers"),
     ],
 )
 def test_a_faulty_reward_is_named_by_whoever_plays(name: str, problem: str) -> None:

@@ -462,7 +462,7 @@ def test_where_gpus_cannot_be_counted_a_machine_of_eight_is_meant(
     write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
     answer = launch(TRAIN)
     assert last_call(answer).gpus == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
-    assert "nvidia-smi does not answer, so this is taken for a machine of 8" in answer.stderr
+    assert "nvidia-smi does not answer, so 8 GPUs are assumed" in answer.stderr
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
@@ -523,7 +523,7 @@ def test_a_recipe_never_writes_over_a_run(
     (checkout / folder).mkdir(parents=True)
     answer = launch(f"recipes/{script}.sh", *args, RECIPE_SEED="3")
     assert answer.returncode == 2
-    assert f"{folder} exists" in answer.stderr
+    assert f"{folder} already exists" in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -536,7 +536,7 @@ def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     assert answer.returncode == 0
     made = f"tiny-model --preset full --players {players or 2} --games 2 --steps 1"
     assert f"{made} --out {folder}/untaught" in answer.stdout
-    assert "the sitting of 0 minutes is over; the same command continues" in answer.stdout
+    assert "the 0 minutes are over; run the same command again to continue" in answer.stdout
 
 
 def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:

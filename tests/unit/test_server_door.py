@@ -237,7 +237,7 @@ def test_a_rollout_that_cannot_be_played_is_422_with_the_reason(app: RunningApp)
         ),
         (
             with_fields(seats=["base"]),
-            "tasks.0: 2 players, but seats=('base',) names 1; name all.",
+            "tasks.0: 2 players, but seats=('base',) has 1; give one per player.",
         ),
     ):
         answer = httpx.post(

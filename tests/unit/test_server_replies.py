@@ -454,7 +454,7 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:
     assert client_of(right).reply(asked).logprobs == (-0.5, -1.0)
     for other, message in (
         ({"version": 3}, "it came from version 3"),
-        ({"logprobs": [float("nan")] * 2}, "does not fit"),
+        ({"logprobs": [float("nan")] * 2}, "unexpected response"),
         ({"logprobs": [-0.5]}, "1 logprobs for 2 reply ids; allowed: one each"),
         ({"out_of_tokens": True}, "out_of_tokens=True, but 2 reply ids"),
     ):

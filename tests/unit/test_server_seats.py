@@ -216,7 +216,7 @@ def test_tasks_with_and_without_seats_and_of_two_environments_go_in_one_request(
         (
             ["player_0@1", "player_0@2"],
             409,
-            "player_0 is asked for as @1 and @2; one request, one version",
+            "player_0 is requested as @1 and @2; a request must use one version",
         ),
         (
             ["player_0@2", "iggi"],

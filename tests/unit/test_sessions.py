@@ -43,7 +43,7 @@ def test_the_log_that_every_client_may_read_names_a_run_by_its_public_digest(
         answer = httpx.get(f"{app.url}/log/", trust_env=False)
     lines = answer.json()["lines"]
     assert "secret project" not in answer.text
-    assert any(f"now working for run {public_run(run_id)} (trainer " in line for line in lines)
+    assert any(f"now serving run {public_run(run_id)} (trainer " in line for line in lines)
     assert any(
         f"run {public_run(run_id)} (trainer " in line and line.endswith("left") for line in lines
     )
@@ -78,8 +78,8 @@ def test_a_stranger_reads_whose_server_it_is_since_when_and_the_ways_out() -> No
     with pytest.raises(SessionError) as caught:
         ownership.refuse_stranger(wanted("other", B))
     assert str(caught.value) == (
-        "this server works for run run, heard 20 s ago. One trainer at a time: stop it, or, if it "
-        "is gone, wait 40 s; or start a second server on another PORT."
+        "this server serves run run, last heard from 20 s ago. One trainer at a time: stop it, "
+        "or, if it is gone, wait 40 s; or start a second server on another PORT."
     )
     # A resumed trainer of the run: the lock on the run folder says that the first one is gone.
     ownership.refuse_stranger(wanted("run", B))
@@ -305,7 +305,7 @@ def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:
         beat = Heartbeat.from_client(client)
         beat.start()
         time.sleep(2.0)
-        with pytest.raises(ServerError, match="409: this server works for run long step"):
+        with pytest.raises(ServerError, match="409: this server serves run long step"):
             open_session(other, app, run_id="other")
         beat.stop()
         assert beat.beats >= 4

@@ -204,7 +204,7 @@ def test_an_engine_that_cannot_sleep_or_wake_is_told_with_the_way_out(
         play(trainer)
     engine.faults = {"wake": RuntimeError("CUDA out of memory")}
     play(trainer)
-    message = r"engine asleep for ever: .*CUDA out of memory.*Lower HANABI_GPU_MEMORY_UTILIZATION"
+    message = r"the engine cannot wake up: .*CUDA out of memory.*Lower HANABI_GPU_MEMORY_UTIL"
     with pytest.raises(ServerError, match=message):
         play(trainer)
     # The server ends, as with any dead engine, and its parent starts the next.

@@ -56,11 +56,12 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
     ]
     with pytest.raises(
         SettingsError,
-        match=r"tasks.0: 2 players, and seats names nobody; name the policy of each seat",
+        match=r"tasks.0: 2 players, but seats is empty; give the policy of each seat",
     ):
         tasks_of(task(3), seats=None)
     with pytest.raises(
-        SettingsError, match=r"tasks.1: 3 players, but seats=\('iggi', 'base'\) names 2; name all."
+        SettingsError,
+        match=r"tasks.1: 3 players, but seats=\('iggi', 'base'\) has 2; give one per player.",
     ):
         tasks_of(task(3), three, seats=("iggi", "base"))
 
@@ -103,32 +104,32 @@ def test_played_and_dropped_games_come_back_by_task() -> None:
 
 
 def test_a_swapped_doubled_missing_or_foreign_game_is_refused() -> None:
-    first = "asked for game 0 of hanabi train 3"
+    first = "requested game 0 of hanabi train 3"
     for given, message in (
-        (answer(game(4, 0), game(3, 1)), f"{first} .*the answer is game 0 .*train 4"),
-        (answer(game(3, 1), game(3, 0)), f"{first} .*the answer is game 1 of hanabi train 3"),
+        (answer(game(4, 0), game(3, 1)), f"{first} .*received game 0 .*train 4"),
+        (answer(game(3, 1), game(3, 0)), f"{first} .*received game 1 of hanabi train 3"),
         (
             answer(game(3, 0), game(3, 0)),
-            "asked for game 1 of hanabi train 3 .*the answer is game 0 of hanabi train 3",
+            "requested game 1 of hanabi train 3 .*received game 0 of hanabi train 3",
         ),
-        (answer(game(3, 0, spec_hash="0000"), game(3, 1)), "the answer is .*rules 0000"),
+        (answer(game(3, 0, spec_hash="0000"), game(3, 1)), "received .*rules 0000"),
         (
             answer(game(3, 0, preset="full"), game(3, 1)),
-            "the answer is game 0 of hanabi train 3 on full",
+            "received game 0 of hanabi train 3 on full",
         ),
         (
             answer(game(3, 0, seats=("iggi", "iggi")), game(3, 1)),
-            "the answer is .* iggi,iggi in its seats",
+            "received .* iggi,iggi in its seats",
         ),
-        (answer(game(3, 0)), "1 games and 0 dropped ones for 2 that were asked for"),
+        (answer(game(3, 0)), "1 games and 0 dropped ones for 2 requested"),
         (answer(game(3, 0), game(3, 1), dropped=((0, 1),)), "2 games and 1 dropped ones for 2"),
         (
             answer(game(3, 0), dropped=((0, 2),)),
-            "game 1 of hanabi train 3 is neither played nor dropped",
+            "game 1 of hanabi train 3 is missing: neither played nor dropped",
         ),
         (
             answer(dropped=((0, 0), (0, 0))),
-            "game 1 of hanabi train 3 is neither played nor dropped",
+            "game 1 of hanabi train 3 is missing: neither played nor dropped",
         ),
     ):
         with pytest.raises(ServerError, match=message):

@@ -377,7 +377,7 @@ def test_a_killed_run_continues_from_its_newest_valid_checkpoint(
         "    changed since: LEARNING_RATE: was 0.0015, is 0.01",
         "records after step 2 moved aside: 1 rows to metrics.discarded.jsonl, 1 files to "
         "episodes/discarded/",
-        f"settings until here: {run_folder}/settings-until-step-2.json",
+        f"earlier settings kept in {run_folder}/settings-until-step-2.json",
     ):
         assert line in output
     _, _, changes = output.partition("changed since")

@@ -17,9 +17,9 @@ from hanabi_grpo.training.estimators import ESTIMATORS, GROUP_ESTIMATORS, Pool
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"freeze": ("player_2",)},
-        "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1",
+        "HANABI_FREEZE=player_2: not a player; allowed are player_0, player_1",
     ),
-    ({"freeze": ("player_0", "player_1")}, "nobody is left to train"),
+    ({"freeze": ("player_0", "player_1")}, "no player is left to train"),
     ({"adapters": "shared", "freeze": ("player_0",)}, "HANABI_FREEZE with HANABI_ADAPTERS=shared"),
     (
         {"adapters": "shared", "update": "sequential"},

@@ -277,7 +277,7 @@ def test_a_used_up_budget_ends_the_request(tmp_path: Path) -> None:
     limits = {"partner_tokens": 25, "partner_requests": 1}
     with table(tmp_path, lambda body: completion(), **limits) as (partner, app, client):
         open_session(client, app)
-        message = r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Restart the server"
+        message = r"HANABI_PARTNER_TOKENS=25: .* used 30 tokens.*Restart the server"
         with pytest.raises(ServerError, match=message):
             play(client, "url:big", "url:big")
         assert len(partner.bodies) == 3
@@ -288,7 +288,7 @@ def test_guests_spend_a_budget_of_their_own_and_never_the_trainers(tmp_path: Pat
     with table(tmp_path, lambda body: completion(), **limits) as (_, app, trainer):
         open_session(trainer, app)
         with RolloutClient(app.url) as guest:
-            message = r"HANABI_PARTNER_GUEST_TOKENS=25: .* counted 30 tokens.*in HANABI_PARTNER_G"
+            message = r"HANABI_PARTNER_GUEST_TOKENS=25: .* used 30 tokens.*in HANABI_PARTNER_G"
             with pytest.raises(ServerError, match=message):
                 play(guest, "url:big", "url:big")
             [[game]] = play(trainer, "base", "url:big", num_games=1).groups
@@ -299,7 +299,7 @@ def test_guests_spend_a_budget_of_their_own_and_never_the_trainers(tmp_path: Pat
     assert (last["spent"], last["guests_spent"]) == (30 + TOKENS_PER_CALL * num_calls, 30)
     restarted = partners_of(tmp_path, "big=http://127.0.0.1:1/v1#m", **limits)
     player = restarted.player(BIG, max_tokens=4, temperature=0.5, own=False)
-    with pytest.raises(PartnerDownError, match="counted 30 tokens"):
+    with pytest.raises(PartnerDownError, match="used 30 tokens"):
         asyncio.run(restarted.ask(player, [{"role": "user", "content": "?"}], {}))
 
 
@@ -363,7 +363,7 @@ def test_answers_that_cannot_be_counted_end_the_request_of_a_budget(tmp_path: Pa
     uncounted = {**completion()[1], "usage": None}
     with table(tmp_path, lambda body: (200, uncounted), partner_tokens=25) as (_, app, client):
         open_session(client, app)
-        message = "no usage, so HANABI_PARTNER_TOKENS cannot be kept"
+        message = "no usage, so HANABI_PARTNER_TOKENS cannot be enforced"
         with pytest.raises(ServerError, match=message):
             play(client, "url:big", "base")
 
@@ -477,7 +477,7 @@ def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given
         message = "HANABI_PARTNERS=url:big: the rollout server knows no URL"
         with pytest.raises(SettingsError, match=message):
             pool.load({}, "")
-    with pytest.raises(SettingsError, match="is asked by the rollout server"):
+    with pytest.raises(SettingsError, match="only in games that the rollout server plays"):
         parse_lineup("human,url:big", 2, human=True)
 
 

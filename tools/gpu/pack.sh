@@ -28,8 +28,8 @@ for wanted in $(python -m gpu.pack missing "$look"); do
         python3 -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version "$version" \
             "${platforms[@]}" --platform manylinux2014_x86_64 --dest "$wheels" "$wanted" 2>/dev/null ||
             DS_BUILD_OPS=0 python3 -m pip wheel --quiet --no-deps --wheel-dir "$wheels" "$wanted" ||
-            echo "pack: $wanted: no wheel for Python $version; bring it yourself to $wheels" >&2
+            echo "pack: $wanted: no wheel for Python $version; put it into $wheels yourself" >&2
     fi
 done
-compgen -G "$wheels/*.whl" >/dev/null || { echo "pack: $look lacks nothing that this environment has" && exit; }
+compgen -G "$wheels/*.whl" >/dev/null || { echo "pack: $look already has all packages of this environment" && exit; }
 python -m gpu.pack pack "$out" "${PACK_MEGABYTES:-56}" "$wheels"/*.whl

@@ -80,7 +80,7 @@ for seed in ${RECIPE_SEEDS:-0 1 2}; do
     start_server
     for arm in "${order[@]}"; do
         if [ "$seed" = 0 ] && [ "${NOISE_STEPS:=40}" -gt 0 ] && [ ! -e "$out/noise-$arm" ]; then
-            say "$arm: the noise of its gradient"
+            say "$arm: measuring its gradient noise"
             # Nothing moves, so that every step's gradient is of one policy; nothing but the estimator is in it.
             train "$out/noise-$arm" "$arm" "$NOISE_STEPS" LEARNING_RATE=1e-12 LR_SCHEDULER_TYPE=constant \
                 MAX_GRAD_NORM=1e9 HANABI_ENTROPY_BONUS=0 HANABI_UPDATES_PER_STEP=1

@@ -62,7 +62,7 @@ for_now() {
         if [ $status -eq 0 ]; then return; fi
         if [ $SECONDS -lt $((minutes * 60)) ]; then exit $status; fi
     fi
-    say "the sitting of $minutes minutes is over; the same command continues"
+    say "the $minutes minutes are over; run the same command again to continue"
     finish 0
 }
 

@@ -44,7 +44,7 @@ warm_start "${RECIPE_MODEL_SEED:-0}"
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
-say "before: $deals test deals with the model as it starts, sampled"
+say "before: $deals test deals with the starting model, sampled"
 run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --out "$folder/start.json"
 
 say "training: $steps steps, log $folder/train.log"

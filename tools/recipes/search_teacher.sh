@@ -48,7 +48,7 @@ say "tiny model of $board, seed $seed"
 run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 
 # Every start is in the games and none is held out: what such a team plays is a table, which carries nothing over.
-say "games of $start and the whole model that imitates them, log $folder/warm_start.log"
+say "games of $start, and the model that learns to imitate them, log $folder/warm_start.log"
 run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --every-start --noise 0.03 \
     --tasks "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-$default_warm}" --learning-rate 3e-3 --out "$out/warm"
 export MODEL=$out/warm/model
@@ -56,7 +56,7 @@ export MODEL=$out/warm/model
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
-say "the teacher and what was learned of it, sampled and greedy: $deals test deals"
+say "the teacher and the model that imitates it, sampled and greedy: $deals test deals"
 evaluate() { run - hanabi-grpo evaluate "$1" --suite test --tasks "$deals" --temperature "$2" --out "$out/$3.json"; }
 run - hanabi-grpo evaluate "$start" --suite test --tasks "$deals" --out "$out/teacher.json"
 evaluate base 1 warm-sampled

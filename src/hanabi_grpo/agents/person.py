@@ -94,7 +94,7 @@ class PersonSeat:
             if line == _LEAVE:
                 raise EOFError
             if line == _RULES:
-                self.player.say(self.rules or "There are no rules in words.")
+                self.player.say(self.rules or "This environment has no written rules.")
                 if scene.legend and not self.player.raw:
                     self.player.say(wrapped(scene.legend))
             elif line == _LIST:
@@ -142,7 +142,7 @@ def refusal(line: str, seen: Observation, scene: Scene) -> str:
     action = seen.parse(line)
     if action is not None:
         return f"{action} is not legal now. {_allowed(scene)}"
-    return f"That names no action. {_allowed(scene)}"
+    return f"That is not an action. {_allowed(scene)}"
 
 
 def _allowed(scene: Scene) -> str:

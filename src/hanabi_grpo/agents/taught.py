@@ -157,6 +157,7 @@ def _encoded(lesson: Lesson, chat: ChatFormat, max_tokens: int) -> Lesson:
     if len(ids) > max_tokens:
         raise SettingsError(
             f"MAX_COMPLETION_LENGTH={max_tokens}: the teacher's reply {lesson.action!r} has "
-            f"{len(ids)} tokens with its end, so no player could say it; set {len(ids)} or more."
+            f"{len(ids)} tokens with its end, so no player could generate it; set {len(ids)} "
+            "or more."
         )
     return replace(lesson, reply_ids=ids)

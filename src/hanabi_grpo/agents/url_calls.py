@@ -61,10 +61,10 @@ class Budget:
         if self.limit is None or self.spent < self.limit:
             return
         raise PartnerDownError(
-            f"{self.variable}={self.limit}: the URLs of HANABI_PARTNER_URLS have counted "
-            f"{self.spent} tokens, so they are asked no more. Restart the server, which "
-            f"counts from 0, with what may be spent from here on in {self.variable}, then give the "
-            "same command, in training with RESUME=latest."
+            f"{self.variable}={self.limit}: the URLs of HANABI_PARTNER_URLS have used "
+            f"{self.spent} tokens, so they are no longer called. Restart the server, which counts "
+            f"from 0 again, with the remaining budget in {self.variable}, then run the same "
+            "command again, in training with RESUME=latest."
         )
 
 
@@ -131,9 +131,9 @@ class UrlCalls:
             num_failed: Number of calls in a row.
         """
         return PartnerDownError(
-            f"{failure} {num_failed} calls in a row failed like this, so it is asked no "
-            f"more. Every call is in {self._transcript.path}. When it answers again, give the same "
-            "command, in training with RESUME=latest."
+            f"{failure} {num_failed} calls in a row failed like this, so it is no longer "
+            f"called. All calls are recorded in {self._transcript.path}. When it responds again, "
+            "run the same command again, in training with RESUME=latest."
         )
 
     async def ask(
@@ -193,7 +193,7 @@ class UrlCalls:
         """Return a reply and its usage, which counts as spent even if the reply is unusable."""
         limits = self._limits
         still_waiting = (
-            f"no answer since {_REMINDER_SECONDS:g} s; a call has {limits.seconds:g} s "
+            f"no response for {_REMINDER_SECONDS:g} s; a call times out after {limits.seconds:g} s "
             f"({limits.variable})."
         )
         loop = asyncio.get_running_loop()
@@ -206,7 +206,7 @@ class UrlCalls:
         budget.spent += usage.prompt_tokens + usage.completion_tokens
         if budget.limit is not None and not usage.prompt_tokens:
             raise CallFailedError(
-                f"its answers have no usage, so {budget.variable} cannot be kept.",
+                f"its responses report no usage, so {budget.variable} cannot be enforced.",
                 can_retry=False,
             )
         if not completion.text.strip():

@@ -112,8 +112,8 @@ class UrlPartners:
         if limit == 0:
             raise SettingsError(
                 f"{ref}: HANABI_PARTNER_GUEST_TOKENS=0, so only the trainer of this server's "
-                "session may seat it. Train with it, or start the server with the tokens that all "
-                "others may spend together."
+                "session may use it. Train with it, or start the server with the budget of tokens "
+                "that all other clients share."
             )
         longest = self._settings.max_completion_length
         if max_tokens > longest:

@@ -106,7 +106,7 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
     if len(answer.episodes) + len(answer.dropped) != num_asked:
         raise ServerError(
             f"{len(answer.episodes)} games and {len(answer.dropped)} dropped ones for {num_asked} "
-            "that were asked for; the server and this client do not fit."
+            "requested ones. Do server and client run the same version of hanabi_grpo?"
         )
     dropped_rows = {}
     for row in answer.dropped:
@@ -148,7 +148,7 @@ def _next_episode(episodes: Iterator[Episode], task: RequestedTask, game: int) -
     """Return the next episode, which must be a valid one of this game."""
     episode = next(episodes, None)
     if episode is None:
-        raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
+        raise ServerError(f"game {game} of {task.where} is missing: neither played nor dropped.")
     try:
         check_episode(episode, needs_logprobs=True)
     except ValueError as error:
@@ -159,7 +159,7 @@ def _next_episode(episodes: Iterator[Episode], task: RequestedTask, game: int) -
     answered = _GameIdentity.of_episode(episode)
     if answered != asked:
         raise ServerError(
-            f"asked for {asked}, the answer is {answered}; nothing is learned from it. "
+            f"requested {asked}, received {answered}; it is not used for training. "
             "Do server and client run the same version of hanabi_grpo? Restart the server."
         )
     return episode
@@ -211,7 +211,7 @@ def checked_scores(answer: ScoreAnswer, request: ScoreRequest) -> tuple[tuple[fl
     num_answered = list(map(len, answer.logprobs))
     if num_answered != num_asked or answer.version != _version_of(request.seat):
         raise ServerError(
-            f"scores of {request.seat}: not what was asked for (version {answer.version})."
+            f"scores of {request.seat}: not what was requested (version {answer.version})."
         )
     return answer.logprobs
 
@@ -225,9 +225,9 @@ def checked_probe(answer: ProbeAnswer, sequences: Sequence[Sequence[int]]) -> Pr
     asked = [len(ids) - 1 for ids in sequences]
     for copy in answer.copies:
         if not list(map(len, copy.without)) == list(map(len, copy.under)) == asked:
-            raise ServerError("not one number for each token id that was sent.")
+            raise ServerError("it must have one number for each token id that was sent.")
     if not answer.copies:
-        raise ServerError("no copy of the model answered.")
+        raise ServerError("no replica answered.")
     return answer
 
 

@@ -113,7 +113,7 @@ def call(
         if time.monotonic() - last_reminder > _REMINDER_SECONDS:
             last_reminder = time.monotonic()
             logger.warning(
-                "%s (asked again every %g s, for %.0f of %g s)", refusal, pause, waited, patience
+                "%s (retrying every %g s; %.0f of %g s)", refusal, pause, waited, patience
             )
         time.sleep(pause)
 
@@ -135,7 +135,7 @@ def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _An
     except ValueError as error:
         start = content[:_MAX_QUOTED].decode("utf-8", "replace")
         raise ServerError(
-            f"{url}: {what}: the answer does not fit ({error}): {start!r}. {WHO}"
+            f"{url}: {what}: unexpected response ({error}): {start!r}. {WHO}"
         ) from None
 
 
@@ -202,7 +202,7 @@ def refuse_encoding(response: httpx.Response) -> None:
     encoding = response.headers.get("content-encoding", _PLAIN_ENCODING).lower()
     if encoding != _PLAIN_ENCODING:
         raise httpx.DecodingError(
-            f"its content-encoding is {encoding[:_MAX_QUOTED_ENCODING]!r}, asked was for none"
+            f"its content-encoding is {encoding[:_MAX_QUOTED_ENCODING]!r}, but none was requested"
         )
 
 
@@ -215,7 +215,7 @@ def _time_left(timeout: float | None) -> float:
     deadline = getattr(_call_of_this_thread, "deadline", math.inf)
     left = deadline - time.monotonic()
     if left <= 0:
-        raise httpcore.ReadTimeout("the time of the whole call is up")
+        raise httpcore.ReadTimeout("the call exceeded its time limit")
     return left if timeout is None else min(timeout, left)
 
 

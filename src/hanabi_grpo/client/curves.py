@@ -87,8 +87,8 @@ def validation_curves(settings: Settings) -> tuple[Curve, ...]:
     for name in names:
         if names.count(name) > 1:
             raise SettingsError(
-                f"HANABI_EVAL_LINEUPS={settings.eval_lineups}: the curve {name!r} is in it "
-                f"{names.count(name)} times; name each lineup once."
+                f"HANABI_EVAL_LINEUPS={settings.eval_lineups}: the curve {name!r} is listed "
+                f"{names.count(name)} times; list each lineup once."
             )
     chosen = names[0] if settings.eval_best is None else settings.eval_best
     if chosen not in names:

@@ -182,6 +182,6 @@ def check_alike(identities: Mapping[str, Mapping[str, Any]]) -> None:
         other = names.setdefault(instance_id, name)
         if other != name:
             raise ServerError(
-                f"VLLM_SERVER_HOST: {other} and {name} are one server (instance {instance_id}); "
-                "name it once."
+                f"VLLM_SERVER_HOST: {other} and {name} are the same server (instance "
+                f"{instance_id}); list it once."
             )

@@ -147,7 +147,7 @@ def _parse_policy(spec: str, text: str, *, scripts: Collection[str], human: bool
     where = f"lineup {text!r}"
     if spec == Role.HUMAN and not human:
         raise SettingsError(
-            f"{where}: people play with hanabi-grpo play; here nobody can be asked."
+            f"{where}: a person can take a seat only in hanabi-grpo play, not here."
         )
     roles = [Role.SERVED, Role.BASE]
     if human:
@@ -155,7 +155,7 @@ def _parse_policy(spec: str, text: str, *, scripts: Collection[str], human: bool
     ref = parse_ref(spec, where=where, roles=roles, scripts=scripts, adapters=True)
     if isinstance(ref, UrlRef) and human:
         raise SettingsError(
-            f"{where}: {spec} is asked by the rollout server in games that it plays itself, "
+            f"{where}: {spec} can take a seat only in games that the rollout server plays, "
             "not here."
         )
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
@@ -234,7 +234,7 @@ class SeatResolver:
                 return self._at_version(ref)
             case CheckpointRef(place=place, adapter=adapter):
                 return self._uploaded(local_folder(place), adapter, player)
-        raise SettingsError(f"{ref}: nobody that a server can seat.")
+        raise SettingsError(f"{ref}: not a policy that a server can play.")
 
     def forget_guests(self) -> None:
         """Upload adapters again when they are next needed.
@@ -318,7 +318,7 @@ class SeatResolver:
                 assignments.append(f"{name}={'' if value is None else shlex.quote(str(value))}")
             exports = " ".join(assignments)
             logger.warning(
-                "%s: learned with %s; here: %s. To play as it learned: export %s",
+                "%s: trained with %s; here: %s. To play as in training: export %s",
                 run,
                 exports,
                 ", ".join(different_here),
@@ -332,7 +332,7 @@ class SeatResolver:
         if name not in versions:
             served = [f"{other}@{version}" for other, version in versions.items()]
             raise ServerError(
-                f"{ref}: the server serves no adapter for {adapter} (held: "
+                f"{ref}: the server serves no adapter for {adapter} (available: "
                 f"{', '.join(served) or 'none'}). Train first, name a checkpoint, or play {BASE}."
             )
         return f"{name}@{versions[name]}"
@@ -342,8 +342,8 @@ class SeatResolver:
         newest = self._newest(ref, ref.adapter)
         if newest != str(ref):
             raise ServerError(
-                f"{ref}: the server serves {newest}; it keeps no other version. For an earlier one "
-                "name the checkpoint."
+                f"{ref}: the server serves {newest}; it keeps no other version. For an earlier "
+                "one, give the checkpoint."
             )
         return newest
 

@@ -67,7 +67,7 @@ def own_server(
         log = (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
     except OSError as error:
         raise SettingsError(
-            f"{folder}: no log of its own server can be written there ({error.strerror})."
+            f"{folder}: the log of the command's server cannot be written there ({error.strerror})."
         ) from error
     variables = dict(os.environ)
     variables |= environ or {}

@@ -285,9 +285,7 @@ class RolloutClient:
         try:
             session = read_struct(_Session, answer)
         except ValueError as error:
-            raise ServerError(
-                f"{self.url}: {what}: the answer does not fit ({error}). {WHO}"
-            ) from None
+            raise ServerError(f"{self.url}: {what}: unexpected response ({error}). {WHO}") from None
         self.session_timeout = session.session_timeout
         # From here on the server knows whose requests these are, and refuses them after another
         # trainer has taken over.
@@ -322,7 +320,7 @@ class RolloutClient:
             self.release()
         except ServerError as problem:
             logger.warning(
-                "the session was not released (%s); the server frees itself after a while", problem
+                "the session was not released (%s); the server releases it after a timeout", problem
             )
         finally:
             self.close()
@@ -360,8 +358,8 @@ class RolloutClient:
             if served != sent:
                 _, sha256, config_sha256 = sent
                 raise ServerError(
-                    f"{self.url}: receipt for {name} is {receipt}, pushed was version {version} "
-                    f"with sha256 {sha256[:_SHOWN_DIGEST]}… and config "
+                    f"{self.url}: receipt for {name} is {receipt}, but version {version} was "
+                    f"pushed with sha256 {sha256[:_SHOWN_DIGEST]}… and config "
                     f"{config_sha256[:_SHOWN_DIGEST]}…; the server does not serve what was "
                     "trained. Restart it."
                 )

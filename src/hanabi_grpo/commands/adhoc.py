@@ -112,8 +112,8 @@ def adhoc(
         if results:
             write_adhoc(folder, summarise_adhoc(plan, results, exact))
         return (
-            f"stopped: {len(results)} of {len(plan.lineups)} lineups are done, and reported in "
-            f"{folder}; finished tasks are kept. To continue: the same command with "
+            f"stopped: {len(results)} of {len(plan.lineups)} lineups are done and reported in "
+            f"{folder}; finished tasks are kept. To continue, run the same command with "
             f"--out {shlex.quote(str(folder))}"
         )
 

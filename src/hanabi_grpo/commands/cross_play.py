@@ -91,8 +91,8 @@ def cross_play(
         if cells:
             write_cross_play(folder, summarise(plan, cells))
         return (
-            f"stopped: {len(cells)} of {len(plan.cells)} pairs are done, and reported in {folder}; "
-            "finished tasks are kept. To continue: the same command with "
+            f"stopped: {len(cells)} of {len(plan.cells)} pairs are done and reported in {folder}; "
+            "finished tasks are kept. To continue, run the same command with "
             f"--out {shlex.quote(str(folder))}"
         )
 

@@ -68,8 +68,8 @@ def evaluate(
         bool,
         typer.Option(
             "--all-starts",
-            help="Play every start of a game with few of them, twice each, in place of --tasks of "
-            "--suite: greedy play has no error then, sampled play only that of its own luck.",
+            help="Play every start of a game with few starts, twice each, instead of --tasks of "
+            "--suite: greedy scores are then exact, sampled ones have sampling noise only.",
         ),
     ] = False,
     env: Env = None,

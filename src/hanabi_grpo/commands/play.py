@@ -203,7 +203,7 @@ def _title(game: Setup[Any], number: int, specs: Sequence[str]) -> str:
         if spec != HUMAN:
             others.append(f"{player_name(seat)} {short_name(spec)}")
     return (
-        f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play "
+        f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; you play with "
         f"{', '.join(others) or 'nobody'}."
     )
 
@@ -245,7 +245,7 @@ def _play_on_page(
             say("the page asks for the server's key, HANABI_API_KEY")
         say("Ctrl-C leaves the game")
         if open_browser and not webbrowser.open(address):
-            say("no browser could be opened from here: open the address yourself")
+            say("no browser could be opened from here; open the address above yourself")
 
     played = play_on_page(page, open_page)
     if played is None:
@@ -255,7 +255,7 @@ def _play_on_page(
     say(f"The game is over. {outcome_text}")
     _write(target, episode, say)
     if stay:
-        say("the page stays for more games until Ctrl-C")
+        say("the page stays open for more games; Ctrl-C closes it")
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
 

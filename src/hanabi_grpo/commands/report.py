@@ -24,7 +24,7 @@ _PICTURE_SUFFIXES = (".png", ".svg")
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Run folder, also of a run that is going on.")],
+    run: Annotated[Path, typer.Argument(help="Run folder; the run may still be in progress.")],
     html: Annotated[
         Path | None, typer.Option(help="Write one HTML page that works offline.")
     ] = None,
@@ -113,7 +113,7 @@ def _print_head(run_report: RunReport, say: Callable[..., None]) -> None:
     if raised:
         say(f"alarms: {', '.join(raised)}", "red")
     else:
-        say("alarms: none is raised")
+        say("alarms: none")
 
 
 def _draw(run_report: RunReport, path: Path, say: Callable[..., None]) -> None:

@@ -18,10 +18,10 @@ def settings(
         ),
     ] = "",
     changed: Annotated[
-        bool, typer.Option("--changed", help="Show only settings that are no defaults.")
+        bool, typer.Option("--changed", help="Show only settings that differ from their defaults.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print them as settings.json holds them.")
+        bool, typer.Option("--json", help="Print JSON, in the form of settings.json.")
     ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the tables of docs/settings.md.")

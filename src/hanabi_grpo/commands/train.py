@@ -170,7 +170,7 @@ def _restore(settings: Settings, say: Callable[[str], None]) -> None:
         return
     artifact = local_folder(parse_checkpoint(resume).place)
     manifest = restore_run(artifact, folder, resume=resume)
-    say(f"RESUME={resume}: made {folder} of it, with the checkpoint of step {manifest.step}")
+    say(f"RESUME={resume}: restored into {folder}, at the checkpoint of step {manifest.step}")
 
 
 def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
@@ -183,7 +183,7 @@ def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> 
         )
     kept = keep_settings(resume.run_folder, resume.step)
     if kept:
-        say(f"settings until here: {kept}")
+        say(f"earlier settings kept in {kept}")
 
 
 def resume_command(

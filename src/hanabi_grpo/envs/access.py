@@ -64,7 +64,7 @@ class GameAccess:
         if registry.reaches_out(env) and env not in self.envs:
             known = ", ".join(sorted(self.envs)) or "none"
             raise SettingsError(
-                f"env={shown(env)}: of games of other programs, a request may name those that the "
+                f"env={shown(env)}: a request may use only games of other programs that the "
                 f"server was started with: {known}. Start the server with HANABI_ENV={shown(env)}."
             )
         environment = registry.get(env)

@@ -123,8 +123,8 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=0.1,
         clear_at=0.2,
         means=(
-            "nine tenths of its first entropy are gone; what it does not try now it can hardly "
-            "learn any more."
+            "nine tenths of its initial entropy are gone; it can hardly learn actions that it no "
+            "longer samples."
         ),
         do=(
             "Look at the score: still rising is fine, flat is an early convergence. A higher "
@@ -205,7 +205,7 @@ GENERAL: tuple[Alarm, ...] = (
         title="KL to the base model, nats per token",
         raise_at=1.0,
         clear_at=0.5,
-        means="the policy is far from the base model; what that knew of language may be gone.",
+        means="the policy is far from the base model and may have lost its knowledge of language.",
         do="A higher BETA or a lower LEARNING_RATE holds it closer; harmless for the tiny model.",
     ),
     Alarm(
@@ -228,7 +228,7 @@ GENERAL: tuple[Alarm, ...] = (
         clear_at=0.2,
         means=(
             "games are dropped because they take too long, and long games earn more or less than "
-            "short ones: what is left is no fair sample."
+            "short ones: the remaining games are a biased sample."
         ),
         do=(
             "Raise HANABI_GAME_TIMEOUT, or look for what makes games slow (the server's log names "

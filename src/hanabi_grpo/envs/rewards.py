@@ -259,7 +259,7 @@ def with_parts(episode: Episode, parts: Sequence[Mapping[str, float]]) -> Episod
 
 def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[float]:
     """Return what one function answered as numbers, one per player."""
-    wanted = f"wanted is a list of {spec.num_players} finite numbers, one per player"
+    wanted = f"expected a list of {spec.num_players} finite numbers, one per player"
     try:
         values = list(answer)
     except TypeError as error:
@@ -269,10 +269,10 @@ def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[fl
         raise _failed(name, episode, f"returned {shown(values)}; {wanted}")
     numbers = [float(value) for value in values]
     if spec.payoff == "team" and len(set(numbers)) > 1:
-        problem = f"returned {shown(numbers)}, and players of a team are paid the same; "
+        problem = f"returned {shown(numbers)}, but the players of a team must get the same; "
         raise _failed(name, episode, f'{problem}see payoff="general" of with_rewards')
     if spec.payoff == "zero_sum" and abs(sum(numbers)) > _ROUNDING:
-        problem = f"returned {shown(numbers)}, and what one player gets the others must lose; "
+        problem = f"returned {shown(numbers)}, but in a zero-sum game they must sum to 0; "
         raise _failed(name, episode, f'{problem}see payoff="general" of with_rewards')
     return numbers
 

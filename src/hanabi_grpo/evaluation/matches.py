@@ -147,7 +147,7 @@ def check_replay(setup: Setup[Any], episode: Episode) -> None:
         game.step(actions)
     result = dict(game.result())
     if result != dict(episode.result):
-        raise ServerError(f"{where}: its actions lead to {result}, it says {dict(episode.result)}.")
+        raise ServerError(f"{where}: its actions give {result}, but it has {dict(episode.result)}.")
 
 
 def _can_be_played(actions: Mapping[int, str], legal: Mapping[int, Sequence[str] | None]) -> bool:
@@ -220,7 +220,7 @@ def _check_complete(result: RolloutResult, *, label: str, num_tables: int, num_g
     raise ServerError(
         f"{label}: {num_missing} of {num_wanted} games were not played "
         f"({_drop_reasons(result.dropped)}); every task is needed. Look at the server's log, then "
-        "give the same command again."
+        "run the same command again."
     )
 
 

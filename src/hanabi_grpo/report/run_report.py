@@ -238,24 +238,22 @@ class RunReport:
         if self.gain is None:
             raise SettingsError(
                 f"{self.folder}: --min-rise and --min-sigma compare two evaluations of the same "
-                "seats, opponents, tasks and temperature, at step 0 and after training, and there "
-                f"are none among {len(self.results)}; hanabi-grpo evaluate base makes the one "
-                "before."
+                "seats, opponents, tasks and temperature, at step 0 and after training, but "
+                f"found none among {len(self.results)}; run hanabi-grpo evaluate base to get "
+                "the one before training."
             )
         rise = paired_difference(self.gain.before, self.gain.after)
         problems = []
         # A NaN is too small, too.
         if min_rise is not None and not rise.mean >= min_rise:
-            problems.append(
-                f"the mean score rose by {rise.mean:+.3f}, wanted at least {min_rise:+.3f}"
-            )
+            problems.append(f"the mean score rose by {rise.mean:+.3f}, required is {min_rise:+.3f}")
         if min_sigma is not None and not rise.sigmas >= min_sigma:
             problems.append(
-                f"the rise is {rise.sigmas:.1f} standard errors, wanted at least {min_sigma:g}"
+                f"the rise is {rise.sigmas:.1f} standard errors, required are {min_sigma:g}"
             )
         if not problems:
             return None
-        return f"not enough learnt on {rise.num_tasks} tasks: {'; '.join(problems)}."
+        return f"too small an improvement on {rise.num_tasks} tasks: {'; '.join(problems)}."
 
 
 def _visible_sheet(sheet: Sheet) -> Sheet:
@@ -345,8 +343,8 @@ def evaluations_by_tasks(
         result = ordered[0].last
         if result.num_tasks > _MOST_TASKS:
             notes.append(
-                f"{result.label}: no reference scripts beside it: {result.num_tasks} tasks are too "
-                f"many to play now, at most {_MOST_TASKS}; hanabi-grpo evaluate does."
+                f"{result.label}: no reference scripts: {result.num_tasks} tasks are too many to "
+                f"play here (at most {_MOST_TASKS}); hanabi-grpo evaluate plays them."
             )
             return ordered, notes
         try:

@@ -98,7 +98,7 @@ class Budget:
         if self.longest(self.memory) <= limit:
             return ""
         fitting = self.fitting(limit)
-        remedy = "not even a turn alone fits"
+        remedy = "not even a single turn fits"
         if fitting is not None:
             remedy = f"HANABI_MEMORY={fitting} is the longest that fits"
         return (

@@ -179,7 +179,7 @@ def parse_validation_row(line: bytes, settings: Settings) -> DatasetRow:
     suite = parsed.stream.suite
     if not is_held_out(suite):
         raise ValueError(
-            f"suite={suite!r}: tasks of training say nothing of others; leave suite out for "
+            f"suite={suite!r}: training tasks do not measure generalization; omit suite for "
             f"{VALIDATION_SUITE}, or name one that starts with eval or test."
         )
     if parsed.share != 1:
@@ -191,7 +191,7 @@ def parse_validation_row(line: bytes, settings: Settings) -> DatasetRow:
     if setup.spec.num_players != settings.players:
         raise ValueError(
             f"env={parsed.env!r} has {setup.spec.num_players} players, but the run trains "
-            f"HANABI_PLAYERS={settings.players}, who take the seats; give a game for as many."
+            f"HANABI_PLAYERS={settings.players}, who take the seats; choose a game for that many."
         )
     return DatasetRow(
         messages=parsed.messages,

@@ -338,11 +338,12 @@ def _read_seats(
             raise SettingsError(f"seats={shown(seats)}: give a list of {num_players} seats.")
     elif default is None:
         raise SettingsError(
-            f"{num_players} players, and seats names nobody; name the policy of each seat."
+            f"{num_players} players, but seats is empty; give the policy of each seat."
         )
     elif len(default) < num_players:
         raise SettingsError(
-            f"{num_players} players, but seats={shown(default)} names {len(default)}; name all."
+            f"{num_players} players, but seats={shown(default)} has {len(default)}; give one "
+            "per player."
         )
     else:
         seats = default[:num_players]

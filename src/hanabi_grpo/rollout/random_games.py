@@ -49,7 +49,7 @@ def play_random_games(
         except _LateError:
             num_late += 1
             logger.warning(
-                "%s: random game %d was given up, because it was not over after %g s",
+                "%s: random game %d was abandoned: not over after %g s",
                 setup.environment.name,
                 seed,
                 SECONDS,
@@ -57,8 +57,8 @@ def play_random_games(
             if num_late == min(MAX_LATE, num_games):
                 raise SettingsError(
                     f"HANABI_ENV={setup.environment.name}: {num_late} of {seed + 1} random games "
-                    f"were not over after {SECONDS:g} s, so nothing is known of their length and "
-                    "words. Look at what its step() waits for, or choose a smaller preset."
+                    f"were not over after {SECONDS:g} s, so their length and vocabulary are "
+                    "unknown. Look at what its step() waits for, or choose a smaller preset."
                 ) from None
             continue
         yield played

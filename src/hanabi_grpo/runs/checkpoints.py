@@ -116,8 +116,8 @@ def write_checkpoint(
             raise
         remedy = _REMEDIES.get(code, f"Make {run_folder} writable")
         raise RunFolderError(
-            f"{target}: cannot be written ({os.strerror(code)}). Nothing half-written is left; "
-            f"earlier checkpoints are as they were. {remedy}, then continue with "
+            f"{target}: cannot be written ({os.strerror(code)}). No partial files are left, and "
+            f"earlier checkpoints are unchanged. {remedy}, then continue with "
             f"OUTPUT_DIR={run_folder} RESUME=latest."
         ) from error
     logger.info("checkpoint: %s", target)
@@ -140,7 +140,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
         if folder.is_symlink():
             target = folder.resolve()
             skipped.append(
-                f"{folder}: is a link; to resume from where it points, name that: RESUME={target}"
+                f"{folder}: is a symbolic link; to resume from its target: RESUME={target}"
             )
             continue
         if candidate.kind == "partial":
@@ -154,7 +154,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
             continue
         if not needs or _has_folder(manifest, needs):
             return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
-        skipped.append(f"{folder}: is whole but holds no {needs}/.")
+        skipped.append(f"{folder}: is complete but has no {needs}/.")
     reasons = skipped or ["there is no checkpoint-N in it."]
     message = f"{run_folder}: no valid checkpoint to resume from."
     for reason in reasons:
@@ -236,7 +236,7 @@ def recover_checkpoints(run_folder: Path) -> None:
                 _remove(target)
                 os.rename(folder, target)
                 sync_folder(run_folder)
-                logger.info("%s: brought back; a process was killed while it replaced it", target)
+                logger.info("%s: restored; a process was killed while replacing it", target)
             else:
                 _remove(folder)
         except OSError as error:

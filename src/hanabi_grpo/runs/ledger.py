@@ -64,7 +64,7 @@ class Ledger:
                 raise
         except BlockingIOError as error:
             raise SettingsError(
-                f"{path}: another process is at this work; wait for it, or choose another --out."
+                f"{path}: another process is writing to it; wait for it, or choose another --out."
             ) from error
         except OSError as error:
             raise SettingsError(
@@ -81,7 +81,7 @@ class Ledger:
             append_jsonl(self.path, *rows)
         except OSError as error:
             raise SettingsError(
-                f"{self.path}: cannot be written ({error.strerror}); what it holds is whole."
+                f"{self.path}: cannot be written ({error.strerror}); its content is intact."
             ) from error
 
     def __enter__(self) -> Self:

@@ -257,7 +257,7 @@ def _check_fork(target: Path, named: Path) -> None:
     if used:
         raise RunFolderError(
             f"OUTPUT_DIR={str(target)!r}: holds another run already ({some_of(used)}), so "
-            f"RESUME={named} cannot start a new one in it. Go on with the run in it by "
+            f"RESUME={named} cannot start a new one in it. Continue the run in it with "
             "RESUME=latest, or choose another OUTPUT_DIR."
         )
 

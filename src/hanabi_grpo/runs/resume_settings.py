@@ -68,7 +68,8 @@ def check_compatible(
     before = saved.get(VALUES)
     if not isinstance(before, Mapping):
         raise SettingsError(
-            f"{SETTINGS_FILE} of the run to resume holds no settings; restore it, or start anew."
+            f"{SETTINGS_FILE} of the run to resume holds no settings; restore it, or start a new "
+            "run."
         )
     differences = _compare_values(before, settings, fork=fork)
     _compare_dataset(saved.get("dataset_sha256"), before, settings, differences, fork=fork)
@@ -80,8 +81,8 @@ def check_compatible(
         for line in differences.refused:
             listed += f"\n  {line}"
         raise SettingsError(
-            f"RESUME={settings.resume}: these settings cannot change on the way:{listed}\n"
-            f"{ways_out}, or start over without RESUME."
+            f"RESUME={settings.resume}: these settings cannot change in the middle of a "
+            f"run:{listed}\n{ways_out}, or start over without RESUME."
         )
     return differences.allowed
 
@@ -97,9 +98,9 @@ def read_saved_settings(run_folder: Path) -> dict[str, Any]:
         return read_settings_document(path)
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{path}: cannot be read ({error}), so it is unknown whether the settings of now fit "
-            "the checkpoint. Put the file that hanabi-grpo train wrote beside the checkpoint's "
-            "folder again, or start over without RESUME."
+            f"{path}: cannot be read ({error}), so the current settings cannot be compared with "
+            "the checkpoint's. Restore the file that hanabi-grpo train wrote next to the "
+            "checkpoint's folder, or start over without RESUME."
         ) from error
 
 

@@ -176,7 +176,7 @@ def check_same_base_of_each(
         problem = _difference(facts_of_base(facts, name), facts_of_base(server, name))
         if problem is not None:
             raise SettingsError(
-                f"{checkpoint}: {name} was trained with another {problem}. Go on with the MODEL "
+                f"{checkpoint}: {name} was trained with another {problem}. Use the MODEL "
                 "and HANABI_THINKING of the run, or start a new one (HANABI_START_FROM)."
             )
 
@@ -221,7 +221,7 @@ def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
     known = (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
     if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
         raise SettingsError(
-            f"{folder}: which player this adapter is, is unknown: no {MANIFEST} in it says so. "
+            f"{folder}: cannot tell which player this adapter belongs to without a {MANIFEST}. "
             "Put it into checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
         )
     return {str(names[0]): folder / WEIGHTS}
@@ -309,12 +309,12 @@ def _step(folder: Path, manifest: Manifest | None) -> int:
     if manifest is None:
         if named_step is None:
             raise SettingsError(
-                f"--checkpoint {folder}: how many steps it was trained for is unknown without a "
-                f"{MANIFEST}; name it checkpoint-N."
+                f"--checkpoint {folder}: cannot tell how many steps it was trained for without a "
+                f"{MANIFEST}; name the folder checkpoint-N."
             )
         return named_step
     if named_step is not None and named_step != manifest.step:
         raise SettingsError(
-            f"--checkpoint {folder}: its {MANIFEST} is that of step {manifest.step}; which is it?"
+            f"--checkpoint {folder}: its {MANIFEST} is for step {manifest.step}; rename it."
         )
     return manifest.step

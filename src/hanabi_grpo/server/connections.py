@@ -176,17 +176,15 @@ def limited_protocol() -> type[H11Protocol]:
                 if oldest.transport.get_write_buffer_size():
                     continue
                 seldom.warning(
-                    f"{limit} connections are open, as many as there may be: the one that is idle "
-                    "for longest is closed for each new one"
+                    f"{limit} connections are open, the maximum: for each new one, the one that "
+                    "has been idle longest is closed"
                 )
                 oldest._stop_clock()  # type: ignore[attr-defined]
                 # Not counted until the event loop has closed it.
                 self.connections.discard(oldest)
                 oldest.transport.abort()
                 return
-            seldom.warning(
-                f"{limit} connections are open and have requests: others are answered 503"
-            )
+            seldom.warning(f"{limit} connections are open and busy: new ones get status 503")
             # The door lets in the session's trainer all the same.
             self.app_state = {**self.app_state, CROWDED: limit}
 

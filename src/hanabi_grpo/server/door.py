@@ -127,8 +127,9 @@ class KeyCheck:
             return None
         return problem(
             FORBIDDEN,
-            f"origin {shown(origin)}: a server without a key answers programs, and no page of "
-            "another site. Call it from a program, or set HANABI_API_KEY on both sides.",
+            f"origin {shown(origin)}: a server without a key accepts requests from programs, not "
+            "from pages of other sites. Call it from a program, or set HANABI_API_KEY on both "
+            "sides.",
         )
 
     def _browser_refusal(self, headers: Headers) -> Response | None:
@@ -140,9 +141,9 @@ class KeyCheck:
             return None
         return problem(
             FORBIDDEN,
-            f"host {shown(host)}, sec-fetch-site {shown(site)}: a server without a key answers "
-            f"programs that call it {', '.join(self._names)}, and no web pages. Call it by one of "
-            "these names in VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals.",
+            f"host {shown(host)}, sec-fetch-site {shown(site)}: a server without a key accepts "
+            f"only requests to {', '.join(self._names)}, and none from web pages. Call it by one "
+            "of these names in VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals.",
         )
 
 
@@ -167,8 +168,8 @@ class CrowdCheck:
             return
         refusal = problem(
             UNAVAILABLE,
-            f"{limit} connections are open, as many as this server allows, and all have requests. "
-            "Ask again later.",
+            f"{limit} connections are open, the maximum of this server, and all are busy. "
+            "Try again later.",
             again=True,
         )
         refusal.headers["connection"] = "close"
@@ -252,5 +253,5 @@ async def _receive_in_time(receive: Receive, num_bytes: int) -> Message:
             continue
     raise HTTPException(
         TIMEOUT,
-        f"after {num_bytes} bytes of the body nothing came for {_BODY_SECONDS:g} s. Send it again.",
+        f"no data for {_BODY_SECONDS:g} s after {num_bytes} bytes of the body. Send it again.",
     )

@@ -434,7 +434,7 @@ class VllmSampler:
         """Take the memory again."""
         is_awake = await self._while_alive(self._engine.wake_up())
         if not is_awake:
-            raise ServerError("vLLM is awake in part only; its log above says why.")
+            raise ServerError("vLLM woke up only in part; its log above says why.")
 
     async def reset_prefix_cache(self) -> bool:
         """Drop cached prefixes; False when blocks are in use.

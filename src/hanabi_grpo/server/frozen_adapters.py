@@ -56,8 +56,8 @@ class FrozenAdapters:
             raise VersionError(
                 f"{name} is required, but this server does not hold it: it is not among the "
                 f"{len(self._held)} frozen adapters (at most {MAX_FROZEN}; the least recently "
-                "used go first, and a new server process starts with none); upload it again "
-                "(PUT /frozen/)."
+                "used are evicted first, and a new server process starts with none); upload it "
+                "again (PUT /frozen/)."
             )
         return self._held[name]
 
@@ -137,7 +137,7 @@ class FrozenAdapters:
         if idle is None:
             kept = f", {RESERVED} are kept for the session's trainer" if not is_session else ""
             raise BusyError(
-                f"{name}: all {len(replaceable)} places for frozen adapters that it may fill are "
+                f"{name}: all {len(replaceable)} slots for frozen adapters that it may use are "
                 f"in use ({users_of(replaceable)}){kept}. Wait for those games or end their "
                 "clients, then upload it again."
             )

@@ -133,7 +133,7 @@ class _ThisMachine:
             return
         refusal = problem(
             FORBIDDEN,
-            f"client {shown(client[0])}: a server without a key answers this machine alone. Start "
+            f"client {shown(client[0])}: a server without a key accepts only this machine. Start "
             "it with HANABI_API_KEY, and call it by http://key:KEY@host:port.",
         )
         await refusal(scope, receive, send)

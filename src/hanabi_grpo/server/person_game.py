@@ -100,11 +100,9 @@ class PersonGame:
         """
         is_asked = self._move is not None and not self._move.done()
         if self._seen is None or not is_asked or self._move is None:
-            raise BusyError(f"status={self.status}: it is not your turn. Ask for the state.")
+            raise BusyError(f"status={self.status}: it is not your turn. Request the state.")
         if number != self.number:
-            raise BusyError(
-                f"number={number}: the game has come to {self.number}. Ask for the state."
-            )
+            raise BusyError(f"number={number}: the game is at {self.number}. Request the state.")
         scene = self._seen.scene()
         reply = read_reply(text.strip(), self._seen, scene)
         if reply is None:
@@ -126,7 +124,7 @@ class PersonGame:
             left = self.heard + self.idle_seconds - loop.time()
             if left <= 0:
                 raise AbandonedError(
-                    f"nobody played on for {self.idle_seconds / 60:g} minutes, so the game was "
+                    f"no move for {self.idle_seconds / 60:g} minutes, so the game was "
                     "ended. Start another one."
                 )
             await asyncio.wait({self._move}, timeout=left)

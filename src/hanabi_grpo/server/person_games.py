@@ -184,8 +184,8 @@ class PersonGames:
         idle = asyncio.get_running_loop().time() - self._games[digest].heard
         if idle < _REPLACEABLE_SECONDS:
             raise BusyError(
-                f"{MAX_GAMES} games of people are open, as many as this server allows, and all "
-                "were played on just now. Leave one, or try again in a few minutes."
+                f"{MAX_GAMES} games with people are open, the maximum of this server, and all "
+                "are active. Leave one, or try again in a few minutes."
             )
         self._end(self._games.pop(digest))
 
@@ -243,7 +243,7 @@ class PersonGames:
         elif ref is not Role.BASE:
             held = [SERVED, *versions, *self._store.frozen.names()]
             allowed = ", ".join([*setup.environment.policies, BASE, *held])
-            raise SettingsError(f"seats.{seat}={shown(spec)}: beside {HUMAN} may sit {allowed}.")
+            raise SettingsError(f"seats.{seat}={shown(spec)}: allowed beside {HUMAN}: {allowed}.")
         partner = _Partner(
             scheduler=self._scheduler,
             store=self._store,

@@ -160,6 +160,6 @@ def _fresh(content: Any) -> Response:
 def _no_game() -> Response:
     return problem(
         _NOT_FOUND,
-        "token: no game of this token is open here: it was left, nobody played on for half an "
-        "hour, or the server started again. Start another game.",
+        "token: no game of this token is open here: it was left, had no move for half an "
+        "hour, or the server restarted. Start another game.",
     )

@@ -228,8 +228,8 @@ def _check_sampled(what: str, seat: str) -> None:
     """Refuse a seat for which this server does not sample."""
     if is_scripted(check_seat(seat)):
         raise SettingsError(
-            f"{what}: seat {seat!r} is a script, which needs no server; play it where the game "
-            f"is, or ask for adapter@version (player_0@7) or {BASE}."
+            f"{what}: seat {seat!r} is a script, which needs no server; run it in the client, "
+            f"or ask for adapter@version (player_0@7) or {BASE}."
         )
     if is_url(seat):
         raise SettingsError(

@@ -549,7 +549,8 @@ class Scheduler:
                 f"the engine is dead; {where} ended with {reason}. A new server process is needed."
             )
         return ServerError(
-            f"{where}: {reason}, though it is alive; the whole request was ended. Ask again."
+            f"{where}: {reason}, but the engine is alive; the whole request was cancelled. Send it "
+            "again."
         )
 
 

@@ -34,8 +34,8 @@ def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
             first = wanted.setdefault(ref.adapter, ref.version)
             if first != ref.version:
                 raise VersionError(
-                    f"{ref.adapter} is asked for as @{first} and @{ref.version}; one request, one "
-                    "version."
+                    f"{ref.adapter} is requested as @{first} and @{ref.version}; a request must "
+                    "use one version."
                 )
     return wanted
 

@@ -103,9 +103,9 @@ class Ownership:
             same_name = "; this trainer has its name but not the secret of its folder"
         wait = max(0.0, self._timeout - self.silence)
         raise SessionError(
-            f"this server works for run {session.trainer.run_id}, heard {self.silence:.0f} s "
-            f"ago{same_name}. One trainer at a time: stop it, or, if it is gone, wait {wait:.0f} "
-            "s; or start a second server on another PORT."
+            f"this server serves run {session.trainer.run_id}, last heard from "
+            f"{self.silence:.0f} s ago{same_name}. One trainer at a time: stop it, or, if it is "
+            f"gone, wait {wait:.0f} s; or start a second server on another PORT."
         )
 
     def open(self, wanted: SessionRequest) -> Session:
@@ -121,10 +121,10 @@ class Ownership:
                 old.heard = self._clock()
                 old.released = False
                 return old
-            end = "left" if old.released else f"was last heard {self.silence:.0f} s ago"
+            end = "left" if old.released else f"was last heard from {self.silence:.0f} s ago"
             logger.info("session: %s %s", old, end)
         self.session = Session(trainer=wanted, heard=self._clock())
-        logger.info("session: now working for %s", self.session)
+        logger.info("session: now serving %s", self.session)
         return self.session
 
     def current(self) -> Session:

@@ -122,7 +122,7 @@ class SleepingSampler(Sampler):
                 await self._engine.wake()
             except Exception as error:
                 self._failure = (
-                    f"engine asleep for ever: it could not take its memory again ({error}); the "
+                    f"the engine cannot wake up: it could not get its memory back ({error}); the "
                     "server starts again or ends. Lower HANABI_GPU_MEMORY_UTILIZATION or "
                     "HANABI_TRAINER_MEMORY, or set HANABI_SLEEP=0."
                 )

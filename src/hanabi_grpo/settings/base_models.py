@@ -109,7 +109,7 @@ def _checked_entries(settings: Settings) -> dict[str, str]:
     strangers = [name for name in models if name not in (*names, OTHERS)]
     if strangers:
         raise SettingsError(
-            f"MODEL={settings.model}: {strangers[0]} is not at the table; allowed are "
+            f"MODEL={settings.model}: {strangers[0]} is not a player of this game; allowed are "
             f"{', '.join(names)} (HANABI_PLAYERS={settings.players})."
         )
     without = [name for name in names if name not in models]
@@ -120,8 +120,8 @@ def _checked_entries(settings: Settings) -> dict[str, str]:
         )
     if not without and OTHERS in models:
         raise SettingsError(
-            f"MODEL={settings.model}: {models[OTHERS]} is of nobody, every player is named; leave "
-            "it out."
+            f"MODEL={settings.model}: {models[OTHERS]} applies to no player, since every player "
+            "is named; remove it."
         )
     if len(set(models.values())) > 1 and settings.adapters == SHARED_ADAPTER:
         raise SettingsError(

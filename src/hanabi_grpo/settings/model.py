@@ -404,8 +404,8 @@ class Settings(BaseModel):
     )
     judge_failure: Literal["drop", "mean"] = server(
         "HANABI_JUDGE_FAILURE",
-        "What becomes of a game that the judge gives no score: it is dropped, or paid the mean of "
-        "the others of its task.",
+        "What happens to a game that the judge gives no score: it is dropped, or gets the mean of "
+        "the other games of its task.",
         "drop",
         both=True,
         affects=Affects.PLAY,
@@ -554,8 +554,8 @@ class Settings(BaseModel):
     )
     task_seed: int = trainer(
         "HANABI_TASK_SEED",
-        "Chooses the fresh tasks of training; unset: SEED. 0: the tasks of runs before there was "
-        "this variable.",
+        "Seed of the fresh tasks of training; unset: SEED. 0: the tasks of runs that are older "
+        "than this variable.",
         ge=0,
         le=_MAX_SEED,
         factory=_default_task_seed,
@@ -664,7 +664,7 @@ class Settings(BaseModel):
     )
     clip_low: float = trainer(
         "HANABI_CLIP_LOW",
-        "How far below 1 a token's probability ratio counts.",
+        "Clip range of a token's probability ratio below 1.",
         0.2,
         gt=0,
         le=1,
@@ -672,15 +672,15 @@ class Settings(BaseModel):
     )
     clip_high: float = trainer(
         "HANABI_CLIP_HIGH",
-        "How far above 1 a token's probability ratio counts.",
+        "Clip range of a token's probability ratio above 1.",
         0.2,
         gt=0,
         affects=Affects.LEARNING,
     )
     dual_clip: float | None = trainer(
         "HANABI_DUAL_CLIP",
-        "Most that a token's probability ratio counts where its advantage is negative; unset: no "
-        "limit.",
+        "Dual clip: upper limit of a token's probability ratio where its advantage is negative; "
+        "unset: no limit.",
         gt=1,
         affects=Affects.LEARNING,
     )
@@ -699,15 +699,15 @@ class Settings(BaseModel):
     )
     kl_target: float | None = trainer(
         "HANABI_KL_TARGET",
-        "KL in nats a token at which BETA stays; each player's weight grows above it and falls "
-        "below. Unset: BETA always.",
+        "KL in nats per token that each player's weight is adapted to, starting from BETA; unset: "
+        "the weight is BETA throughout.",
         gt=0,
         affects=Affects.LEARNING,
     )
     reference: Annotated[str, where(values.is_reference)] = trainer(
         "HANABI_REFERENCE",
-        "What the KL is to: the base model, the adapters that the run began with, or those of the "
-        "last step that K divides.",
+        "Reference policy of the KL: the base model, the adapters that the run began with, or "
+        "those of the last step that K divides.",
         "base",
         allowed="base, start, or every:K with a whole number K from 1, e.g. every:50",
         affects=Affects.LEARNING,
@@ -739,7 +739,7 @@ class Settings(BaseModel):
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = trainer(
         "HANABI_SAMPLER_CORRECTION",
-        "Weights of trainer over sampler: cut at the limit, or left out above it.",
+        "Importance weights of trainer over sampler: truncated at the limit, or masked above it.",
         "none",
         affects=Affects.LEARNING,
     )
@@ -765,7 +765,7 @@ class Settings(BaseModel):
     )
     update: Literal["independent", "sequential", "best_response"] = trainer(
         "HANABI_UPDATE",
-        "Who moves: everybody, one player after the other, or one until it gets no better.",
+        "Who is updated: all players, one after the other, or one until it stops improving.",
         "independent",
         affects=Affects.LEARNING,
     )
@@ -913,7 +913,7 @@ class Settings(BaseModel):
     )
     reward_clip: float | None = trainer(
         "HANABI_REWARD_CLIP",
-        "Most, up or down, that a game pays a player; unset: no limit.",
+        "Limit of the absolute reward of a player in one game; unset: none.",
         gt=0,
         affects=Affects.LEARNING,
     )
@@ -931,7 +931,7 @@ class Settings(BaseModel):
     )
     advantage_clip: float | None = trainer(
         "HANABI_ADVANTAGE_CLIP",
-        "Most, up or down, of an advantage, behind the whitening; unset: no limit.",
+        "Limit of the absolute advantage, after whitening; unset: none.",
         gt=0,
         affects=Affects.LEARNING,
     )
@@ -968,8 +968,7 @@ class Settings(BaseModel):
     )
     resample_flat: int = trainer(
         "HANABI_RESAMPLE_FLAT",
-        "Rounds in which further tasks take the place of those whose games all earned the same; "
-        "0: none.",
+        "Rounds of dynamic sampling, in which further tasks replace zero-variance groups; 0: none.",
         0,
         ge=0,
         le=15,
@@ -977,7 +976,7 @@ class Settings(BaseModel):
     )
     loss_unit: Literal["token", "turn", "sequence"] = trainer(
         "HANABI_LOSS_UNIT",
-        "What weighs 1 in the loss.",
+        "Unit that has weight 1 in the loss.",
         "token",
         affects=Affects.LEARNING,
     )

@@ -45,7 +45,7 @@ def _check_normalization(settings: Settings) -> None:
     given = _given_normalization(settings)
     if settings.advantage_scale is not None and given:
         raise SettingsError(
-            f"HANABI_ADVANTAGE_SCALE={settings.advantage_scale} with {given}: both say whether "
+            f"HANABI_ADVANTAGE_SCALE={settings.advantage_scale} with {given}: both set whether "
             "advantages are divided; unset HANABI_ADVANTAGE_SCALE, and set HANABI_NORMALIZE=mean "
             "or mean_std."
         )
@@ -66,7 +66,7 @@ def _check_discount(settings: Settings) -> None:
         return
     raise SettingsError(
         f"HANABI_GAMMA={settings.gamma:g} with HANABI_ADVANTAGE={settings.advantage}: its credits "
-        "are not discounted, so it would do nothing; unset it, or take one of "
+        "are not discounted, so it would have no effect; unset it, or take one of "
         f"{', '.join(DISCOUNTED)}."
     )
 
@@ -79,7 +79,7 @@ def _check_group_size(settings: Settings) -> None:
     raise SettingsError(
         f"NUM_GENERATIONS=1 with HANABI_ADVANTAGE={settings.advantage}"
         f"{' ' + given if given else ''}: a game is compared with the others of its group, and "
-        "there are none, so nothing would move; set 2 or more, or take one of "
+        "there are none, so there would be no gradient; set 2 or more, or take one of "
         f"{', '.join(others)}, or HANABI_NORMALIZE_OVER=environment."
     )
 
@@ -124,7 +124,7 @@ def _check_kl(settings: Settings) -> None:
         for name, is_given in choices.items():
             if is_given:
                 raise SettingsError(
-                    f"{name} with BETA=0: there is no KL term, so it would do nothing; set BETA, "
+                    f"{name} with BETA=0: there is no KL term, so it has no effect; set BETA, "
                     "its weight (with HANABI_KL_TARGET the first one), e.g. 0.01, or unset it."
                 )
     if settings.kl_in == "reward" and ESTIMATORS[settings.advantage].needs.is_credit:
@@ -158,8 +158,8 @@ def _check_sequential(settings: Settings) -> None:
     for name, is_given in choices.items():
         if is_given:
             raise SettingsError(
-                f"{name} with HANABI_UPDATE={settings.update}: nobody moves after another, so it "
-                "would do nothing; set HANABI_UPDATE=sequential, or unset it."
+                f"{name} with HANABI_UPDATE={settings.update}: players are not updated in turn, "
+                "so it would have no effect; set HANABI_UPDATE=sequential, or unset it."
             )
 
 

@@ -89,15 +89,15 @@ def check_per_player(values: Mapping[str, float | str], names: Sequence[str]) ->
             )
         if strangers:
             raise SettingsError(
-                f"{variable}={value}: {strangers[0]} is not at the table; allowed are "
+                f"{variable}={value}: {strangers[0]} is not a player of this game; allowed are "
                 f"{', '.join(names)}."
             )
         for name in names:
             value_of(value, name, variable)
         if OTHERS in numbers and len(named) == len(names):
             raise SettingsError(
-                f"{variable}={value}: {typed(numbers[OTHERS])} is of nobody, every player is "
-                "named; leave it out."
+                f"{variable}={value}: {typed(numbers[OTHERS])} applies to no player, since every "
+                "player is named; remove it."
             )
 
 

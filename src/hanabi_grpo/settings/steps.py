@@ -153,7 +153,7 @@ def deepspeed_stage(settings: Settings) -> int:
         raise SettingsError(
             f"DEEPSPEED={settings.deepspeed}: offload_optimizer is {optimizer_device!r}; allowed "
             "is 'none'. The optimizer holds adapters alone, which are small, and DeepSpeed's own "
-            "optimizer for the CPU would leave each player's update out of our hands. "
+            "optimizer for the CPU would bypass the separate update of each player. "
             "offload_param moves the base model's weights."
         )
     return stage
@@ -237,7 +237,7 @@ def _check_players(settings: Settings) -> None:
     for name in settings.freeze:
         if name not in names:
             raise SettingsError(
-                f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}."
+                f"HANABI_FREEZE={name}: not a player; allowed are {', '.join(names)}."
             )
     if settings.adapters == SHARED_ADAPTER:
         by_player = {
@@ -253,8 +253,8 @@ def _check_players(settings: Settings) -> None:
                 )
     if not trained_players(settings):
         raise SettingsError(
-            f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at "
-            "least one player."
+            f"HANABI_FREEZE={','.join(settings.freeze)}: no player is left to train; remove at "
+            "least one."
         )
 
 

@@ -222,7 +222,7 @@ class WarmStart:
             samples += game_samples
             watcher.show("games", num_games, total, "games")
             if watcher.should_stop():
-                raise StoppedError("the games were not all read; nothing was learned yet")
+                raise StoppedError("not all games had been read; nothing was learned yet")
         watcher.say(encoder.line())
         return samples
 

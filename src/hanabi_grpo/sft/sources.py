@@ -165,7 +165,7 @@ class Sources:
         lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
         if lineup.needs_server:
             raise SettingsError(
-                f"{spec!r}: only scripts play on the spot. Record such games first with "
+                f"{spec!r}: only scripts can play here. Record such games first with "
                 f"hanabi-grpo collect {spec} --out GAMES, then learn from them with --games GAMES."
             )
         policies = {}

@@ -274,7 +274,7 @@ def _fetch_from_service(wanted: WandbPlace) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(
-            f"{target}: was not downloaded ({reason}); nothing is left of it."
+            f"{target}: was not downloaded ({reason}); no partial download was left behind."
         ) from error
     return target
 

@@ -87,7 +87,8 @@ class Mirror:
             raise SettingsError(answer.text)
         if answer.kind == _ENDED:
             logger.warning(
-                "W&B: no word from the mirror yet (see %s); training continues", run_folder / LOG
+                "W&B: no response from the mirror yet (see %s); training continues",
+                run_folder / LOG,
             )
         elif answer.kind == "ready":
             logger.info("W&B: %s", answer.text)

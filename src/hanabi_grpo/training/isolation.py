@@ -232,7 +232,7 @@ class PlayerGuard:
         if self._with_data is None:
             if self._has_begun:
                 raise SettingsError(
-                    "a second optimizer step on the same games: nobody said whose data it holds. "
+                    "a second optimizer step on the same games: its players are unknown. "
                     "Leave ms-swift's options --num_iterations and --steps_per_generation alone; "
                     "HANABI_UPDATES_PER_STEP makes several."
                 )

@@ -178,7 +178,7 @@ class ServerLink:
         try:
             self.client.release()
         except ServerError as error:
-            logger.info("the server was not released (%s); it frees itself after a while", error)
+            logger.info("the server was not released (%s); its session ends after a timeout", error)
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
         """Upload and commit every adapter; the receipts are checked.
@@ -502,7 +502,7 @@ class ServerLink:
         instance_before = self.instance_id
         if instance_id == instance_before:
             logger.warning(
-                "%sthe same server (instance %s) is back; asked for %s again",
+                "%sthe same server (instance %s) is back; requesting %s again",
                 self._prefix,
                 instance_before,
                 purpose,
@@ -513,8 +513,8 @@ class ServerLink:
             self._send()
         self.incidents.record(
             "server_replaced",
-            f"{self._prefix}instance {self.instance_id} took the place of {instance_before}; it "
-            f"was given version {self._version} and is asked for {purpose} again",
+            f"{self._prefix}instance {self.instance_id} replaced {instance_before}; version "
+            f"{self._version} was pushed to it, and {purpose} are requested again",
             version=self._version,
             instance=self.instance_id,
         )
@@ -544,7 +544,7 @@ def remind_while_waiting(purpose: str) -> Iterator[None]:
         seconds = 0.0
         while not done.wait(_REMINDER_SECONDS):
             seconds += _REMINDER_SECONDS
-            logger.info("waiting for %s since %.0f s", purpose, seconds)
+            logger.info("waiting for %s for %.0f s", purpose, seconds)
 
     thread = threading.Thread(target=remind, daemon=True)
     thread.start()

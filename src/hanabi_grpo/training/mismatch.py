@@ -708,7 +708,7 @@ class MismatchCheck:
 
     def _unit(self, suspect: str) -> str:
         if suspect == SCALED:
-            return f"the own adapter times {SCALES[self._dtype]:g}"
+            return f"its own adapter times {SCALES[self._dtype]:g}"
         if suspect == TEMPERATURE:
             return f"{HEATS[self._dtype]:g} times TEMPERATURE"
         return "the other policy"

@@ -144,7 +144,7 @@ class PlayAhead:
     def _record_repetition(self, version: int, reason: object) -> None:
         self._link.incidents.record(
             "games_asked_again",
-            f"the games that were asked for a step ahead, with version {version}: {reason}. Their "
+            f"the prefetched games of version {version} are discarded: {reason}. Their "
             "step plays them again",
             version=version,
         )

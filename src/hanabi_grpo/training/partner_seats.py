@@ -105,7 +105,7 @@ class PartnerSeats:
         name = always_partner(self.pool, self._settings.partner_share)
         if name is not None and self._settings.adapters != SHARED_ADAPTER:
             logger.warning(
-                "%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat; it does not move",
+                "%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat; it is not trained",
                 name,
             )
 

@@ -147,7 +147,7 @@ class GameRecorder:
         self._num_empty_steps += 1
         self._report(
             "step_dropped",
-            "no group of games could be used; nothing moves in this step",
+            "no group of episodes could be used; this step makes no update",
             step=version,
         )
         if self._num_empty_steps >= BAD_STEPS_IN_A_ROW:

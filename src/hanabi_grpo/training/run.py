@@ -216,7 +216,7 @@ class TrainingRun:
         # Only a resumed run finds such a file.
         late = read_late_tasks(parts.link.run_folder)
         if late:
-            logger.info("%d tasks whose games were late before are replaced by others", len(late))
+            logger.info("%d tasks whose games timed out before are replaced", len(late))
         self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks, late)
         self._loss = PolicyLoss(settings)
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
@@ -225,8 +225,8 @@ class TrainingRun:
         if not is_relative:
             logger.warning(
                 "under ZeRO-3 no process holds whole adapters, so the mismatch check compares no "
-                "other policies: an adapter that is a step old is found only where it passes "
-                "HANABI_PARITY_TOLERANCE=%g, and other sampling than the logprobs say not at all",
+                "other policies: a stale adapter is detected only where it exceeds "
+                "HANABI_PARITY_TOLERANCE=%g, and wrong sampling settings are not detected",
                 settings.parity_tolerance,
             )
         self._earlier = EarlierVersions(
@@ -511,7 +511,7 @@ class TrainingRun:
             remember_late_tasks(self._parts.link.run_folder, numbers)
         except OSError as error:
             # A full disk; a resumed run would draw the tasks again.
-            logger.warning("late tasks cannot be noted: %s", error)
+            logger.warning("tasks that timed out cannot be recorded: %s", error)
 
     # Learning
 
@@ -728,7 +728,7 @@ class TrainingRun:
         }
         if not moving:
             logger.warning(
-                "step %d: nothing moves: no trained player had a turn in any game; does a partner "
+                "step %d: no update: no trained player had a turn in any game; does a partner "
                 "end them on its first move?",
                 self.state.step + 1,
             )
@@ -931,7 +931,7 @@ class TrainingRun:
             return
         best = self.state.phase_best
         if not best:
-            logger.warning("%s stays at its last version: its best one was not kept", player)
+            logger.warning("%s keeps its last version: its best one was not saved", player)
             return
         parameters = self._policy.adapter_parameters
         with self._policy.whole_adapters(written=True):
@@ -963,5 +963,5 @@ def _broadcast(value: _Shared | None) -> _Shared:
     broadcast_object_list(values, from_process=0)
     [shared] = values
     if shared is None:
-        raise RuntimeError("the main process shared nothing.")
+        raise RuntimeError("the main process sent nothing.")
     return shared

@@ -89,6 +89,6 @@ def _version(version: int | None) -> str:
 
 def _foreign_data(received: str, required: str) -> ServerError:
     return ServerError(
-        f"{received}, required was {required}; its data cannot be trained on. Restart the server, "
-        "then the trainer."
+        f"{received}, but {required} was required; its data cannot be trained on. Restart the "
+        "server, then the trainer."
     )

@@ -170,7 +170,7 @@ class Validation:
         ends_run = is_validated and phase.ends_run
         if ends_run:
             logger.info(
-                "a whole round of players brought no version that is better than %s: the run ends "
+                "a full round of players gave no version better than %s: the run ends "
                 "after step %d",
                 self.best,
                 step + 1,

@@ -306,7 +306,7 @@ def _check_sizes(
 def _check_free_memory(context: Context, gpus: Sequence[Gpu]) -> Check:
     """Compare the engine's share with the free memory of the fullest of its GPUs."""
     if not gpus:
-        return skip("gpu memory", "nvidia-smi does not tell it")
+        return skip("gpu memory", "nvidia-smi does not report it")
     share = context.settings.gpu_memory_utilization
     fullest = min(gpus, key=lambda gpu: gpu.free / gpu.total)
     free_share = fullest.free / fullest.total

@@ -119,8 +119,8 @@ def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: 
     gpus, reason = gpus_of_machine(context)
     total = min((gpu.total for gpu in gpus), default=0) << 20
     if not total:
-        reason = reason or "nvidia-smi does not tell"
-        return skip("memory", f"{estimate} on each GPU; what there is is not known ({reason})")
+        reason = reason or "nvidia-smi does not report it"
+        return skip("memory", f"{estimate} on each GPU; the available memory is unknown ({reason})")
     limits = gpu_limits(context, total)
     if server > limits.server:
         finding = f"{estimate} on each GPU, but the engine gets {limits.server / _GIB:.1f} GiB"

@@ -89,7 +89,7 @@ def _explain_not_ready(settings: Settings, health: NotReady, start: str) -> Chec
     if "answers" in health.reason:
         next_port = settings.vllm_server_port + 1
         remedy = f"export PORT={next_port} VLLM_SERVER_PORT={next_port}\n{start}"
-        finding = f"{name} is no server that can be used: {health.reason}"
+        finding = f"{name} is not a usable rollout server: {health.reason}"
         return fail("server", finding, remedy)
     if health.reason.startswith("ConnectError") and host in LOCAL:
         return skip("server", f"none runs at {name} yet; the trainer waits for it", start)
@@ -109,7 +109,7 @@ def _check_identity(context: Context, settings: Settings, start: str) -> Check:
         identity = ServerIdentity.model_validate(answer)
     except (ServerError, ValidationError):
         finding = (
-            f"{name} is healthy but does not say what it is; it may be of another version of this "
+            f"{name} is healthy but does not identify itself; it may be of another version of this "
             "project"
         )
         return fail("server", finding, f"{start}   # after Ctrl-C in that terminal")
@@ -120,7 +120,7 @@ def _check_identity(context: Context, settings: Settings, start: str) -> Check:
             f"export PORT={port} VLLM_SERVER_PORT={port}   # a second server; leave the first to "
             "its trainer"
         )
-        finding = f"{name} works for run {run}, whose trainer is alive: another is answered 409"
+        finding = f"{name} serves run {run}, whose trainer is alive; another one is refused (409)"
         result = fail if context.role == "trainer" else warn
         return result("server", finding, remedy)
     facts = f"instance {identity.instance_id}, {identity.model}, {identity.dtype}"

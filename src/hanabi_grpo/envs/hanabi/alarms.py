@@ -85,7 +85,7 @@ _HINTS_SILENT = Alarm(
     raise_at=0.01,
     clear_at=0.02,
     after=50,
-    means="hints carry no information: the next player moves alike after each of them.",
+    means="hints carry no information: the next player acts the same after each of them.",
     do=(
         "Hints only pass the time. A warm start on games of a bot (hanabi-grpo warm-start) gives "
         "hints a meaning to start from."

@@ -102,8 +102,8 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         if options.get("split", self._splits[0]) not in self._splits:
             allowed = ",".join(self._splits)
             raise SettingsError(
-                f"split={shown(options['split'])}: this server gives {allowed}. Whoever starts it "
-                f"may add others: hanabi-grpo openenv --split {allowed},OTHER."
+                f"split={shown(options['split'])}: this server offers {allowed}. Others can be "
+                f"added where it is started: hanabi-grpo openenv --split {allowed},OTHER."
             )
         if seed is not None:
             start["seed"] = seed

@@ -94,9 +94,9 @@ def _obstacle(kind: Any) -> str | None:
     if not kind.default_loadable:
         return "it needs parameters"
     if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
-        return "it draws its own chance, so that no seed names a start"
+        return "it samples its own chance events, so a seed does not fix the start"
     if not is_open and not kind.provides_information_state_string:
-        return "it has no text of what a player knows (information_state_string)"
+        return "it does not describe what a player knows (information_state_string)"
     if not 1 <= kind.min_num_players <= MAX_PLAYERS:
         return f"it needs {kind.min_num_players} players, at most {MAX_PLAYERS} are possible"
     return None

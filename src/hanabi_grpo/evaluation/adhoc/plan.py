@@ -102,8 +102,8 @@ def parse_adhoc(
     """
     if not setup.spec.has_common_score:
         raise SettingsError(
-            f"{setup.env}: its players have no common score, so that nobody is anybody's partner; "
-            "hanabi-grpo cross-play rates opponents, exploit finds the best answer to them."
+            f"{setup.env}: its players do not share a score, so they are not partners; "
+            "use hanabi-grpo cross-play to rate opponents, or exploit for a best response."
         )
     chosen = [parse_entry(text, setup) for text in partners]
     specs = {str(ref) for _, ref in chosen}
@@ -118,7 +118,7 @@ def parse_adhoc(
         else:
             chosen.append(("", ScriptRef(name=name)))
     if not chosen:
-        raise SettingsError("nobody is in the pool; name a partner: --with iggi.")
+        raise SettingsError("the pool of partners is empty; add one: --with iggi.")
     pool = name_entries(chosen)
     return Adhoc(
         candidates=name_entries([parse_entry(text, setup) for text in candidates]),

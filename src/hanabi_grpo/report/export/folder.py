@@ -79,7 +79,7 @@ def export(
             _write_manifest(folder, origin, players)
     except OSError as error:
         raise SettingsError(
-            f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is "
+            f"--out {out}: cannot be written ({error.strerror or error}); no partial output is "
             "left."
         ) from error
 

@@ -333,7 +333,7 @@ class WorkerPool:
                 return min(free, key=lambda worker: len(worker.plays))
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise EpisodeFailedError(
-                    f"{self._failed_starts} worker processes ended before they had started; the "
+                    f"{self._failed_starts} worker processes died during start-up; the "
                     "server's log says why"
                 )
             await asyncio.sleep(_LOOK_SECONDS)
