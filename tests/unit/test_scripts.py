@@ -527,7 +527,7 @@ def test_a_recipe_never_writes_over_a_run(
 
 
 @pytest.mark.parametrize(
-    ("players", "folder"), [("", "outputs/full-0"), ("4", "outputs/full-4p-0")]
+    ("players", "folder"), [("", "outputs/full-0-joined"), ("4", "outputs/full-4p-0-joined")]
 )
 def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     launch: Runner, players: str, folder: str
