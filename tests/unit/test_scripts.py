@@ -647,6 +647,23 @@ def test_setup_picks_the_engine_by_the_gpus(
 
 
 @pytest.mark.usefixtures("fake_uv")
+def test_setup_on_a_login_node_names_the_environment_of_gpu_nodes(
+    run: Runner, tmp_path: Path
+) -> None:
+    hint = (
+        "sbatch is on PATH, so this may be a login node: for nodes with GPUs run SETUP_EXTRA=serve"
+    )
+    assert hint not in run("setup.sh").stdout
+    write_program(tmp_path / "bin" / "sbatch", "exit 0")
+    # Said with the choice, not by each of the many later calls that have nothing to do.
+    assert hint not in run("setup.sh").stdout
+    shutil.rmtree(tmp_path / "checkout" / ".venv")
+    assert hint in run("setup.sh").stdout
+    shutil.rmtree(tmp_path / "checkout" / ".venv")
+    assert hint not in run("setup.sh", SETUP_EXTRA="cpu").stdout
+
+
+@pytest.mark.usefixtures("fake_uv")
 def test_setup_refuses_an_old_driver_before_it_downloads(run: Runner, tmp_path: Path) -> None:
     stamp = tmp_path / "checkout" / ".venv" / ".setup-stamp"
     listing = (
