@@ -24,6 +24,17 @@ choose_engine() {
     fi
 }
 
+# A cluster's login node has no GPU, and the environment that is made there is used where there are some.
+name_login_node() {
+    local submit
+    for submit in sbatch qsub bsub; do
+        if command -v "$submit" >/dev/null; then
+            echo "set-up: $submit is on PATH, so this may be a login node: for nodes with GPUs run SETUP_EXTRA=serve bash tools/setup.sh"
+            return 0
+        fi
+    done
+}
+
 # Read before gigabytes are downloaded; whoever sets SETUP_EXTRA knows better.
 check_driver() {
     local driver
@@ -156,6 +167,7 @@ if command -v flock >/dev/null; then
     fi
 fi
 echo "set-up: engine extra '$extra' ($reason)"
+if [ "$extra" = cpu ] && [ -z "${SETUP_EXTRA:-}" ]; then name_login_node; fi
 [ "$extra" = cpu ] || [ -n "${SETUP_EXTRA:-}" ] || check_driver
 check_python
 find_uv || { bootstrap_uv && find_uv; } || { echo "set-up: uv was installed but does not run: $uv_home" >&2 && exit 1; }

@@ -527,7 +527,7 @@ def test_a_recipe_never_writes_over_a_run(
 
 
 @pytest.mark.parametrize(
-    ("players", "folder"), [("", "outputs/full-0"), ("4", "outputs/full-4p-0")]
+    ("players", "folder"), [("", "outputs/full-0-joined"), ("4", "outputs/full-4p-0-joined")]
 )
 def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     launch: Runner, players: str, folder: str
@@ -644,6 +644,23 @@ def test_setup_picks_the_engine_by_the_gpus(
     write_program(tmp_path / "bin" / "nvidia-smi", listing)
     assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
     assert last_call_of_uv(fake_uv).startswith(f"sync --extra {extra}")
+
+
+@pytest.mark.usefixtures("fake_uv")
+def test_setup_on_a_login_node_names_the_environment_of_gpu_nodes(
+    run: Runner, tmp_path: Path
+) -> None:
+    hint = (
+        "sbatch is on PATH, so this may be a login node: for nodes with GPUs run SETUP_EXTRA=serve"
+    )
+    assert hint not in run("setup.sh").stdout
+    write_program(tmp_path / "bin" / "sbatch", "exit 0")
+    # Said with the choice, not by each of the many later calls that have nothing to do.
+    assert hint not in run("setup.sh").stdout
+    shutil.rmtree(tmp_path / "checkout" / ".venv")
+    assert hint in run("setup.sh").stdout
+    shutil.rmtree(tmp_path / "checkout" / ".venv")
+    assert hint not in run("setup.sh", SETUP_EXTRA="cpu").stdout
 
 
 @pytest.mark.usefixtures("fake_uv")

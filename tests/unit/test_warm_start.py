@@ -302,12 +302,12 @@ def test_a_state_of_version_0_2_is_refused_with_the_way_out(base: Path, copied: 
     checkpoint = copied / "last" / "checkpoint-0"
     index = checkpoint / "warm_start" / "state.json"
     state = json.loads(index.read_text())
-    assert state.pop("format") == 2
+    assert state.pop("format") == 3
     index.write_text(json.dumps(state))
     manifest = read_manifest(checkpoint)
     write_manifest(checkpoint, step=0, facts=manifest.facts)
     with pytest.raises(
-        SettingsError, match=r"format 1, this version continues format 2 only\. Continue with the "
+        SettingsError, match=r"format 1, this version continues format 3 only\. Continue with the "
     ):
         run(make_start(base, copied, resume=True))
 
@@ -394,12 +394,12 @@ def test_the_best_parameters_are_those_of_the_lowest_held_out_loss(base: Path) -
     assert student.best_step == 4
 
 
-def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
+def test_the_learning_rate_warms_up_and_falls_to_almost_nothing() -> None:
     lesson = replace(LESSON, steps=100, learning_rate=1.0)
     rates = [lesson.rate(step) for step in range(1, 101)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1)
+    assert 0 < rates[-1] < 1e-3
     assert replace(lesson, steps=1).rate(1) == 1.0
 
 

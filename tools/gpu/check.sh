@@ -72,7 +72,13 @@ begin_server() {
 
 # engine_of PID: the engine's process below a server.
 engine_of() {
-    pgrep -f EngineCore | grep -Fxf <(descendants "$1" | tr ' ' '\n') | sed 1q
+    local pid
+    for pid in $(descendants "$1"); do
+        if tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q EngineCore; then
+            echo "$pid"
+            return
+        fi
+    done
 }
 
 # kill_beside_trainer: five steps, and the engine is killed after the second one.

@@ -8,17 +8,19 @@
 #   RECIPE_MINUTES   of one sitting (110); what is begun is kept
 #   RECIPE_TEACHER   a bot (focus-bot, which a message of its own is enough to follow; with 3 players and more hat-bot plays
 #                    better and is far harder to read)
-#   RECIPE_GAMES     of the teacher, about 65 turns each with two players, 59 with three and four, 54 with five (4000)
+#   RECIPE_GAMES     of the teacher; about 52, 47, 47 and 43 turns of a game are learned with two to five players (16000)
 #   RECIPE_PASSES    over the teacher's turns (1)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60)
 #   RECIPE_RUN       name of the training, so that several start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
 #   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
 #
-# A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
-# turn can be learned by itself. The model is 0.7 M parameters that one network for all seats begins as; from there each
-# player has an adapter. Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
-# With HANABI_DEDUCTIONS=joined a card and all that is known of it is one word, and the model has 4.8 M parameters.
-# The run is outputs/full-SEED/RUN (full-SEED-joined; full-3p-SEED with three players). What it comes to is in docs/results-appendix.md.
+# A message holds the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
+# is one word (HANABI_DEDUCTIONS=joined), so that a turn can be learned by itself. One network for all seats learns from the
+# teacher: 0.9 M parameters and the embeddings of 33,000 words; from there each player has an adapter. With
+# HANABI_DEDUCTIONS=counted there are three words a card, and the model has 0.7 M parameters. Any HANABI_*, LEARNING_RATE or
+# LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
+# The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-3p-SEED-joined with three players).
+# docs/results-appendix.md has what it comes to.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -26,9 +28,9 @@ source tools/launch.sh
 name=full_laptop
 players=${PLAYERS:-${HANABI_PLAYERS:-2}}
 case $players in
-2) turns=65 prefix=outputs/full ;;
-3 | 4) turns=59 prefix=outputs/full-${players}p ;;
-5) turns=54 prefix=outputs/full-5p ;;
+2) turns=52 prefix=outputs/full ;;
+3 | 4) turns=47 prefix=outputs/full-${players}p ;;
+5) turns=43 prefix=outputs/full-5p ;;
 *)
     echo "$name: PLAYERS='$players': Hanabi needs 2 to 5 players." >&2
     exit 2
@@ -41,8 +43,8 @@ for knob in SEED MINUTES GAMES PASSES BATCH STEPS DEALS; do
         exit 2
     fi
 done
-export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-counted}
-teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
+export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
+teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-16000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
 folder=$prefix-$SEED
 if [ "$HANABI_DEDUCTIONS" != counted ]; then folder+=-$HANABI_DEDUCTIONS; fi

@@ -417,6 +417,15 @@ class Environment(Protocol[C]):
         """
         return ()
 
+    def word_parts(self, config: C) -> Mapping[str, tuple[str, ...]]:
+        """Return what words of compact messages share with others, by word.
+
+        Words of a tiny model that share a part learn together, see `sft.word_parts`: for
+        environments that join what belongs together into one word. A word that shares nothing may
+        be left out.
+        """
+        return {}
+
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return figures over episodes.
 

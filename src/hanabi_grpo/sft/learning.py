@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.samples import Sample, length_batches, num_exact_replies, padded, reply_logits
+from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.adapters import (
     add_adapters,
     copy_parameters,
@@ -27,14 +28,14 @@ from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
 WHOLE_MODEL = "model"
 """Name of the one student that is no adapter."""
+_WORD_PARTS = "word_parts"
+"""Name of the vectors of words' parts among a student's parameters."""
 LARGE = 200_000_000
 """Parameters from which on activations are computed twice instead of kept (on a GPU)."""
 _BETAS = (0.9, 0.98)
 """Of AdamW."""
 _WARMUP_SHARE = 0.05
 """Of the steps, over which the learning rate rises to its peak."""
-_LAST_RATE = 0.1
-"""Learning rate of the last step, as a share of the peak."""
 _EVALUATIONS = 10
 """Evaluations on the held-out games, evenly over the steps."""
 _HELD_OUT_SAMPLES = 400
@@ -55,6 +56,8 @@ class Student:
     """Samples of one update each, without end."""
     select: Callable[[], None]
     """Makes the next forward pass use these parameters."""
+    parts: WordParts | None = None
+    """What words share, where the whole model learns; their vectors are among the parameters."""
     step: int = 0
     """Updates that were made."""
     best: dict[str, torch.Tensor] | None = None
@@ -106,6 +109,7 @@ def make_students(
     learning_rate: float,
     *,
     batch_size: int,
+    parts: WordParts | None = None,
 ) -> tuple[Any, list[Student]]:
     """Make the students of a warm start.
 
@@ -117,6 +121,7 @@ def make_students(
         held_out: Samples of all players to measure on.
         learning_rate: At its peak.
         batch_size: Samples of one update.
+        parts: What the model's words share; only where the whole model learns.
 
     Returns:
         The PEFT model, or the base model itself where all of it is trained; and the students.
@@ -144,6 +149,8 @@ def make_students(
                 "or train one adapter for all with --shared."
             )
         parameters = trainable_parameters(model, adapter=None if is_full else name)
+        if parts is not None:
+            parameters[_WORD_PARTS] = parts.vectors
         optimizer = torch.optim.AdamW(
             parameters.values(), lr=learning_rate, betas=_BETAS, weight_decay=0.0
         )
@@ -154,6 +161,7 @@ def make_students(
             held_out=student_held_out,
             batches=length_batches(student_taught, settings.seed + number, batch_size),
             select=(lambda: None) if is_full else partial(use_adapter, model, name),
+            parts=parts,
         )
         students.append(student)
     return model, students
@@ -184,7 +192,7 @@ class Lesson:
     """Number format of the passes, where parameters are float32 and the settings say otherwise."""
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of an update: linear warm-up, then half a cosine to a tenth.
+        """Return the learning rate of an update: linear warm-up, then half a cosine to zero.
 
         Args:
             step: Number of the update, from 1.
@@ -192,10 +200,9 @@ class Lesson:
         warmup = max(1, round(_WARMUP_SHARE * self.steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
-        progress = (step - warmup) / max(1, self.steps - warmup)
-        return self.learning_rate * (
-            _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
-        )
+        # One more than the steps, so that the last update still moves something.
+        progress = (step - warmup) / (self.steps - warmup + 1)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     def is_evaluated(self, step: int) -> bool:
         """Tell whether the held-out games are looked at after a step; always after the last."""
@@ -301,6 +308,8 @@ def _update(
         loss = cross_entropy(logits.float(), targets, reduction="sum") / num_tokens
         loss.backward()
         batch_loss += float(loss.detach())
+    if student.parts is not None:
+        student.parts.collect_gradient()
     parameters = student.parameters.values()
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, lesson.max_grad_norm))
     if not math.isfinite(batch_loss) or not math.isfinite(norm):
@@ -312,6 +321,8 @@ def _update(
     for group in student.optimizer.param_groups:
         group["lr"] = lesson.rate(student.step + 1)
     student.optimizer.step()
+    if student.parts is not None:
+        student.parts.move_words()
     student.step += 1
     return batch_loss
 

@@ -35,6 +35,7 @@ from hanabi_grpo.sft.learning import (
 from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
 from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.sft.state import LAST, MODEL, ResultFolder
+from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.adapters import adapter_names, base_checksum
 from hanabi_grpo.types import SHARED_ADAPTER
 
@@ -121,16 +122,17 @@ class WarmStart:
 
     def next_steps(self) -> tuple[str, ...]:
         """Return what to type afterwards."""
-        last = self.out / LAST / "checkpoint-0"
         if self.full:
             best = self.out / MODEL
             evaluate = f"MODEL={best} hanabi-grpo evaluate base --own-server"
             train = f"MODEL={best} bash {_TRAIN_SCRIPT}"
+            where = f"the best is in {best}"
         else:
             best = self.out / "checkpoint-0"
             evaluate = f"hanabi-grpo evaluate {best} --own-server"
             train = f"HANABI_START_FROM={best} bash {_TRAIN_SCRIPT}"
-        return f"the best is in {best}, the last step in {last}", f"  {evaluate}", f"  {train}"
+            where = f"the best is in {best}, the last step in {self.out / LAST / 'checkpoint-0'}"
+        return where, f"  {evaluate}", f"  {train}"
 
     def _run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
         settings = self.settings
@@ -145,8 +147,19 @@ class WarmStart:
         base = load_base(settings, folder, full=self.full)
         lesson = self._lesson(base.num_parameters(), watcher.say)
         names = self._student_names()
+        parts = None
+        if self.full:
+            word_parts = self.setup.environment.word_parts(self.setup.config)
+            parts = WordParts.of(base, tokenizer, word_parts)
         model, students = make_students(
-            base, names, settings, taught, held_out, lesson.learning_rate, batch_size=self.batch
+            base,
+            names,
+            settings,
+            taught,
+            held_out,
+            lesson.learning_rate,
+            batch_size=self.batch,
+            parts=parts,
         )
         result = self._result_folder(model, names, lesson.learning_rate, chat, samples)
         if self.resume and not result.restore(students):

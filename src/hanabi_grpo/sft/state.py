@@ -35,8 +35,11 @@ MODEL = "model"
 FIGURES = "warm_start.json"
 """File of the held-out figures."""
 _INDEX = "state.json"
-_FORMAT = 2
-"""Number of the layout of a state. 1, of versions up to 0.2, had no number and cannot be read."""
+_FORMAT = 3
+"""Number of the layout of a state and of the schedule that it belongs to.
+
+1, of versions up to 0.2, had no number. Of 2 the learning rate ended at a tenth, now it ends at 0.
+"""
 _WEIGHTS = "weights.safetensors"
 """A student's parameters as they are now."""
 _BEST = "best.safetensors"
@@ -86,6 +89,8 @@ class _StudentState:
     def restore(self, student: Student) -> None:
         """Restore a student that is at its start, and its position in the batches."""
         fill(student.parameters, self.weights)
+        if student.parts is not None:
+            student.parts.restored()
         OptimizerState(student.parameters, student.optimizer).restore(self.moments)
         student.step = self.progress.step
         if self.best:

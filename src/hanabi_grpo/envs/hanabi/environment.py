@@ -16,7 +16,13 @@ from hanabi_grpo.envs.hanabi.policies.exact_response import (
     engine_digest,
     make_partner,
 )
-from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt, view_with
+from hanabi_grpo.envs.hanabi.prompts import (
+    joined_word_parts,
+    parse_reply,
+    system_prompt,
+    turn_prompt,
+    view_with,
+)
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
@@ -282,6 +288,10 @@ class Hanabi(base.Environment[EnvConfig]):
         episode = recording.episode
         relabelings = _relabelings(config, episode.suite, episode.seed)
         return HanabiGame(config, table, relabelings), _deck_id(table.deck)
+
+    def word_parts(self, config: EnvConfig) -> Mapping[str, tuple[str, ...]]:
+        is_joined = config.observation == "compact" and config.deductions == "joined"
+        return joined_word_parts(config.spec()) if is_joined else {}
 
     def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
         return step_metrics(episodes)

@@ -24,6 +24,8 @@ from hanabi_grpo.types import ReplyKind
 
 _VERSION = 1
 """Raised when architecture, loss or schedule changes, which no probe of the data would show."""
+_PARTS_VERSION = 1
+"""The same, of what concerns models whose words share parts alone."""
 _NO_LIMIT = 1 << 30
 """Tokens of a conversation: more than any game has."""
 _HASH_CHARACTERS = 16
@@ -181,7 +183,10 @@ class Recipe:
             fields["preset"] = first_preset
             if more_presets:
                 fields["more_presets"] = more_presets
-        text = json.dumps([_VERSION, fields, [list(self.words()), *probes]], sort_keys=True)
+        version: Any = _VERSION
+        if self.word_parts():
+            version = [_VERSION, _PARTS_VERSION]
+        text = json.dumps([version, fields, [list(self.words()), *probes]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARACTERS]
 
     def words(self) -> tuple[str, ...]:
@@ -198,6 +203,13 @@ class Recipe:
                 vocabulary = game_words(setup, num_games=_WORD_GAMES)
             words |= dict.fromkeys(vocabulary)
         return tuple(words)
+
+    def word_parts(self) -> dict[str, tuple[str, ...]]:
+        """Return what words of the presets share with others, see `Environment.word_parts`."""
+        parts: dict[str, tuple[str, ...]] = {}
+        for setup in self.setups():
+            parts |= setup.environment.word_parts(setup.config)
+        return parts
 
 
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:

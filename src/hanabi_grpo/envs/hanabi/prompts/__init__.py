@@ -4,7 +4,11 @@ Two styles: `full` (readable sentences) and `compact` (words of tiny models). Al
 function of a `PlayerView`, so nothing here can leak a hidden card.
 """
 
-from hanabi_grpo.envs.hanabi.prompts.compact import compact_turn, compact_vocabulary
+from hanabi_grpo.envs.hanabi.prompts.compact import (
+    compact_turn,
+    compact_vocabulary,
+    joined_word_parts,
+)
 from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions, view_with
 from hanabi_grpo.envs.hanabi.prompts.full import full_system, full_turn
 from hanabi_grpo.envs.hanabi.rules.actions import parse_action

@@ -47,6 +47,8 @@ _LAST_MOVE = "last"
 """Comes before a move of another player."""
 _GOOD_PLAY = "good"
 _BAD_PLAY = "bad"
+_JOINT = "."
+"""Between the parts of a joined word."""
 
 
 def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> tuple[str, ...]:
@@ -179,6 +181,61 @@ def _joined_moves(spec: GameSpec) -> Iterator[str]:
                 yield _joined("Hint", *target, value, *map(str, touched))
 
 
+def joined_word_parts(spec: GameSpec) -> dict[str, tuple[str, ...]]:
+    """Return for each joined word of this board the parts that it shares with others.
+
+    Example:
+        parts = joined_word_parts(board_spec("full"))
+        parts["fit2.cRY.r1"] == ("own fit2", "colours 2", "cR", "cY", "ranks 1", "r1")
+        parts["Y4later.cY.r4"][:5] == ("later", "Y4", "of Y", "of 4", "colours 1")
+        parts["Hint.4.2.3"] == ("Hint", "Hint 4", "touched 2", "touched 3")
+    """
+    parts = {}
+    for word in _joined_vocabulary(spec):
+        if _JOINT in word:
+            parts[word] = _parts_of(word)
+    return parts
+
+
+def _parts_of(word: str) -> tuple[str, ...]:
+    """Return the parts of a joined word."""
+    first, *others = word.split(_JOINT)
+    if first == "Hint":
+        return ("Hint", *_hint_parts(others))
+    if first in ("Play", "Discard"):
+        slot, card, *outcome = others
+        return (first, f"{first} {slot}", card, *_of_card(card), *outcome)
+    known = [*_set_parts("colours", "c", others[0]), *_set_parts("ranks", "r", others[1])]
+    if first in OWN_CARD_WORDS:
+        return (f"own {first}", *known)
+    card, deduction = first[:2], first[2:]
+    return (deduction, card, *_of_card(card), *known)
+
+
+def _hint_parts(fields: Sequence[str]) -> Iterator[str]:
+    """Yield the parts of a hint: who is told, what, and each slot that it touches."""
+    told_fields = list(fields)
+    if told_fields[0].startswith("player"):
+        yield f"Hint {told_fields.pop(0)}"
+    value, *touched = told_fields
+    yield f"Hint {value}"
+    for slot in touched:
+        yield f"touched {slot}"
+
+
+def _of_card(card: str) -> tuple[str, str]:
+    """Return the parts that a card shares with those of its colour and of its rank."""
+    return f"of {card[0]}", f"of {card[1]}"
+
+
+def _set_parts(name: str, prefix: str, word: str) -> Iterator[str]:
+    """Yield the size of a set of colours or ranks, and its elements."""
+    elements = word.removeprefix(prefix)
+    yield f"{name} {len(elements)}"
+    for element in elements:
+        yield prefix + element
+
+
 def _subsets(size: int) -> Iterator[tuple[int, ...]]:
     """Yield every set of the numbers below `size` that is not empty, small ones first."""
     for length in range(1, size + 1):
@@ -186,7 +243,7 @@ def _subsets(size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _joined(*words: str) -> str:
-    return ".".join(words)
+    return _JOINT.join(words)
 
 
 def compact_turn(
