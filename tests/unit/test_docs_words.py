@@ -34,6 +34,8 @@ RETIRED = {
     r"\bbad days\b": "failures",
     r"\bhanded on\b": "passed through",
     r"\bline-ups?\b": "lineup",
+    r"\bmended\b": "fixed",
+    r"\bfor ever\b": "unlimited",
 }
 """What is not said any more, and how it is said."""
 FIELD = (

@@ -342,7 +342,7 @@ def test_a_page_has_a_bounded_number_of_charts_and_says_how_many_figures_it_leav
         add_row(run, step, **dict.fromkeys(names, 1.0 * step))
     output = run_command("report", run, "--html", tmp_path / "page.html")
     # 2000, and the two that every row has, without three.
-    assert "1999 figures of metrics.jsonl are left out: no room on this page." in output
+    assert "1999 metrics of metrics.jsonl are left out: no room on this page." in output
     page = (tmp_path / "page.html").read_text()
     assert page.count("<figure>") == 2 + 2 + 1, "of the team (loss is empty), of players, phases"
     assert "figure 0" in page

@@ -172,7 +172,7 @@ def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     answer = report(run, "--png", tmp_path / "new")
     assert answer.exit_code == 0
-    assert "no picture alarms: no row has a figure that an alarm watches" in answer.output
+    assert "no picture alarms: no row has a metric that an alarm watches" in answer.output
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert report(run, "--png", tmp_path / "one.svg").exit_code == 0
     assert "best known 3.97" in (tmp_path / "one.svg").read_text()

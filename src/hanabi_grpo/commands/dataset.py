@@ -29,7 +29,7 @@ def dataset(
     ] = None,
     suite: Annotated[str, typer.Option(help="Suite that the tasks are drawn from.")] = "train",
     num_tasks: Annotated[
-        int, typer.Option(help="Length of a fixed list of tasks; 0: new tasks for ever.")
+        int, typer.Option(help="Length of a fixed list of tasks; 0: unlimited fresh tasks.")
     ] = 0,
     add: Annotated[
         bool, typer.Option("--add", help="Append the rows to those of the file.")

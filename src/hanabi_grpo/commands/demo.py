@@ -33,7 +33,7 @@ _GAMES_PER_STEP = 128
 
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Steps of 128 games.")] = 60,
-    tasks: Annotated[int, typer.Option(help="Held-out tasks of each evaluation.")] = 1000,
+    tasks: Annotated[int, typer.Option(help="Held-out tasks per evaluation.")] = 1000,
     out: Annotated[
         Path | None,
         typer.Option(help="New folder of everything.", show_default="outputs/demo-DATE-PID"),
@@ -54,7 +54,7 @@ def demo(
     check_tasks(tasks, "eval")
     folder = out or OUTPUTS / f"demo-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     if folder.exists():
-        raise SettingsError(f"--out {folder}: exists already; name a new folder.")
+        raise SettingsError(f"--out {folder}: already exists; choose a new folder.")
     # The board, the tiny model's style of prompts, and its short replies, on a GPU as well.
     settings: dict[str, Any] = {
         "model": shipped_model(),

@@ -304,8 +304,8 @@ def _keep_with_runs(
         try:
             write_document(path, document)
         except SettingsError as error:
-            say(f"not kept with the run: {error}")
+            say(f"not saved with the run: {error}")
         else:
             is_kept = True
-            say(f"kept with the run: {path}")
+            say(f"saved with the run: {path}")
     return is_kept

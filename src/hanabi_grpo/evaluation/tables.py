@@ -18,8 +18,7 @@ from hanabi_grpo.settings.refs import is_frozen
 BEST_KNOWN = "best known"
 """Row of the best mean score that is known."""
 BEST_KNOWN_SOURCE = (
-    "best known: the best mean that players are known to reach; not played here, "
-    "and no proven maximum."
+    "best known: best mean score of any known players; not played here, not a proven maximum."
 )
 _NUM_REFERENCES = 3
 """Scripts that stand beside a team's result."""

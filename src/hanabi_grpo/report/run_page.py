@@ -149,7 +149,7 @@ def _first(titles: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     first = dict(islice(titles.items(), _MOST_CHARTS))
     num_left_out = len(titles) - len(first)
     if num_left_out:
-        notes.append(f"{num_left_out} figures of metrics.jsonl are left out: no room on this page.")
+        notes.append(f"{num_left_out} metrics of metrics.jsonl are left out: no room on this page.")
     return first
 
 

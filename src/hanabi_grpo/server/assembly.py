@@ -401,8 +401,8 @@ def read_setups(settings: Settings) -> list[Setup[Any]]:
         else:
             # The trainer reads it, perhaps on another machine; most rows name nothing outside.
             logger.info(
-                "%s=%s is not on this machine: requests may not name the files of problems of its "
-                "rows",
+                "%s=%s is not on this machine: requests cannot use the problem files that its "
+                "rows name",
                 variable,
                 file,
             )

@@ -45,7 +45,7 @@ def settings_table(
     settings = loaded.settings
     title = f"defaults for {settings.device}: {settings.device_reason}"
     if only_given:
-        title = f"{title}; settings that differ:"
+        title = f"{title}; settings that differ from them:"
     kinds = (ColumnKind.NAME, ColumnKind.TEXT, ColumnKind.TEXT)
     table = FittedTable(title, ("variable", "value", "from"), kinds)
     for section in sections:

@@ -187,8 +187,8 @@ class AdapterProbe:
             moved.append(f"{name} by {effects[0].trainer:.2g} nats")
             worst = max(worst, *(effect.difference for effect in effects))
         logger.info(
-            "probe: adapters with random weights move the sampler's logprobs as the trainer's (%s; "
-            "%d replica(s); the changes differ by %.2g %% at most; %.1f s)",
+            "adapter check: random adapters change the logprobs of sampler and trainer alike (%s; "
+            "%d replica(s); largest difference %.2g %%; %.1f s)",
             ", ".join(moved),
             len(effects),
             100 * worst,

@@ -128,7 +128,7 @@ def parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
         label = ""
         spec = text.strip()
     elif not label.isprintable() or not label:
-        raise SettingsError(f"entry {text!r}: a name has visible characters.")
+        raise SettingsError(f"entry {text!r}: a name needs visible characters.")
     if "," in spec:
         raise SettingsError(
             f"entry {text!r}: an entry is one policy; cross-play makes the pairs itself. For a "

@@ -101,7 +101,7 @@ def alarm_figure(
     panels = _panels(rows, alarms)
     if not panels:
         raise SettingsError(
-            "no row has a figure that an alarm watches; the run ended before its first step."
+            "no row has a metric that an alarm watches; the run ended before its first step."
         )
     panels.sort(key=_raised_and_nearest_first)
     num_columns = min(_MOST_COLUMNS, len(panels))

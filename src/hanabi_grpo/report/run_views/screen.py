@@ -410,7 +410,7 @@ def _alarms(state: RunState) -> RenderableType:
         message = f"{subject}{reading.alarm.title}, since step {state.raised[reading.key]}"
         lines.append(Text.assemble((f"{reading.alarm.name}: ", "bold red"), message))
     if not lines:
-        lines.append(Text("none is raised", style="green"))
+        lines.append(Text("none", style="green"))
     lines += _incident_lines(state)
     lines += _note_lines(state)
     return Group(*lines)
