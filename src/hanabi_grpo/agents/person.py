@@ -114,6 +114,8 @@ def read_reply(line: str, seen: Observation, scene: Scene) -> str | None:
         seen: What the person may look at.
         scene: Its scene, which has the menu.
     """
+    if seen.is_call(line):
+        return line
     legal = seen.legal()
     for text in (line, scene.prefix + line):
         action = seen.parse(text) if line else None
