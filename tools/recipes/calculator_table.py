@@ -1,4 +1,4 @@
-"""Print what tools/recipes/calculator.sh left, a row per preset, before and after training.
+"""Print what tools/recipes/calculator.sh left, a row per run, before and after training.
 
 python tools/recipes/calculator_table.py outputs/calculator
 """
@@ -15,7 +15,7 @@ def main(folder: Path) -> None:
     Args:
         folder: TOOL_OUT.
     """
-    print("| run | players | right | ± | turns with a call | calls with an error |")
+    print("| tool and seed | players | right | ± | turns with a call | calls with an error |")
     print("|---|---|---|---|---|---|")
     for run in sorted(folder.iterdir()):
         for name in ("before", "after"):

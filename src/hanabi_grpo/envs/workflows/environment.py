@@ -56,6 +56,10 @@ _SCRIPTS = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
 """Scripts by name, with the chance that each is right by itself."""
 WITH_CALCULATOR = "-calculator"
 """End of the name of a workflow's preset whose seats have a calculator."""
+_LONG_TERMS = 4
+"""Numbers of a chain sum of such a preset, which are more than a tiny model adds well."""
+_LONG_HIGHEST = 9
+"""The greatest of them."""
 CALLS = 0.5
 """How often the script `noisy` calls the calculator, where it is offered one."""
 _RULES_VERSION = 1
@@ -89,7 +93,12 @@ class Workflow(base.Environment[C], Generic[C]):
         with_calculator = f"{self.name}{WITH_CALCULATOR}"
         self.presets = {
             self.name: self.Config(preset=self.name),
-            with_calculator: self.Config(preset=with_calculator, tools=CALCULATOR.name),
+            with_calculator: self.Config(
+                preset=with_calculator,
+                tools=CALCULATOR.name,
+                chain_terms=_LONG_TERMS,
+                chain_highest=_LONG_HIGHEST,
+            ),
         }
         policies = {}
         for name, chance in _SCRIPTS.items():
