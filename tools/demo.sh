@@ -84,9 +84,10 @@ case $game in
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
     vote-calculator | debate-calculator)
         # Half of the pretrained turns call the calculator; that more of them pay is found by reward alone.
-        steps=60
+        steps=100
         before=(base) after=(served) who="a noisy solver that calls a calculator in half of its turns" rivals="noisy solver"
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16}
+        export LEARNING_RATE=${LEARNING_RATE:-2e-3} ;;
     vote | debate | summary | pioneer_observer | revise)
         steps=150
         before=(base) after=(served) who="a noisy solver" rivals="noisy solver"
