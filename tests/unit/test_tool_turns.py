@@ -30,6 +30,7 @@ from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.training.batching import build_micro_batches, token_rows
 from hanabi_grpo.training.check_sample import check_rows
 from hanabi_grpo.training.estimators import make_estimator
+from hanabi_grpo.training.estimators.arithmetic import lambda_advantages
 from hanabi_grpo.training.estimators.returns import returns_to_go
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
@@ -162,6 +163,11 @@ def test_calls_have_the_advantage_of_their_turn() -> None:
     wrong = play(SayingEngine("1", "calculator 1", "calculator 1", "2"))
     discounted = returns_to_go([right], 0, gamma=0.5)
     assert discounted == [[0.5, 0.5, 1.0, 1.0, 1.0]]
+    # Also with a critic, whatever it says of the states between them.
+    chain = {number: 0.1 * number for number in range(5)}
+    advantages = lambda_advantages(right, 0, chain, decay=0.9, gamma=0.9)
+    assert advantages[0] == advantages[1] != advantages[2]
+    assert advantages[2] == advantages[3] == advantages[4]
     unparsable = play(SayingEngine("1", "calculator 1", "none ="))
     assert unparsable.turns[-1].kind is ReplyKind.UNPARSABLE
     [[*first, call, action], *_] = make_estimator("turn").advantages([unparsable, right, wrong], 0)

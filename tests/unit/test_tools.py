@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hanabi_grpo.agents.person import read_reply
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.config import NO_TOOLS
@@ -312,6 +313,17 @@ def test_others_see_nothing_of_a_call() -> None:
         if step == 0:
             assert referees[0].see(0).message() == referees[1].see(0).message()
     assert "calculator" not in referees[0].episode().turns[-1].prompt
+
+
+def test_a_person_is_told_of_the_tools_and_may_call_them() -> None:
+    for style, call in (("full", CALL), ("compact", "calculator 3 + 4")):
+        setup = debate(style=style)
+        rules = setup.environment.person_message(setup.config, 0)
+        assert "- calculator(expression): the value of an arithmetic expression" in rules
+        example = "<tool_call>" if style == "full" else "Write calculator … and"
+        assert example in rules
+        seen = Referee(setup.task("train", 0)).see(0)
+        assert read_reply(call, seen, seen.scene()) == call
 
 
 def test_a_call_is_no_answer_where_no_call_is_left() -> None:

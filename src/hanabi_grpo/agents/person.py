@@ -42,8 +42,7 @@ class PersonPlayer:
         if self.raw:
             rules = environment.system_message(task.config, player)
         else:
-            rules = environment.person_rules(task.config, player)
-            rules = wrapped(task.config.with_instruction(rules, player))
+            rules = wrapped(environment.person_message(task.config, player))
         self.say(f"You are {player_name(player)}.")
         if rules:
             self.say(rules)

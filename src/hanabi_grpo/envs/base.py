@@ -362,6 +362,15 @@ class Environment(Protocol[C]):
             text = "\n\n".join(filter(None, (text, self.tool_rules(config, tools))))
         return config.with_instruction(text, player)
 
+    def person_message(self, config: C, player: int) -> str:
+        """Return the whole rules as a person reads them; environments do not override it."""
+        text = self.person_rules(config, player)
+        tools = tools_of(self, config)
+        if tools:
+            rules = describe_tools(tools, config.tool_calls, short=self.has_short_calls(config))
+            text = "\n\n".join(filter(None, (text, rules)))
+        return config.with_instruction(text, player)
+
     def person_rules(self, config: C, player: int) -> str:
         """Return the rules as a person in this seat reads them; "" for none.
 

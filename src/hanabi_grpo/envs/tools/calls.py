@@ -133,17 +133,18 @@ def call_rules(tools: Sequence[Tool], short: bool) -> str:
     return f"Write {' or '.join(examples)} and nothing behind it."
 
 
-def describe_tools(tools: Sequence[Tool], calls: int) -> str:
-    """Return what a language model is told of its tools.
+def describe_tools(tools: Sequence[Tool], calls: int, *, short: bool = False) -> str:
+    """Return what a language model, or a person, is told of its tools.
 
     Args:
         tools: The tools, at least one.
         calls: Calls that it may make in one turn.
+        short: Whether it is told of the short form.
     """
     lines = [
         "Before you answer you may call a tool, at most "
         f"{calls} {'time' if calls == 1 else 'times'} a turn. Only you see the call and its "
-        f"result. {call_rules(tools, short=False)} The tools:"
+        f"result. {call_rules(tools, short)} The tools:"
     ]
     for tool in tools:
         line = f"- {tool.name}({tool.argument}): {tool.description}"
