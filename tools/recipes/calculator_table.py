@@ -18,7 +18,7 @@ def main(folder: Path) -> None:
     print("| tool and seed | players | right | ± | turns with a call | calls with an error |")
     print("|---|---|---|---|---|---|")
     for run in sorted(folder.iterdir()):
-        for name in ("before", "after"):
+        for name in ("before", "after", "greedy"):
             path = run / f"{name}.json"
             if path.is_file():
                 print(_row(run.name, name, json.loads(path.read_text())))
