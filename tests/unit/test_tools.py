@@ -17,6 +17,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.config import NO_TOOLS
 from hanabi_grpo.envs.conformance import STRANGE_REPLIES, ConformanceError, check, check_tools
 from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.rewards import with_rewards
 from hanabi_grpo.envs.tools.calculator import CALCULATOR, calculate
 from hanabi_grpo.envs.tools.calls import read_call, write_call
 from hanabi_grpo.envs.tools.lookup import lookup_tool
@@ -386,6 +387,21 @@ def test_an_environments_own_tool_is_on_unless_it_is_named_off() -> None:
     check_tools(own, ToyConfig())
     slow = Tool(name="slow", description="x", run=str.upper, slow=True)
     assert registry.may_block(Setup(ToolGuess(slow), ToyConfig()))
+
+
+def test_an_environment_with_a_further_reward_keeps_its_tools() -> None:
+    paid = with_rewards(
+        "vote",
+        name="vote_paid",
+        rewards={"extra": lambda episode: [0.0] * episode.num_players},
+        reward_range=(0.0, 0.0),
+    )
+    config = paid.presets["vote-calculator"].model_copy(update={"style": "compact"})
+    setup = Setup(paid, config)
+    assert setup.tools == (CALCULATOR,)
+    tools = setup.seat_tools()
+    assert tools is not None and tools.read("calculator 3 + 4") is not None
+    assert setup.environment.system_message(config, 0) == ""
 
 
 CALLS_SO_FAR: list[str] = []
