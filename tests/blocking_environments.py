@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.tools.tool import Tool
 from toy_environments import GUESS, Guess, GuessGame, ToyConfig
 
 PERIOD = 100
@@ -85,13 +86,33 @@ DIES = Trap("dies", _die)
 SLOW = Trap("slow", lambda: time.sleep(SLOW_SECONDS))
 
 
+def _wait_or_answer(text: str) -> str:
+    if text == "R":
+        _sleep_for_ever()
+    return text
+
+
+class SlowTool(Trap):
+    """Without traps, but with a slow tool, which never returns for one argument."""
+
+    def tools(self, config: ToyConfig) -> tuple[Tool, ...]:
+        # A word of the tests' tokenizer.
+        return (Tool(name="Hint", description="waits for R", run=_wait_or_answer, slow=True),)
+
+    def has_short_calls(self, config: ToyConfig) -> bool:
+        return True
+
+
+SLOW_TOOL = SlowTool("slow_tool", lambda: None)
+
+
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the environments as an installed package would be, also for child processes."""
     info = folder / "traps-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: traps\nVersion: 1.0\n")
     lines = ["[hanabi_grpo.environments]"]
-    for name in ("sleeps", "computes", "dies", "slow"):
+    for name in ("sleeps", "computes", "dies", "slow", "slow_tool"):
         lines.append(f"{name} = blocking_environments:{name.upper()}")
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(folder))

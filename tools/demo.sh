@@ -8,7 +8,7 @@
 #
 #   DEMO_ENV     hanabi; a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5;
 #                one for a single player: frozen_lake, sokoban; a team that adds up: vote, debate, summary,
-#                pioneer_observer, revise; or one whose seats hold a part each: split_sum, split_sum-2, hat_line (docs/teams.md)
+#                pioneer_observer, revise; with a tool: vote-calculator, debate-calculator; or one whose seats hold a part each: split_sum, split_sum-2, hat_line (docs/teams.md)
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_STEPS   steps of 128 games (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
@@ -82,6 +82,12 @@ case $game in
         steps=300
         before=(base) after=(served) who="a noisy bfs" rivals="random bfs"
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
+    vote-calculator | debate-calculator)
+        # Half of the pretrained turns call the calculator; that more of them pay is found by reward alone.
+        steps=100
+        before=(base) after=(served) who="a noisy solver that calls a calculator in half of its turns" rivals="noisy solver"
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16}
+        export LEARNING_RATE=${LEARNING_RATE:-2e-3} ;;
     vote | debate | summary | pioneer_observer | revise)
         steps=150
         before=(base) after=(served) who="a noisy solver" rivals="noisy solver"
@@ -96,13 +102,13 @@ case $game in
         export LEARNING_RATE=${LEARNING_RATE:-2e-3} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.1} ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake, sokoban," \
-            "vote, debate, summary, pioneer_observer, revise, split_sum, split_sum-2 or hat_line." >&2
+            "vote, debate, summary, pioneer_observer, revise, vote-calculator, debate-calculator, split_sum, split_sum-2 or hat_line." >&2
         exit 2 ;;
 esac
 steps=${DEMO_STEPS:-$steps}
 if [ "$game" != hanabi ]; then
     # A preset has its environment's name, or begins with it.
-    export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game
+    export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game${HANABI_PLAYERS:+-$HANABI_PLAYERS-players}
     export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
     unset DATASET
     say "0 of 5: the tiny model of $game, made once: $MODEL"
@@ -129,7 +135,9 @@ run - hanabi-grpo evaluate "${after[@]}" --label after --tasks "$deals" --out "$
 case $game in
     *_poker) run - hanabi-grpo exploit served base --average "$folder/train" --out "$folder/exploit.json" ;;
     vote | debate | summary | pioneer_observer | revise | split_sum* | hat_line)
-        run - hanabi-grpo teams "$HANABI_ENV=served" --tasks "$deals" --out "$folder/teams.json" ;;
+        # One seat alone has no vote beside it.
+        [ "${HANABI_PLAYERS:-}" = 1 ] ||
+            run - hanabi-grpo teams "$HANABI_ENV=served" --tasks "$deals" --out "$folder/teams.json" ;;
     tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate served,minimax minimax,random random --tasks 200 ;;
 esac
 

@@ -82,6 +82,22 @@ class ReplyKind(StrEnum):
     """No action could be read from the text."""
 
 
+class CallError(StrEnum):
+    """Why a call of a tool brought no result."""
+
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_CALL = "bad_call"
+    """The call is no JSON, is not one call alone, or has arguments that the tool does not take."""
+    USED_UP = "used_up"
+    """The tool's own limit is reached, see `envs.tools.Tool`."""
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    """The tool raised."""
+    OVER_LIMIT = "over_limit"
+    """A call after the last one that the turn allows, or whose result would not fit the player's
+    conversation. It is no call, but a reply that names no action."""
+
+
 class EpisodeStatus(StrEnum):
     """How an episode ended."""
 
@@ -121,6 +137,23 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A player's call of a tool, and what the player was told.
+
+    Example:
+        ToolCall(tool="calculator", argument="3 + 4 - 2", result="result 5")
+    """
+
+    tool: str
+    """Name of the tool, as the player wrote it."""
+    argument: str = ""
+    result: str = ""
+    """The message that the player got, word for word; "" where it got none."""
+    error: CallError | None = None
+    """None: the tool has answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What a policy answers on its turn. Scripted policies fill only `text`."""
 
@@ -146,7 +179,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One action of one player, as data."""
+    """One action of one player, as data, or a call of a tool before it.
+
+    A player that calls tools has several of these in one step of the game: one per call, in order,
+    and last the one with its action. Each has its own prompt and reply, so that what is true of the
+    tokens of a turn is true of those of a call; no call has rewards.
+    """
 
     player: int
     step: int
@@ -169,6 +207,15 @@ class Turn:
     """See `Reply`; such a turn is a sequence of its own in training."""
     lesson: Lesson | None = None
     """See `Reply`."""
+    call: ToolCall | None = None
+    """The call of a tool that the reply is; None: the reply is none."""
+    follows_call: bool = False
+    """Whether the prompt is the result of the call before it."""
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this is a call of a tool, which the game sees nothing of, and no action."""
+        return self.call is not None and self.call.error is not CallError.OVER_LIMIT
 
     def reward(self, player: int) -> float:
         """Return what a player gets in this turn."""
@@ -212,8 +259,13 @@ class Episode:
     instance_id: str = ""
     """Which server process played it."""
 
+    @property
+    def moves(self) -> tuple[Turn, ...]:
+        """The turns with an action, without calls of tools."""
+        return tuple(turn for turn in self.turns if not turn.is_call)
+
     def trajectory(self, player: int) -> tuple[Turn, ...]:
-        """Return the turns of one player, oldest first.
+        """Return the turns of one player, oldest first, calls of tools among them.
 
         It is empty when the game ended before the player's first turn.
         """

@@ -313,6 +313,8 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
 def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
     seen = Referee(task(KUHN)).see(1)
     shown = {"legal", "message", "parse", "player", "scene", "state_message", "view", "window"}
+    # Of the player's own tools.
+    shown |= {"call_of", "calls", "follows_call", "is_call", "tools"}
     assert {name for name in dir(seen) if not name.startswith("_")} == shown
     assert seen.view().player == 1
     assert seen.legal() == ()

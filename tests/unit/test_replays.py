@@ -1,5 +1,6 @@
 """Recorded games: read, written, chosen, replayed and shown, of Hanabi and of any environment."""
 
+import html
 import io
 import json
 import re
@@ -18,9 +19,10 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.games import turn_advantages
+from hanabi_grpo.report.games import games_page, turn_advantages
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.report.played import frames_of
 from hanabi_grpo.rollout.recordings import (
@@ -33,7 +35,7 @@ from hanabi_grpo.rollout.recordings import (
 )
 from hanabi_grpo.texts import visible
 from hanabi_grpo.training.estimators import ESTIMATORS, Pool, make_estimator
-from hanabi_grpo.types import Episode, ReplyKind
+from hanabi_grpo.types import Episode, ReplyKind, ToolCall
 from made_games import play_episodes_sync
 from tracked_runs import scripted_games
 
@@ -281,6 +283,39 @@ def test_boards_are_shown_in_either_style_without_the_settings_of_a_run(
         [episode] = play_episodes_sync(setup, players, "train", [3])
         frames = frames_of(Recording(episode=episode), {})
         assert len(frames) == len(episode.turns) + 1 and frames[0].text != frames[-1].text
+
+
+def test_a_call_of_a_tool_is_shown_beside_its_result() -> None:
+    setup = registry.setup(
+        "vote", {"preset": "vote-calculator", "tools": "calculator", "style": "compact"}
+    )
+    scripts = {player: setup.environment.policies["noisy"]() for player in range(3)}
+    episode = play_scripts(setup.task("train", 1), scripts)
+    [first, *_] = [turn for turn in episode.turns if turn.call is not None]
+    assert first.call is not None
+    call = f"calls calculator({first.call.argument})"
+    recording = Recording(episode=episode)
+    text = printed(recording)
+    assert call in text
+    assert re.search(rf"  result +{re.escape(first.call.result)}\b", text)
+    page = games_page([recording], [recording], title="t", settings={})
+    assert call in html.unescape(page)
+    assert f'<div class="r">{first.call.result}</div>' in page
+    assert page.count('<li class="c">') == sum(turn.is_call for turn in episode.turns)
+
+
+def test_a_board_shows_calls_in_what_was_said() -> None:
+    [episode] = group(num_games=1)
+    call = ToolCall(tool="lookup", argument="R1", result="playable")
+    looked_up = replace(
+        episode.turns[1], reply="lookup R1", action="lookup R1", rewards=({}, {}), call=call
+    )
+    turns = (episode.turns[0], looked_up, *episode.turns[1:])
+    with_call = Recording(episode=replace(episode, turns=turns))
+    assert len(make_timeline(with_call).moves) == len(episode.turns)
+    page = games_page([with_call], [with_call], title="t", settings={})
+    assert "calls lookup(R1) -&gt; playable" in page
+    assert page.count("<li>") == len(episode.turns)
 
 
 def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) -> None:

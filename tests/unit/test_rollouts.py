@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -146,7 +146,9 @@ def test_seats_that_act_together_are_asked_together_and_one_that_raises_ends_the
                 raise
             return Reply(text="")
 
-    asked: list[Any] = [(Waiting(), SimpleNamespace(player=player)) for player in range(3)]
+    asked: list[Any] = [
+        Waiting().reply(cast(Observation, SimpleNamespace(player=player))) for player in range(3)
+    ]
     with pytest.raises(RuntimeError, match="the engine died"):
         # The time limit turns a seat that nobody cancels into a failure instead of an hour's wait.
         asyncio.run(asyncio.wait_for(reply_together(asked), 20))

@@ -288,6 +288,8 @@ REPLY_REWARDS = {
     "reward_illegal": -0.5,
     "reward_unparsable": -0.5,
     "reward_out_of_tokens": -0.5,
+    "tool_calls": 4,
+    "tool_timeout": 5.0,
 }
 """What every environment has."""
 

@@ -27,6 +27,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import PartnerDownError, PartnerError, ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup, lineup_key
 from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.rollout.chat import Exchange
 from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings.refs import UrlRef
@@ -412,11 +413,11 @@ def test_another_rollout_server_is_such_a_url(tmp_path: Path, other_server: Runn
                 RolloutClient(app.url) as player,
             ):
                 [[game]] = play(player, "iggi", "url:big", num_games=1, setup=FULL).groups
-            earlier: list[tuple[str, str]] = []
+            earlier: list[Exchange] = []
             for turn in game.trajectory(1):
                 ids = CHAT.open(HANABI.system(FULL.config, 1), turn.prompt, earlier)
                 assert turn.reply == CHAT.decode(list(word_reply(expected, ids).ids))
-                earlier.append((turn.prompt, turn.reply))
+                earlier.append(Exchange(turn.prompt, turn.reply))
             assert read_calls(tmp_path)[-1]["prompt_tokens"] == len(ids)
 
 

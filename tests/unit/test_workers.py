@@ -22,7 +22,7 @@ from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tas
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.workers.pool import WorkerPool
-from hanabi_grpo.types import DroppedGame, Episode
+from hanabi_grpo.types import CallError, DroppedGame, Episode
 
 TRAP = blocking_environments.TRAP
 GAME_TIMEOUT = 5.0
@@ -56,9 +56,14 @@ def _traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tasks_of(
-    env: str, seeds: range, *, num_games: int = 1, seats: tuple[str, ...] = ("base",)
+    env: str,
+    seeds: range,
+    *,
+    num_games: int = 1,
+    seats: tuple[str, ...] = ("base",),
+    **fields: Any,
 ) -> list[RequestedTask]:
-    config = dict(setup(env, {"preset": "toy"}).config)
+    config = setup(env, {"preset": "toy", **fields}).config.model_dump(mode="json")
     rows = []
     for seed in seeds:
         rows.append({"env": env, "env_config": config, "suite": "train", "seed": seed})
@@ -128,6 +133,29 @@ def test_an_episode_of_a_worker_is_the_one_that_the_server_would_have_played(
     [[first, *_], *_] = in_worker
     assert first.turns[1].reply_ids == sample("Hint R").ids
     assert first.turns[1].reply == CHAT.decode(list(sample("Hint R").ids))
+
+
+def test_a_slow_tool_is_called_in_a_worker_and_its_player_is_told_of_the_time_out() -> None:
+    assert may_block(setup("slow_tool", {"preset": "toy"}))
+
+    def play(scheduler: Scheduler) -> Awaitable[list[list[Any]]]:
+        tasks = tasks_of("slow_tool", range(2), tool_calls=1, tool_timeout=0.2)
+        return scheduler.run(tasks, SAMPLING)
+
+    for reply, error in (("Hint R", CallError.TIMEOUT), ("Hint Y", None)):
+        engine = CountingEngine(reply=reply)
+        for [episode] in run(play, engine):
+            calls = [turn for turn in episode.turns if turn.is_call]
+            assert [turn.call.error for turn in calls] == [error] * 4
+            result = "result error" if error else "result Y"
+            moves = episode.moves
+            assert [turn.prompt for turn in moves] == [result] * 4
+            assert [turn.follows_call for turn in moves] == [True] * 4
+            assert [turn.call.error for turn in moves] == [CallError.OVER_LIMIT] * 4
+            # The conversation of the whole game goes on with the result.
+            added = CHAT.follow(CHAT.eos_id, result, is_result=True)
+            assert all(turn.prompt_ids == tuple(added) for turn in moves)
+        assert engine.num_calls == 2 * 4 * 2
 
 
 @pytest.mark.parametrize("env", ["sleeps", "computes"])

@@ -98,7 +98,8 @@ class GameEnv(vf.Env[GameEnvConfig]):
         Each agent is asked when its seat is to act, those who act together at the same time.
         """
         data = task.data
-        setup = registry.setup(data.env, data.env_config)
+        # Agents of verifiers are not asked again within a turn, so they have no tools.
+        setup = registry.setup(data.env, data.env_config).without_tools()
         start = setup.task(data.split, data.seed)
         referee = Referee(start)
         names = [player_name(player) for player in range(referee.spec.num_players)]

@@ -7,10 +7,13 @@ a thinking model goes on seeing its thoughts, which count towards the conversati
 With a memory of a few turns the conversation is rendered again at each turn, and each turn is a
 sequence in training. Earlier replies are only context there, as the chat template writes them and
 without their thoughts; the turn's reply has the sampled ids.
+
+A call of a tool and its result belong to their turn: they are appended by their ids whatever the
+memory, and a remembered turn is remembered with them.
 """
 
 from hanabi_grpo.agents.memory import remembered_turns
-from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.chat import ChatFormat, Exchange
 
 
 class Conversation:
@@ -29,20 +32,27 @@ class Conversation:
         self._chat = chat
         self._system = system
         self._memory = memory
-        self._past: list[tuple[str, str]] = []
+        self._past: list[Exchange] = []
         """With a memory of several turns: past messages, and the reply to each."""
         self._message = ""
+        self._follows_call = False
 
-    def ask(self, message: str) -> list[int]:
-        """Append a user message.
+    def ask(self, message: str, *, follows_call: bool = False) -> list[int]:
+        """Append a message to the player.
+
+        Args:
+            message: A user message, or the result of a tool.
+            follows_call: Whether it is the latter.
 
         Returns:
-            The ids that this turn adds; with a memory of some turns, all ids before the reply.
+            The ids that it adds; for the first message of a turn with a memory of some turns, all
+            ids before the reply.
         """
         self._message = message
-        if self._memory is None:
-            return self._append(message)
-        earlier = remembered_turns(self._past, self._memory)
+        self._follows_call = follows_call
+        if self._memory is None or follows_call:
+            return self._append(message, follows_call)
+        earlier = remembered_turns(self._past, self._memory, follows=_follows_call)
         self.ids = self._chat.open(self._system, message, earlier)
         return list(self.ids)
 
@@ -51,28 +61,32 @@ class Conversation:
         self.ids.extend(reply_ids)
         if self._memory is not None and self._memory > 1:
             reply = self._chat.spoken(reply_ids)
-            self._past.append((self._message, reply))
+            self._past.append(Exchange(self._message, reply, self._follows_call))
 
-    def remember(self, message: str, reply_ids: list[int]) -> None:
+    def remember(self, message: str, reply_ids: list[int], *, follows_call: bool = False) -> None:
         """Append an earlier turn, with the ids that were sampled at that turn.
 
         Afterwards `ids` has the length of the conversation; with a memory of some turns, an
         estimate of it.
         """
-        self._append(message)
+        self._append(message, follows_call)
         if self._memory is None:
             self.ids.extend(reply_ids)
         elif self._memory > 1:
             reply = self._chat.spoken(reply_ids)
-            self._past.append((message, reply))
+            self._past.append(Exchange(message, reply, follows_call))
             spoken_ids = self._chat.tokenizer.encode(reply, add_special_tokens=False)
             self.ids.extend(spoken_ids)
             self.ids.append(self._chat.eos_id)
 
-    def _append(self, message: str) -> list[int]:
+    def _append(self, message: str, follows_call: bool) -> list[int]:
         if self.ids:
-            added = self._chat.follow(self.ids[-1], message)
+            added = self._chat.follow(self.ids[-1], message, is_result=follows_call)
         else:
             added = self._chat.open(self._system, message)
         self.ids.extend(added)
         return added
+
+
+def _follows_call(exchange: Exchange) -> bool:
+    return exchange.follows_call

@@ -42,8 +42,7 @@ class PersonPlayer:
         if self.raw:
             rules = environment.system_message(task.config, player)
         else:
-            rules = environment.person_rules(task.config, player)
-            rules = wrapped(task.config.with_instruction(rules, player))
+            rules = wrapped(environment.person_message(task.config, player))
         self.say(f"You are {player_name(player)}.")
         if rules:
             self.say(rules)
@@ -114,6 +113,8 @@ def read_reply(line: str, seen: Observation, scene: Scene) -> str | None:
         seen: What the person may look at.
         scene: Its scene, which has the menu.
     """
+    if seen.is_call(line):
+        return line
     legal = seen.legal()
     for text in (line, scene.prefix + line):
         action = seen.parse(text) if line else None

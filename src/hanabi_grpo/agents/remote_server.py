@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hanabi_grpo.agents.memory import remembered_turns
+from hanabi_grpo.agents.memory import past_turn, remembered_requests
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
@@ -41,14 +41,14 @@ class RemoteSeat:
         request = ReplyRequest(
             seat=self.player.name,
             system=self.system,
-            turns=tuple(remembered_turns(self.past, memory)),
+            turns=remembered_requests(self.past, memory, is_continued=seen.follows_call),
             fresh=memory is not None,
             prompt=seen.message(),
+            follows_call=seen.follows_call,
             max_tokens=self.player.max_tokens,
             temperature=self.player.temperature,
         )
         reply = self.player.client.reply(request)
         if not reply.out_of_tokens:
-            turn = EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids)
-            self.past.append(turn)
-        return replace(reply, fresh=request.fresh)
+            self.past.append(past_turn(request, reply))
+        return replace(reply, fresh=request.fresh and not request.follows_call)

@@ -144,6 +144,8 @@ class ServedPlayer:
         message: str,
         copy_key: int | None = None,
         sampling: SamplingConfig | None = None,
+        *,
+        follows_call: bool = False,
     ) -> Reply:
         """Add a message to a conversation, sample the reply, and add that too.
 
@@ -153,6 +155,7 @@ class ServedPlayer:
             copy_key: Calls of the same key go to the same copy of the model, see
                 `Sampler.generate`.
             sampling: Of this reply; None: the player's.
+            follows_call: Whether the message is the result of a tool.
 
         Returns:
             The reply, or one that is `out_of_tokens` when the longest reply might not fit.
@@ -164,7 +167,7 @@ class ServedPlayer:
         """
         model = self.model
         sampling = sampling or self.sampling
-        added = conversation.ask(message)
+        added = conversation.ask(message, follows_call=follows_call)
         prompt_ids = list(conversation.ids)
         if len(prompt_ids) + sampling.max_tokens > model.max_model_len:
             return Reply(text="", prompt=message, out_of_tokens=True)
@@ -184,20 +187,23 @@ class ServedPlayer:
             version=self.version,
         )
 
-    def say(self, conversation: Conversation, message: str, text: str) -> Reply:
+    def say(
+        self, conversation: Conversation, message: str, text: str, *, follows_call: bool = False
+    ) -> Reply:
         """Add a message to a conversation, and a reply to it that nobody samples.
 
         Args:
             conversation: Grows by both.
             message: The player's message on this turn.
             text: The reply.
+            follows_call: See `ask`.
 
         Returns:
             The reply, whose tokens are the last of `prompt_ids`; or one that is `out_of_tokens`
             where `ask` would return such.
         """
         model = self.model
-        added = conversation.ask(message)
+        added = conversation.ask(message, follows_call=follows_call)
         if len(conversation.ids) + self.sampling.max_tokens > model.max_model_len:
             return Reply(text="", prompt=message, out_of_tokens=True)
         ids = model.chat.said(text)
@@ -218,7 +224,7 @@ class ServedSeat:
     seed: int | None
     """See `seeds.seat_seed`; None: other replies each time."""
     turn: int = 0
-    """Replies so far."""
+    """Replies so far, calls of tools among them."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
@@ -227,16 +233,22 @@ class ServedSeat:
             sampling = replace(sampling, seed=reply_seed(self.seed, self.turn))
         self.turn += 1
         message = seen.message()
-        reply = await self.player.ask(self.conversation, message, self.copy_key, sampling)
-        return replace(reply, fresh=self.memory is not None)
+        reply = await self.player.ask(
+            self.conversation, message, self.copy_key, sampling, follows_call=seen.follows_call
+        )
+        return replace(reply, fresh=self._is_fresh(seen))
 
     async def say(self, seen: Observation, text: str) -> Reply:
         """Say a given reply where the model would make one, see `taught.SayingSeat`."""
         # The replies to come are sampled as if this one had been, too.
         self.turn += 1
         message = seen.message()
-        reply = self.player.say(self.conversation, message, text)
-        return replace(reply, fresh=self.memory is not None)
+        reply = self.player.say(self.conversation, message, text, follows_call=seen.follows_call)
+        return replace(reply, fresh=self._is_fresh(seen))
+
+    def _is_fresh(self, seen: Observation) -> bool:
+        """Return whether a reply begins a sequence: that of a result goes on with its turn's."""
+        return self.memory is not None and not seen.follows_call
 
 
 def _check_sample(sample: Sample, prompt_ids: list[int], vocab_size: int) -> None:

@@ -98,6 +98,8 @@ class TaughtSeat:
 
 def _lesson(text: str, seen: Observation) -> Lesson | None:
     """Return what a teacher's reply teaches; None where the rules do not allow it."""
+    if seen.is_call(text):
+        return Lesson(action=text)
     action = seen.parse(text)
     legal = seen.legal()
     if action is None or (legal is not None and action not in legal):

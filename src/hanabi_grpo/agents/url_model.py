@@ -19,6 +19,7 @@ from hanabi_grpo.agents.url_transcript import Transcript
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import PartnerError, SettingsError
+from hanabi_grpo.rollout.chat import Exchange
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import SeatRef, UrlRef, unknown_url
 from hanabi_grpo.settings.values import PartnerUrl, split_partner_url
@@ -223,9 +224,10 @@ class UrlSeat:
     where: Mapping[str, Any]
     """Seat, task and game, for the transcript."""
     system: str
-    past: list[tuple[str, str]] = field(default_factory=list)
+    past: list[Exchange] = field(default_factory=list)
     """Past messages, and the reply to each without its thoughts, as chat templates render earlier
-    turns.
+    turns. Results of tools are user messages, as such services match others to calls that they
+    have read themselves.
     """
 
     async def reply(self, seen: Observation) -> Reply:
@@ -234,11 +236,17 @@ class UrlSeat:
         messages = []
         if self.system:
             messages.append({"role": "system", "content": self.system})
-        for past_message, past_reply in remembered_turns(self.past, seen.window):
-            messages.append({"role": "user", "content": past_message})
-            messages.append({"role": "assistant", "content": past_reply})
+        remembered = remembered_turns(
+            self.past,
+            seen.window,
+            follows=lambda past: past.follows_call,
+            is_continued=seen.follows_call,
+        )
+        for past in remembered:
+            messages.append({"role": "user", "content": past.message})
+            messages.append({"role": "assistant", "content": past.reply})
         messages.append({"role": "user", "content": message})
         reply = await self.player.partners.ask(self.player, messages, self.where)
         _, spoken = split_reply(reply)
-        self.past.append((message, spoken))
+        self.past.append(Exchange(message, spoken, seen.follows_call))
         return Reply(text=reply, prompt=message)

@@ -19,16 +19,20 @@ from itertools import groupby
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
 from hanabi_grpo.envs.alarms import Alarm
-from hanabi_grpo.envs.config import EnvConfig
+from hanabi_grpo.envs.config import NO_TOOLS, EnvConfig, split_tools
 from hanabi_grpo.envs.instructions import split_instruction
 from hanabi_grpo.envs.people import Scene, plain_choices, without_format
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.envs.tools.calls import describe_tools
+from hanabi_grpo.envs.tools.seat import SeatTools
+from hanabi_grpo.envs.tools.tool import Tool
 from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.types import (
     JUDGE_MEAN_PART,
     JUDGE_PART,
     MAX_PLAYERS,
     Episode,
+    ToolCall,
     player_name,
     player_names,
 )
@@ -332,9 +336,40 @@ class Environment(Protocol[C]):
         Players are given `system_message`, which has the config's instruction behind it.
         """
 
+    def tools(self, config: C) -> Sequence[Tool]:
+        """Return the tools that players may call before they answer, see `envs.tools`.
+
+        All of them are on, unless `EnvConfig.tools` names some. A call changes nothing in the game,
+        and nobody but the player sees it or its result.
+        """
+        return ()
+
+    def has_short_calls(self, config: C) -> bool:
+        """Tell whether calls may have the short form of words, see `envs.tools.calls`."""
+        return False
+
+    def tool_rules(self, config: C, tools: Sequence[Tool]) -> str:
+        """Return what the system message says of the tools that are on; "" for nothing."""
+        if self.has_short_calls(config):
+            return ""
+        return describe_tools(tools, config.tool_calls)
+
     def system_message(self, config: C, player: int) -> str:
         """Return the whole system message of a player; environments do not override it."""
-        return config.with_instruction(self.system(config, player), player)
+        text = self.system(config, player)
+        tools = tools_of(self, config)
+        if tools:
+            text = "\n\n".join(filter(None, (text, self.tool_rules(config, tools))))
+        return config.with_instruction(text, player)
+
+    def person_message(self, config: C, player: int) -> str:
+        """Return the whole rules as a person reads them; environments do not override it."""
+        text = self.person_rules(config, player)
+        tools = tools_of(self, config)
+        if tools:
+            rules = describe_tools(tools, config.tool_calls, short=self.has_short_calls(config))
+            text = "\n\n".join(filter(None, (text, rules)))
+        return config.with_instruction(text, player)
 
     def person_rules(self, config: C, player: int) -> str:
         """Return the rules as a person in this seat reads them; "" for none.
@@ -450,13 +485,18 @@ class Environment(Protocol[C]):
         By default that is pictures, or where there are none what players were shown, and moves.
         """
         game = self.reset(config, split=episode.suite, seed=episode.seed)
-        for number, turns in groupby(episode.turns, lambda turn: turn.step):
-            actions = {turn.player: turn.action for turn in turns}
+        for number, group in groupby(episode.turns, lambda turn: turn.step):
+            turns = list(group)
+            actions = {turn.player: turn.action for turn in turns if not turn.is_call}
             picture = self.picture(config, game)
             lines = [picture] if picture else []
             if not picture:
                 for player in actions:
                     lines.append(f"{player_name(player)} reads:\n{game.state_message(player)}")
+            for turn in turns:
+                if turn.call is not None and turn.is_call:
+                    call = f"{turn.call.tool}({turn.call.argument})"
+                    lines.append(f"{player_name(turn.player)} calls {call} -> {turn.call.result}")
             for player, action in actions.items():
                 lines.append(f"{player_name(player)}: {action}")
             yield Frame(title=f"turn {number + 1}", text="\n".join(lines))
@@ -511,6 +551,29 @@ class Setup(Generic[C]):
         """What others have to know, see `Environment.spec`."""
         return _spec(self)
 
+    def without_tools(self) -> "Setup[C]":
+        """Return the same game without tools, for whoever cannot run calls."""
+        if not self.tools:
+            return self
+        return Setup(self.environment, self.config.model_copy(update={"tools": NO_TOOLS}))
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that are on."""
+        return tools_of(self.environment, self.config)
+
+    def seat_tools(self) -> SeatTools | None:
+        """Return the tools of one player at the start of an episode; None: there are none."""
+        tools = self.tools
+        if not tools:
+            return None
+        return SeatTools(
+            tools,
+            calls_per_turn=self.config.tool_calls,
+            timeout=self.config.tool_timeout,
+            short=self.environment.has_short_calls(self.config),
+        )
+
     def task(self, split: str, seed: int) -> "Task[C]":
         """Return one start of it."""
         return Task(environment=self.environment, config=self.config, split=split, seed=seed)
@@ -527,12 +590,19 @@ class Setup(Generic[C]):
 
 @functools.lru_cache(maxsize=256)
 def _spec(setup: Setup[Any]) -> EnvSpec:
-    """Return the environment's spec; the hash names the instruction, too.
+    """Return the environment's spec; the hash names the tools and the instruction, too.
 
     Raises:
-        SettingsError: As `Environment.spec`; or a seat has an instruction that is not in the game.
+        SettingsError: As `Environment.spec` and `tools_of`; or a seat has an instruction that is
+            not in the game.
     """
     spec = setup.environment.spec(setup.config)
+    if setup.tools:
+        rules = setup.environment.tool_rules(setup.config, setup.tools)
+        keys = [tool.key for tool in setup.tools]
+        short = setup.environment.has_short_calls(setup.config)
+        calls_hash = stable_hash(keys, rules, setup.config.tool_calls, short)
+        spec = replace(spec, hash=f"{spec.hash}-{calls_hash}")
     instruction = setup.config.instruction
     if not instruction:
         return spec
@@ -544,6 +614,32 @@ def _spec(setup: Setup[Any]) -> EnvSpec:
             )
     # What stands before the dash still names the rules.
     return replace(spec, hash=f"{spec.hash}-{stable_hash(instruction)}")
+
+
+def tools_of(environment: Environment[C], config: C) -> tuple[Tool, ...]:
+    """Return the tools of an environment that are on with a config.
+
+    Raises:
+        SettingsError: The config names a tool that the environment does not offer, or two of its
+            tools have one name.
+    """
+    offered: dict[str, Tool] = {}
+    for tool in environment.tools(config):
+        if tool.name in offered:
+            raise SettingsError(
+                f"environment {environment.name!r}: two tools {tool.name!r}; rename one of them."
+            )
+        offered[tool.name] = tool
+    if config.tools is None:
+        return tuple(offered.values())
+    names = split_tools(config.tools)
+    for name in names:
+        if name not in offered:
+            raise SettingsError(
+                f"tools={shown(config.tools)}: {environment.name} has no tool {name!r}; it offers "
+                f"{', '.join(offered) or 'none'}, and none switches all of them off."
+            )
+    return tuple(offered[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,25 +665,62 @@ class Observation:
     Each part is built when it is asked for.
     """
 
-    __slots__ = ("__game", "player", "window")
+    __slots__ = ("__game", "__tools", "player", "window")
 
-    def __init__(self, game: Game, player: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        game: Game,
+        player: int,
+        window: int | None = None,
+        tools: SeatTools | None = None,
+    ) -> None:
         """Look at a game with the eyes of one player.
 
         Args:
             game: The episode.
             player: Number of the player.
             window: Turns that the player remembers, see `EnvConfig.window`.
+            tools: The player's own; None: it has none.
         """
         self.__game = game
+        self.__tools = tools
         self.player = player
         self.window = window
 
-    def message(self) -> str:
-        """Return what the player is told on this turn: `Game.message` or `state_message`.
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The player's calls of tools in this turn, with their results."""
+        return tuple(self.__tools.calls) if self.__tools is not None else ()
 
-        The latter is for a player that does not remember the whole episode.
+    @property
+    def follows_call(self) -> bool:
+        """Whether `message` is the result of a call that the player has just made."""
+        return bool(self.calls)
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that the player may call now."""
+        return self.__tools.available() if self.__tools is not None else ()
+
+    def call_of(self, tool: Tool, argument: str) -> str:
+        """Return the reply that calls a tool, for scripts."""
+        if self.__tools is None:
+            raise SettingsError(f"{tool.name}: this game has no tools; look at `tools` first.")
+        return self.__tools.write(tool, argument)
+
+    def is_call(self, reply: str) -> bool:
+        """Tell whether a reply would call a tool now."""
+        tools = self.__tools
+        return tools is not None and tools.calls_left > 0 and tools.read(reply) is not None
+
+    def message(self) -> str:
+        """Return what the player is told now: `Game.message` or `state_message`.
+
+        The latter is for a player that does not remember the whole episode. After a call of a tool
+        it is the result, and the player remembers what it was told before the call.
         """
+        if self.calls:
+            return self.calls[-1].result
         if self.window is None:
             return self.__game.message(self.player)
         return self.state_message()
@@ -601,8 +734,12 @@ class Observation:
         return self.__game.view(self.player)
 
     def scene(self) -> Scene:
-        """See `Game.scene`."""
-        return self.__game.scene(self.player)
+        """See `Game.scene`; the calls of this turn are below the table."""
+        scene = self.__game.scene(self.player)
+        lines = [f"{call.tool}({call.argument}): {call.result}" for call in self.calls]
+        if not lines:
+            return scene
+        return replace(scene, table="\n".join((scene.table, *lines)))
 
     def legal(self) -> tuple[str, ...] | None:
         """See `Game.legal`."""

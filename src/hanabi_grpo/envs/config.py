@@ -11,6 +11,13 @@ from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 Memory = Literal["game", "turn"] | Annotated[int, Field(ge=1)]
 MEMORY_ALLOWED = "game, turn, or a number of turns, at least 1"
+NO_TOOLS = "none"
+"""The value of `EnvConfig.tools` for none."""
+TOOLS_ALLOWED = f"{NO_TOOLS}, or a comma list of tools that the environment offers"
+TOOL_CALLS = 4
+"""Default of `EnvConfig.tool_calls`."""
+TOOL_TIMEOUT = 5.0
+"""Default of `EnvConfig.tool_timeout`."""
 
 
 class EnvConfig(BaseModel):
@@ -47,6 +54,29 @@ class EnvConfig(BaseModel):
     """Text behind the system message of every seat, or of one: player_1=…; a file (.txt, .md) of
     it.
     """
+
+    tools: str | None = Field(
+        default=None,
+        exclude_if=operator.not_,
+        json_schema_extra={"allowed": TOOLS_ALLOWED},
+    )
+    """Tools that players may call before they answer; unset: those that the preset has."""
+    tool_calls: int = Field(default=TOOL_CALLS, ge=1, le=16, exclude_if=TOOL_CALLS.__eq__)
+    """Calls of tools that a player may make in one turn."""
+    tool_timeout: float = Field(default=TOOL_TIMEOUT, gt=0, le=600, exclude_if=TOOL_TIMEOUT.__eq__)
+    """Seconds of one call of a tool that waits for something; then the player is told so."""
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, tools: str | None) -> str | None:
+        """Refuse names that no tool can have; the environment knows which ones there are."""
+        names = split_tools(tools)
+        if len(set(names)) < len(names):
+            raise ValueError("names a tool twice")
+        for name in names:
+            if not (name.isascii() and name.isidentifier()):
+                raise ValueError(f"{name!r} is no name of a tool; allowed: {TOOLS_ALLOWED}")
+        return tools
 
     @field_validator("instruction")
     @classmethod
@@ -115,6 +145,17 @@ class EnvConfig(BaseModel):
         if item["type"] == "missing":
             return f"key {key!r} is missing"
         return f"{key}={shown(item['input'])}: {message}"
+
+
+def split_tools(tools: str | None) -> tuple[str, ...]:
+    """Return the names in a value of `EnvConfig.tools`, () where it names none.
+
+    Example:
+        split_tools("calculator, lookup") == ("calculator", "lookup")
+    """
+    if tools is None or tools.strip() in ("", NO_TOOLS):
+        return ()
+    return tuple(name.strip() for name in tools.split(","))
 
 
 class StateConfig(EnvConfig):

@@ -10,15 +10,27 @@ environment that does not name a secret has not been tested on it.
 """
 
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hanabi_grpo.envs.base import FORFEIT, SKIP, C, Environment, EnvSpec, Game, Observation, Task
+from hanabi_grpo.envs.base import (
+    FORFEIT,
+    SKIP,
+    C,
+    Environment,
+    EnvSpec,
+    Game,
+    Observation,
+    Setup,
+    Task,
+)
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
+from hanabi_grpo.envs.tools.tool import Tool, run_tool
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.types import REPLY_PARTS, Episode, ReplyKind
+from hanabi_grpo.types import REPLY_PARTS, CallError, Episode, ReplyKind
 
 STRANGE_REPLIES = (
     "",
@@ -44,6 +56,12 @@ _NUM_SPLIT_SEEDS = 50
 """Starts of each split that `check_starts` looks at."""
 _NUM_REPEATED_STARTS = 20
 """How many of them it starts twice."""
+_NUM_TOOL_EPISODES = 4
+"""Episodes in which `check_tools` calls tools."""
+_TOOL_ARGUMENTS = ("1 + 1", "a", "Paris", "[", "((((", "9 ** 9 ** 9", "1 / 0")
+"""What it calls them with, beside `STRANGE_REPLIES`."""
+_MAX_TOOL_SECONDS = 0.05
+"""Of this thread, for a call of a tool that is not slow."""
 _ROUNDING = 1e-9
 """Difference of two sums of rewards that counts as none."""
 
@@ -103,6 +121,7 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> 
     check_starts(environment, config)
     check_replies(environment, config, num_episodes=num_episodes)
     check_policies(environment, config)
+    check_tools(environment, config)
     check_symmetries(environment, config, num_episodes=num_episodes)
     check_wrappers(environment, config)
     return report
@@ -314,6 +333,105 @@ def check_policies(environment: Environment[C], config: C) -> None:
                     f"legal actions of policy {name!r}",
                     turn.reply,
                 )
+
+
+def check_tools(environment: Environment[C], config: C) -> None:
+    """Check the tools that are on: whatever a player writes, there is an answer, for it alone.
+
+    A tool returns a text or raises a `ToolError`. One that is not slow does so within a few
+    milliseconds, and says the same each time. A call changes nothing that anybody else sees, and
+    nothing in the game. Nothing is done where there are no tools.
+    """
+    setup = Setup(environment, config)
+    spec = setup.spec
+    for tool in setup.tools:
+        for player in range(spec.num_players):
+            is_told = tool.name in environment.system_message(config, player)
+            _expect(
+                is_told or environment.has_short_calls(config),
+                spec,
+                f"player {player}'s system message to name the tool {tool.name!r}",
+                "no such name",
+            )
+        if not tool.slow:
+            for argument in (*STRANGE_REPLIES, *_TOOL_ARGUMENTS):
+                _check_call(tool, argument, spec)
+    if not setup.tools:
+        return
+    for number in range(_NUM_TOOL_EPISODES):
+        _check_tool_episode(setup, number)
+
+
+def _check_call(tool: Tool, argument: str, spec: EnvSpec) -> None:
+    """Check one call of a tool that is not slow."""
+    start = time.thread_time()
+    outcome = run_tool(tool, argument, 1.0)
+    seconds = time.thread_time() - start
+    where = f"the tool {tool.name!r} to take {argument[:40]!r}"
+    _expect(
+        outcome.error in (None, CallError.BAD_CALL),
+        spec,
+        f"{where}, or to raise a ToolError",
+        outcome.text,
+    )
+    _expect(
+        seconds <= _MAX_TOOL_SECONDS,
+        spec,
+        f"{where} within {_MAX_TOOL_SECONDS:g} s, as it is not slow",
+        f"{seconds:.3f} s",
+    )
+    again = run_tool(tool, argument, 1.0)
+    _expect(again == outcome, spec, f"{where} the same way each time", again.text)
+
+
+def _check_tool_episode(setup: Setup[Any], number: int) -> None:
+    """Play an episode twice, once with calls of one player before each of its actions."""
+    spec = setup.spec
+    rng = random.Random(number)
+    caller = number % spec.num_players
+    task = setup.task("train", number)
+    referee = Referee(task)
+    plain = Referee(task)
+    while referee.status is None:
+        if caller in referee.to_act():
+            seen = referee.see(caller)
+            for tool in seen.tools:
+                reply = seen.call_of(tool, rng.choice(_TOOL_ARGUMENTS))
+                wanted = referee.wanted_call(caller, reply)
+                if wanted is None:
+                    # The turn's calls are used up.
+                    break
+                if wanted.tool is None or wanted.tool.slow:
+                    continue
+                outcome = referee.tools_of(caller).run(wanted)
+                call = referee.add_call(caller, reply, wanted, outcome)
+                _expect(
+                    referee.see(caller).message() == call.result,
+                    spec,
+                    f"player {caller} to read the result of its call",
+                    referee.see(caller).message(),
+                )
+        for player in range(spec.num_players):
+            if player != caller:
+                read = _shown(referee.game, player), referee.see(player).calls
+                _expect(
+                    read == (_shown(plain.game, player), ()),
+                    spec,
+                    f"player {player} to see nothing of player {caller}'s calls",
+                    read,
+                )
+        actions = _random_actions(referee, rng)
+        referee.step(actions)
+        plain.step(actions)
+    with_calls = referee.episode()
+    without = plain.episode()
+    moves = [replace(turn, prompt="", follows_call=False) for turn in with_calls.moves]
+    _expect(
+        moves == list(without.turns) and with_calls.result == without.result,
+        spec,
+        "the same game with calls of tools as without",
+        with_calls.result,
+    )
 
 
 def check_symmetries(environment: Environment[C], config: C, *, num_episodes: int = 30) -> None:

@@ -5,13 +5,42 @@ Whoever plays, plays through a `Referee`, so that bad replies mean one thing.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvSpec, Game, Observation, Policy, Task, draw
+from hanabi_grpo.envs.base import (
+    FORFEIT,
+    SKIP,
+    EnvSpec,
+    Game,
+    Observation,
+    Policy,
+    Seat,
+    Task,
+    draw,
+)
 from hanabi_grpo.envs.rewards import episode_rewards, with_parts
+from hanabi_grpo.envs.tools.calls import WantedCall
+from hanabi_grpo.envs.tools.seat import SeatTools
+from hanabi_grpo.envs.tools.tool import Outcome
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind, Turn
+from hanabi_grpo.types import (
+    CallError,
+    Episode,
+    EpisodeStatus,
+    Reply,
+    ReplyKind,
+    ToolCall,
+    Turn,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MadeCall:
+    """A reply that called a tool, in a step that is not over."""
+
+    reply: Reply
+    call: ToolCall
 
 
 class Referee:
@@ -46,6 +75,15 @@ class Referee:
         self.spec: EnvSpec = task.setup.spec
         self.game: Game = task.environment.reset(task.config, split=task.split, seed=task.seed)
         """It knows everything: it is for records and tests, never for players."""
+        self._tools: dict[int, SeatTools] = {}
+        """Per player; empty in a game without tools."""
+        self._made_calls: dict[int, list[_MadeCall]] = {}
+        """Per player its calls since its last action."""
+        for player in range(self.spec.num_players):
+            tools = task.setup.seat_tools()
+            if tools is not None:
+                self._tools[player] = tools
+                self._made_calls[player] = []
         self.status: EpisodeStatus | None = None if self.game.to_act() else EpisodeStatus.FINISHED
         """None while the episode goes on."""
         self._turns: list[Turn] = []
@@ -61,7 +99,45 @@ class Referee:
 
     def see(self, player: int) -> Observation:
         """Return what a player may look at."""
-        return Observation(self.game, player, self.task.config.window)
+        return Observation(self.game, player, self.task.config.window, self._tools.get(player))
+
+    def wanted_call(self, player: int, reply: Reply | str) -> WantedCall | None:
+        """Return the call of a tool that a reply makes, None for an action.
+
+        After the last call of a turn, a reply that calls is an action that cannot be read.
+
+        Args:
+            player: One of the players to act.
+            reply: Its reply.
+        """
+        tools = self._tools.get(player)
+        if tools is None or not tools.calls_left:
+            return None
+        return tools.read(reply.text if isinstance(reply, Reply) else reply)
+
+    def tools_of(self, player: int) -> SeatTools:
+        """Return the tools of a player that has some, to run a `wanted_call`."""
+        return self._tools[player]
+
+    def add_call(
+        self, player: int, reply: Reply | str, wanted: WantedCall, outcome: Outcome
+    ) -> ToolCall:
+        """Record a call with what it brought; the player is asked again, see `see`."""
+        call = self._tools[player].add(wanted, outcome)
+        full_reply = reply if isinstance(reply, Reply) else Reply(text=reply)
+        self._made_calls[player].append(_MadeCall(reply=full_reply, call=call))
+        return call
+
+    def take_back_call(self, player: int) -> Reply | None:
+        """Return the reply of the player's last call in this turn, as if no call were left then.
+
+        It is for a player whose conversation has no room for another reply: the reply that took
+        the room is then its action, one that cannot be read. None: the turn has no call.
+        """
+        if not self._made_calls.get(player):
+            return None
+        self._tools[player].take_back()
+        return self._made_calls[player].pop().reply
 
     def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
         """Take one reply of each player in `to_act()` and return their turns in that order.
@@ -94,10 +170,13 @@ class Referee:
         game_rewards = self.game.step(actions)
         turns = []
         for player in players:
+            turns += self._call_turns(player)
             rewards = self._turn_rewards(player, players, game_rewards, kinds[player])
-            turns.append(
-                self._turn(player, full_replies[player], actions[player], kinds[player], rewards)
-            )
+            turn = self._turn(player, full_replies[player], actions[player], kinds[player], rewards)
+            turns.append(self._marked(turn))
+        for player in self._tools:
+            self._tools[player].end_turn()
+            self._made_calls[player].clear()
         self._turns += turns
         self._num_steps += 1
         if not self.game.to_act():
@@ -174,7 +253,9 @@ class Referee:
         `order` is the place of the player among those who answer in this step.
         """
         legal = self.game.legal(player)
-        action = self.game.parse(player, reply)
+        action = None
+        if not self._is_call(player, reply):
+            action = self.game.parse(player, reply)
         if action is not None and (legal is None or action in legal):
             return action, ReplyKind.LEGAL
         kind = ReplyKind.UNPARSABLE if action is None else ReplyKind.ILLEGAL
@@ -189,6 +270,41 @@ class Referee:
             )
         key = (self.task.split, self.task.seed, self.number, len(self._turns) + order)
         return legal[draw(*key, below=len(legal))], kind
+
+    def _is_call(self, player: int, reply: str) -> bool:
+        tools = self._tools.get(player)
+        return tools is not None and tools.read(reply) is not None
+
+    def _call_turns(self, player: int) -> list[Turn]:
+        """Return a player's calls of this step as turns without rewards."""
+        no_rewards: list[Mapping[str, float]] = [{} for _ in range(self.spec.num_players)]
+        turns = []
+        result = ""
+        for made in self._made_calls.get(player, ()):
+            reply = made.reply
+            if not reply.prompt and result:
+                reply = replace(reply, prompt=result)
+            action = _encodable(reply.text)
+            turn = self._turn(player, reply, action, ReplyKind.LEGAL, no_rewards)
+            turns.append(replace(turn, call=made.call, follows_call=bool(result)))
+            result = made.call.result
+        return turns
+
+    def _marked(self, turn: Turn) -> Turn:
+        """Return an action's turn with what it has to do with calls of tools."""
+        made_calls = self._made_calls.get(turn.player)
+        if made_calls:
+            prompt = turn.prompt or _encodable(made_calls[-1].call.result)
+            turn = replace(turn, prompt=prompt, follows_call=True)
+        if not self._is_call(turn.player, turn.reply):
+            return turn
+        wanted = self._tools[turn.player].read(turn.reply)
+        call = ToolCall(
+            tool=wanted.name if wanted is not None else "",
+            argument=wanted.argument if wanted is not None else "",
+            error=CallError.OVER_LIMIT,
+        )
+        return replace(turn, call=call)
 
     def _turn_rewards(
         self,
@@ -294,10 +410,20 @@ def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int
     while referee.status is None:
         replies = {}
         for player in referee.to_act():
-            replies[player] = seats[player].act(referee.see(player))
+            replies[player] = _script_reply(referee, player, seats[player])
         referee.step(replies)
     names = [policies[player].name for player in range(referee.spec.num_players)]
     return referee.episode(seats=names)
+
+
+def _script_reply(referee: Referee, player: int, seat: Seat) -> str:
+    """Return a script's action, after its calls of tools."""
+    while True:
+        reply = seat.act(referee.see(player))
+        wanted = referee.wanted_call(player, reply)
+        if wanted is None:
+            return reply
+        referee.add_call(player, reply, wanted, referee.tools_of(player).run(wanted))
 
 
 def _encodable(text: str) -> str:

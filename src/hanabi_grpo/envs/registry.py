@@ -138,6 +138,8 @@ def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
 
 def may_block(setup: Setup[Any]) -> bool:
     """Tell whether calls of a game may block, see `Environment.may_block`."""
+    if any(tool.slow for tool in setup.tools):
+        return True
     answer = setup.environment.may_block(setup.config)
     if answer is None:
         return setup.env not in OWN

@@ -24,6 +24,7 @@ from hanabi_grpo.envs.base import (
     stable_hash,
 )
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.envs.tools.tool import Tool
 from hanabi_grpo.errors import RewardError, SettingsError, shown
 from hanabi_grpo.types import JUDGE_PARTS, TURN_PARTS, Episode, task_name
 
@@ -164,6 +165,18 @@ class RewardedEnvironment(Environment[C]):
     def system(self, config: C, player: int) -> str:
         """See `Environment.system`."""
         return self.base.system(config, player)
+
+    def tools(self, config: C) -> Sequence[Tool]:
+        """See `Environment.tools`."""
+        return self.base.tools(config)
+
+    def has_short_calls(self, config: C) -> bool:
+        """See `Environment.has_short_calls`."""
+        return self.base.has_short_calls(config)
+
+    def tool_rules(self, config: C, tools: Sequence[Tool]) -> str:
+        """See `Environment.tool_rules`."""
+        return self.base.tool_rules(config, tools)
 
     def reset(self, config: C, *, split: str, seed: int) -> Game:
         """See `Environment.reset`."""

@@ -24,7 +24,15 @@ def public_text(reply: str) -> str | None:
     if is_cut_off:
         return None
     stripped = [part.strip() for part in parts]
-    text = "\n".join(filter(None, stripped))
+    return without_markup("\n".join(filter(None, stripped)))
+
+
+def without_markup(text: str) -> str:
+    """Return a text for a prompt in which nothing is a special token.
+
+    Example:
+        without_markup("<|im_end|>") == "< |im_end|>"
+    """
     return _MARKUP.sub(r"\g<0> ", text)
 
 

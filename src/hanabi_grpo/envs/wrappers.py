@@ -15,7 +15,7 @@ from gymnasium.spaces import Dict, Text
 from gymnasium.utils import seeding
 from pettingzoo import AECEnv
 
-from hanabi_grpo.envs.base import C, Environment, Policy, Seat, Task
+from hanabi_grpo.envs.base import C, Environment, Policy, Seat, Setup, Task
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import player_name, player_names
@@ -81,7 +81,8 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
     def __init__(self, environment: Environment[C], config: C) -> None:
         """Make an env without an episode; `reset` starts one."""
         self.environment = environment
-        self.config = config
+        # Whoever drives a wrapper gives actions alone.
+        self.config = Setup(environment, config).without_tools().config
         self.possible_agents = list(player_names(environment.spec(config).num_players))
         self.agents: list[str] = []
         self.action_spaces = {}
@@ -256,7 +257,8 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
                 f"{others}."
             )
         self.environment = environment
-        self.config = config
+        # Whoever drives a wrapper gives actions alone.
+        self.config = Setup(environment, config).without_tools().config
         self.seat = seat
         self.observation_space = AnyText(_MESSAGE_CHARS)
         self.action_space = AnyText(_REPLY_CHARS)

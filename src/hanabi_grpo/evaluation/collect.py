@@ -168,7 +168,7 @@ def game_figures(setup: Setup[Any], games: Sequence[Episode], num_orders: int) -
         games: The games, at least one.
         num_orders: Number of seat orders, which alternate from task to task.
     """
-    kinds = [turn.kind for game in games for turn in game.turns]
+    kinds = [turn.kind for game in games for turn in game.moves]
     scores = [lineup_score(setup.spec, game, game.seed % num_orders) for game in games]
     num_truncated = sum(game.status.is_truncated for game in games)
     return {

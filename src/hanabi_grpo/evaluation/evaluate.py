@@ -14,6 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out, reward_figures
+from hanabi_grpo.envs.tools.figures import tool_figures
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
@@ -264,7 +265,7 @@ def task_figures(setup: Setup[Any], games: Sequence[Episode]) -> TaskFigures:
     num_truncated = 0
     for order, game in enumerate(games):
         scores.append(lineup_score(spec, game, order))
-        reply_kinds += [turn.kind for turn in game.turns]
+        reply_kinds += [turn.kind for turn in game.moves]
         num_truncated += game.status.is_truncated
     figures = {
         **mean_figures(game.result for game in games),
@@ -274,6 +275,8 @@ def task_figures(setup: Setup[Any], games: Sequence[Episode]) -> TaskFigures:
         "unparsable_per_game": reply_kinds.count(ReplyKind.UNPARSABLE) / num_games,
         "turns_per_game": len(reply_kinds) / num_games,
     }
+    if setup.tools:
+        figures |= tool_figures(games)
     if is_versus(spec):
         figures |= outcome_figures(spec, games)
     if spec.has_common_score:

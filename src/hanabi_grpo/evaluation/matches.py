@@ -138,7 +138,7 @@ def check_replay(setup: Setup[Any], episode: Episode) -> None:
     where = f"task {task_name(episode.suite, episode.seed)}, game {episode.game}"
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     for step, turns in groupby(episode.turns, lambda turn: turn.step):
-        actions = {turn.player: turn.action for turn in turns}
+        actions = {turn.player: turn.action for turn in turns if not turn.is_call}
         legal = {player: game.legal(player) for player in game.to_act()}
         if not _can_be_played(actions, legal):
             raise ServerError(

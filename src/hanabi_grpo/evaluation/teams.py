@@ -140,7 +140,8 @@ class Problems:
         for problem_turns in turns:
             num_tokens += sampled_tokens(problem_turns)
             for turn in problem_turns:
-                is_no_answer.append(turn.kind is not ReplyKind.LEGAL)
+                if not turn.is_call:
+                    is_no_answer.append(turn.kind is not ReplyKind.LEGAL)
         figures[_NO_ANSWER] = fmean(is_no_answer)
         return TeamRow(
             name=name,

@@ -42,7 +42,7 @@ def games_table(recordings: Sequence[Recording], title: str) -> FittedTable:
             task,
             returns(episode),
             outcome(episode),
-            str(len(episode.turns)),
+            str(len(episode.moves)),
             str(num_bad) if num_bad else "",
         )
     return table
@@ -112,6 +112,7 @@ def _move_grid(move: Mapping[str, str]) -> Table:
         "thought": Text(move["thought"]),
         "said": Text(move["said"]),
         "did": action,
+        "result": Text(move["result"]),
         "earned": Text(move["facts"] or "nothing"),
     }
     for name, text in rows.items():

@@ -207,6 +207,15 @@ def _move_texts(
         message = "(nothing)"
     rewards = visible(earned(turn.rewards[turn.player]))
     facts = [rewards] if rewards else []
+    result = ""
+    if turn.call is not None and turn.is_call:
+        action = visible(f"calls {turn.call.tool or 'a tool'}({turn.call.argument})")
+        result = visible(turn.call.result)
+        message = ""
+        if turn.call.error is not None:
+            facts.append(turn.call.error.value.replace("_", " "))
+    elif turn.call is not None:
+        facts.append("a call too many")
     if advantage is not None:
         facts.append(f"adv {advantage:+.2f}")
     if turn.lesson is not None and turn.lesson.plays:
@@ -225,5 +234,8 @@ def _move_texts(
         "facts": _SEPARATOR.join(facts),
         "thought": thought,
         "said": message,
+        # Of a call of a tool: what the player, and nobody else, was told.
+        "result": result,
+        "is_call": turn.is_call,
         "prompt": visible(turn.prompt) if prompts else "",
     }

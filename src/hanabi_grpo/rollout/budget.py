@@ -23,6 +23,8 @@ from hanabi_grpo.rollout.random_games import play_random_games
 
 _NUM_GAMES = 8
 """Random games that are played of each setup."""
+_RESULT_TOKENS = 32
+"""Tokens of a tool's result with what the chat template puts around it."""
 _MAX_SETUPS = 4
 """Setups that are measured: of a dataset with more, those of most turns."""
 
@@ -47,6 +49,8 @@ class Budget:
     """Tokens before a reply where this turn alone is remembered."""
     earlier: float
     """Tokens that the message of each earlier turn adds where some turns are remembered."""
+    calls: int = 0
+    """Tokens that the calls of tools of one turn may take, with results of a usual length."""
 
     def num_turns(self, memory: Memory) -> int:
         """Return the turns of one player's longest sequence."""
@@ -65,7 +69,7 @@ class Budget:
 
     def longest(self, memory: Memory) -> int:
         """Return the tokens of the longest sequence."""
-        return self.prompts(memory) + self.num_turns(memory) * self.reply
+        return self.prompts(memory) + self.num_turns(memory) * (self.reply + self.calls)
 
     def of_game(self, memory: Memory) -> int:
         """Return the tokens of all sequences that one game gives to training.
@@ -178,7 +182,15 @@ def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget
         later=max(later),
         alone=max(alone),
         earlier=max(earlier),
+        calls=_call_tokens(setup, max_completion),
     )
+
+
+def _call_tokens(setup: Setup[Any], max_completion: int) -> int:
+    """Return what the calls of one turn may add: per call a reply and a result."""
+    if not setup.tools:
+        return 0
+    return setup.config.tool_calls * (max_completion + _RESULT_TOKENS)
 
 
 def _play_random_game(

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hanabi_grpo.envs.texts import split_reply
+from hanabi_grpo.envs.tools.calls import ROLE
 from hanabi_grpo.errors import SettingsError
 
 _FIRST = "HANABIFIRST"
@@ -26,6 +27,15 @@ _HASH_LENGTH = 16
 """Hexadecimal digits of a format's hash."""
 _THINK = "<think>"
 _END_OF_THINK = "</think>"
+
+
+class Exchange(NamedTuple):
+    """A message to a player, and its reply as later turns see it."""
+
+    message: str
+    reply: str
+    follows_call: bool = False
+    """Whether the message is the result of a tool, which templates have a role for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,12 @@ class ChatFormat:
     """Text between the end of a reply (after its eos) and the next user message."""
     tail: str
     """Text between the end of a user message and the reply."""
+    result_glue: str | None = None
+    """Text between the end of a reply that calls a tool (after its eos) and the tool's result.
+
+    None: the template has no role for results, which are then user messages."""
+    result_tail: str = ""
+    """Text between the end of a result and the reply."""
     end_ids: frozenset[int] = frozenset()
     """Ids that end a reply.
 
@@ -79,6 +95,7 @@ class ChatFormat:
                 f"{between[:20]!r}, not with the eos token {eos!r}; conversations could not grow "
                 "token by token. Choose another model."
             )
+        result_glue, result_tail = _result_format(tokenizer, eos, thinking)
         end_ids = {int(tokenizer.eos_token_id)} | _listed_ends(Path(tokenizer.name_or_path))
         return cls(
             tokenizer=tokenizer,
@@ -86,6 +103,8 @@ class ChatFormat:
             eos=eos,
             glue=between.removeprefix(eos),
             tail=text.split(_SECOND, 1)[1],
+            result_glue=result_glue,
+            result_tail=result_tail,
             end_ids=frozenset(end_ids),
         )
 
@@ -113,19 +132,20 @@ class ChatFormat:
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()
         return digest[:_HASH_LENGTH]
 
-    def open(self, system: str, user: str, earlier: Sequence[tuple[str, str]] = ()) -> list[int]:
+    def open(self, system: str, user: str, earlier: Sequence[Exchange] = ()) -> list[int]:
         """Return all ids before a reply, rendered by the chat template.
 
         Args:
             system: System message; "" for none.
             user: The message to reply to.
-            earlier: Past messages, and the reply to each as `spoken` returns it.
+            earlier: Past messages, and the reply to each as `spoken` returns it; tools' results
+                among them.
         """
         if earlier:
             return _encode(self, system, user, earlier)
         return list(_encode_opening(self, system, user))
 
-    def follow(self, last_id: int, user: str) -> list[int]:
+    def follow(self, last_id: int, user: str, *, is_result: bool = False) -> list[int]:
         """Return the ids between a reply and the next one.
 
         A reply that was cut off by its token limit is closed here, outside the loss.
@@ -133,8 +153,11 @@ class ChatFormat:
         Args:
             last_id: Last id of the reply.
             user: The next user message.
+            is_result: Whether it is the result of a tool instead.
         """
         text = self.glue + user + self.tail
+        if is_result and self.result_glue is not None:
+            text = self.result_glue + user + self.result_tail
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         if last_id == self.eos_id:
             return [*ids]
@@ -160,6 +183,26 @@ class ChatFormat:
         has_end = bool(ids) and ids[-1] in self.end_ids
         kept = ids[:-1] if has_end else ids
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+
+def _result_format(tokenizer: Any, eos: str, thinking: bool) -> tuple[str | None, str]:
+    """Return the text before and after a tool's result; (None, "") where there is no role for it.
+
+    A template that leaves a result out, refuses it, or puts something of its own into the reply
+    before it has none.
+    """
+    from jinja2 import TemplateError
+
+    messages = [("user", _FIRST), ("assistant", _REPLY), (ROLE, _SECOND)]
+    try:
+        text = _render(tokenizer, messages, thinking)
+    except TemplateError:
+        return None, ""
+    _, _, behind_reply = text.partition(_REPLY)
+    between, found, tail = behind_reply.partition(_SECOND)
+    if not found or not between.startswith(eos):
+        return None, ""
+    return between.removeprefix(eos), tail
 
 
 def _listed_ends(folder: Path) -> set[int]:
@@ -190,15 +233,14 @@ def _encode_reply(chat: ChatFormat, text: str) -> tuple[int, ...]:
     return (*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id)
 
 
-def _encode(
-    chat: ChatFormat, system: str, user: str, earlier: Sequence[tuple[str, str]]
-) -> list[int]:
+def _encode(chat: ChatFormat, system: str, user: str, earlier: Sequence[Exchange]) -> list[int]:
     messages = []
     if system:
         messages.append(("system", system))
-    for past_message, past_reply in earlier:
-        messages.append(("user", past_message))
-        messages.append(("assistant", past_reply))
+    for past in earlier:
+        is_result = past.follows_call and chat.result_glue is not None
+        messages.append((ROLE if is_result else "user", past.message))
+        messages.append(("assistant", past.reply))
     messages.append(("user", user))
     text = _render(chat.tokenizer, messages, chat.thinking)
     return [*chat.tokenizer.encode(text, add_special_tokens=False)]

@@ -4,7 +4,7 @@ Servers, evaluation, demos and people all play through `play_episode`. The agent
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ class PlayerSeat(Protocol):
     """One player in one game, with its private state, e.g. a conversation."""
 
     async def reply(self, seen: Observation) -> Reply:
-        """Answer on this player's turn.
+        """Answer on this player's turn, or after a call of a tool that the last answer was.
 
         The texts of `seen` are built on demand, so that games of scripts stay fast.
         """
@@ -55,8 +55,8 @@ class Progress:
 
     def add(self, turns: Sequence[Turn]) -> None:
         """Count the turns of one step."""
-        self.num_turns += len(turns)
         for turn in turns:
+            self.num_turns += not turn.is_call
             if not self.rewards:
                 self.rewards = [0.0] * len(turn.rewards)
             for player in range(len(turn.rewards)):
@@ -75,7 +75,8 @@ async def play_episode(
     """Play one game to its end.
 
     A bad reply is data: the referee penalises and replaces it. A seat that raises ends the game
-    with that error. Players who act simultaneously are asked concurrently.
+    with that error. Players who act simultaneously are asked concurrently. A player that calls a
+    tool is asked again, with the result as its message, until it acts.
 
     Args:
         task: Start of the game.
@@ -99,9 +100,9 @@ async def play_episode(
     while referee.status is None:
         acting = referee.to_act()
         if len(acting) == 1:
-            replies = [await seats[acting[0]].reply(referee.see(acting[0]))]
+            replies = [await reply_of(referee, acting[0], seats[acting[0]])]
         else:
-            replies = await reply_together([(seats[seat], referee.see(seat)) for seat in acting])
+            replies = await reply_together(reply_of(referee, seat, seats[seat]) for seat in acting)
         full = [seat for seat, reply in zip(acting, replies, strict=True) if reply.out_of_tokens]
         if full:
             referee.out_of_tokens(full[0])
@@ -114,9 +115,22 @@ async def play_episode(
     )
 
 
-async def reply_together(asked: Iterable[tuple[PlayerSeat, Observation]]) -> list[Reply]:
+async def reply_of(referee: Referee, player: int, seat: PlayerSeat) -> Reply:
+    """Return the reply by which a player acts, after its calls of tools."""
+    while True:
+        reply = await seat.reply(referee.see(player))
+        if reply.out_of_tokens:
+            return referee.take_back_call(player) or reply
+        wanted = referee.wanted_call(player, reply)
+        if wanted is None:
+            return reply
+        outcome = await referee.tools_of(player).run_beside(wanted)
+        referee.add_call(player, reply, wanted, outcome)
+
+
+async def reply_together(replies: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
     """Return all replies; when one raises, the others are cancelled and awaited first."""
-    tasks = [asyncio.ensure_future(seat.reply(seen)) for seat, seen in asked]
+    tasks = [asyncio.ensure_future(reply) for reply in replies]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -142,6 +142,8 @@ class EarlierTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prompt: _Text
     """The player's message."""
     reply_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_REPLY_IDS)]
+    follows_call: bool = False
+    """Whether the message is the result of a tool that the reply before it has called."""
 
 
 class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,6 +162,8 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
     prompt: _Text
     """Message to reply to."""
+    follows_call: bool = False
+    """See `EarlierTurn`."""
     max_tokens: _MaxTokens
     temperature: _Temperature
     seed: _Seed | None = None

@@ -200,6 +200,14 @@ def rollout_server(
         logger.info(
             "partners: %s; their calls are recorded in %s", partners.described, partner_calls
         )
+    for setup in setups:
+        if setup.tools:
+            logger.info(
+                "tools: %s, at most %d calls a turn (%s)",
+                ", ".join(tool.name for tool in setup.tools),
+                setup.config.tool_calls,
+                setup.spec.preset,
+            )
     if judge is not None:
         logger.info("judge: %s; its calls are recorded in %s", judge.described, judge_calls)
     scheduler: Scheduler | None = None

@@ -163,9 +163,7 @@ class PersonGame:
 
     def _rules(self) -> str:
         """Return the rules as the person reads them, with the instruction of the seat."""
-        config = self.task.config
-        rules = self.task.environment.person_rules(config, self.seat)
-        return config.with_instruction(rules, self.seat)
+        return self.task.environment.person_message(self.task.config, self.seat)
 
     def _waits(self) -> None:
         if self.status is PersonStatus.YOUR_TURN:

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hanabi_grpo.agents.memory import remembered_turns
+from hanabi_grpo.agents.memory import past_turn, remembered_requests
 from hanabi_grpo.agents.script import ScriptedPlayer, make_script
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.access import GameAccess
@@ -363,16 +363,17 @@ class _PartnerSeat:
         request = ReplyRequest(
             seat=name,
             system=self.system,
-            turns=tuple(remembered_turns(self.past, memory)),
+            turns=remembered_requests(self.past, memory, is_continued=seen.follows_call),
             fresh=memory is not None,
             prompt=seen.message(),
+            follows_call=seen.follows_call,
             max_tokens=partner.max_tokens,
             temperature=partner.temperature,
         )
         reply = await partner.scheduler.reply(request, player_name(partner.player))
         if not reply.out_of_tokens:
-            self.past.append(EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids))
-        return replace(reply, fresh=request.fresh)
+            self.past.append(past_turn(request, reply))
+        return replace(reply, fresh=request.fresh and not request.follows_call)
 
 
 def playable_games(settings: PersonSettings) -> list[Setup[Any]]:

@@ -35,6 +35,7 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.rollout.loop import Player, Progress, play_episode
 from hanabi_grpo.rollout.messages import (
+    EarlierTurn,
     ProbeAnswer,
     ProbedCopy,
     ReplyRequest,
@@ -230,7 +231,9 @@ class Scheduler:
                     )
                     if not fits:
                         return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
-                    return await served.ask(conversation, wanted.prompt)
+                    return await served.ask(
+                        conversation, wanted.prompt, follows_call=wanted.follows_call
+                    )
                 except TemplateError as error:
                     raise SettingsError(
                         "reply request: the chat template of this server's model refuses the "
@@ -556,11 +559,20 @@ class Scheduler:
 
 def _rebuild(conversation: Conversation, wanted: ReplyRequest, max_model_len: int) -> bool:
     """Add the past turns of a request to a conversation; False when they do not fit."""
-    for turn in wanted.turns:
-        conversation.remember(turn.prompt, list(turn.reply_ids))
+    past = list(wanted.turns)
+    present: list[EarlierTurn] = []
+    if wanted.follows_call:
+        # What was said in the present turn has the ids that were sampled, whatever the memory.
+        while past and (not present or present[0].follows_call):
+            present.insert(0, past.pop())
+    for turn in past:
+        conversation.remember(turn.prompt, list(turn.reply_ids), follows_call=turn.follows_call)
         if len(conversation.ids) > max_model_len:
             return False
-    return True
+    for turn in present:
+        conversation.ask(turn.prompt, follows_call=turn.follows_call)
+        conversation.answer(list(turn.reply_ids))
+    return len(conversation.ids) <= max_model_len
 
 
 def _check_ids(wanted: ReplyRequest, vocab_size: int) -> None:
@@ -686,6 +698,7 @@ async def _log_group(task: RequestedTask, games: Sequence[asyncio.Task[Result]])
         return
     num_dropped = len(results) - len(episodes)
     turns = [turn for episode in episodes for turn in episode.turns]
+    num_calls = sum(turn.is_call for turn in turns)
     num_bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
     num_tokens = sum(len(turn.reply_ids) for turn in turns)
     returns = []
@@ -693,11 +706,12 @@ async def _log_group(task: RequestedTask, games: Sequence[asyncio.Task[Result]])
         mean = sum(episode.reward(player) for episode in episodes) / len(episodes)
         returns.append(f"{seat.removeprefix('player_')} {mean:.2f}")
     logger.info(
-        "%s: %d games%s, %.1f turns, %d bad, %.0f tok/s, returns %s",
+        "%s: %d games%s, %.1f turns%s, %d bad, %.0f tok/s, returns %s",
         task.where,
         len(episodes),
         f" ({num_dropped} dropped)" if num_dropped else "",
-        len(turns) / len(episodes),
+        (len(turns) - num_calls) / len(episodes),
+        f", {num_calls} calls of tools" if num_calls else "",
         num_bad,
         num_tokens / max(seconds, _MIN_SECONDS),
         " ".join(returns),

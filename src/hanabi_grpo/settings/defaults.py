@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import tools_of
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.settings.shipped import TINY_MODEL as TINY_MODEL
 from hanabi_grpo.settings.shipped import shipped_model
@@ -22,11 +23,14 @@ MODEL = (
 )
 """Description of MODEL."""
 REPLY_LIMIT = (
-    "Tokens of one reply; unset with HANABI_THINKING: a twentieth of HANABI_MAX_MODEL_LEN."
+    "Tokens of one reply; unset with HANABI_THINKING: a twentieth of HANABI_MAX_MODEL_LEN; on a "
+    "CPU 16 with a preset that has tools."
 )
 """Description of MAX_COMPLETION_LENGTH."""
 CPU_REPLY = 4
 """Tokens of one reply of a tiny model."""
+CPU_CALL_REPLY = 16
+"""The same where it may call tools: a call holds its argument."""
 GPU_REPLY = 512
 """Tokens of one reply of a real model."""
 ZERO_SUM_ENTROPY = 0.1
@@ -61,11 +65,20 @@ def installed_device() -> tuple[str, str]:
 
 def reply_limit(given: Mapping[str, Any]) -> int:
     """Return the default of MAX_COMPLETION_LENGTH, from the fields before it."""
-    limit = GPU_REPLY if given.get("device") == "gpu" else CPU_REPLY
+    limit = GPU_REPLY
+    if given.get("device") != "gpu":
+        limit = CPU_CALL_REPLY if _has_tools(given) else CPU_REPLY
     if not given.get("thinking"):
         return limit
     conversation = given.get("max_model_len", 0)
     return int(max(limit, conversation // _REPLIES_THAT_FIT))
+
+
+def _has_tools(given: Mapping[str, Any]) -> bool:
+    """Tell whether the preset that is set, by itself, lets players call tools."""
+    environment = registry.get(given.get("env", HANABI))
+    preset = environment.presets.get(given.get("preset") or "")
+    return preset is not None and bool(tools_of(environment, preset))
 
 
 def entropy_bonus(given: Mapping[str, Any]) -> float:

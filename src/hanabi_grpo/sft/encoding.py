@@ -108,12 +108,13 @@ class Encoder:
         # Of the last reply that is learned: nothing behind it is needed.
         end = 0
         for replayed in turns:
-            added = conversation.ask(replayed.message)
+            follows_call = replayed.turn.follows_call
+            added = conversation.ask(replayed.message, follows_call=follows_call)
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
                 break
             whole_prompt = conversation.ids
-            if window and replayed.turn.reply_ids:
+            if window and replayed.turn.reply_ids and not follows_call:
                 # A game that was recorded without a window has the ids by which its conversations
                 # grew.
                 whole_prompt = self.chat.follow(self.chat.eos_id, replayed.message)
@@ -130,7 +131,7 @@ class Encoder:
             if replayed.is_taught:
                 self.counts["recorded" if is_recorded else "encoded"] += 1
                 end = len(marks)
-            if window is not None:
+            if window is not None and not replayed.turn.is_call:
                 yield array("i", conversation.ids[:end]), marks[:end]
                 marks = array("b")
                 end = 0
@@ -179,20 +180,27 @@ def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[
     for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
         turns = list(group)
         actions = {}
+        num_moves = sum(not turn.is_call for turn in turns)
+        results: dict[int, str] = {}
         for turn in turns:
             where = f"{recording.where}, turn {len(replayed)}"
-            if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
+            if turn.player not in game.to_act() or num_moves != len(game.to_act()):
                 raise SettingsError(
                     f"{where}: {player_name(turn.player)} is not to act; the record is damaged."
                 )
             observation = Observation(game, turn.player, window)
-            message = observation.message()
+            # What a tool has said is in the record; nothing is called again.
+            message = results.get(turn.player, observation.message())
             if turn.prompt and turn.prompt != message:
                 raise SettingsError(
                     f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is "
                     f"{message[:60]!r}; set the variables of the game as they were, such as "
                     "HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
                 )
+            if turn.call is not None and turn.is_call:
+                results[turn.player] = turn.call.result
+                replayed.append((message, turn.action))
+                continue
             action = _action_of(game, turn, observation.legal())
             if action is None:
                 raise SettingsError(

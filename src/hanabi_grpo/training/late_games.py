@@ -59,7 +59,7 @@ def _length_effect(groups: Sequence[Sequence[Episode]]) -> float | None:
     lengths: list[float] = []
     rewards: list[float] = []
     for group in groups:
-        group_lengths = [float(len(episode.turns)) for episode in group]
+        group_lengths = [float(len(episode.moves)) for episode in group]
         group_rewards = []
         for episode in group:
             players = range(episode.num_players)

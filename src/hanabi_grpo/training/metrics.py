@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.tools.figures import tool_figures
 from hanabi_grpo.settings.gpus import find_card
 from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
@@ -78,6 +79,8 @@ def episode_metrics(
     if compared:
         metrics["flat_group_share"] = metrics["groups_without_spread"] / len(compared)
     metrics |= _rates(episodes)
+    if any(setup.tools for setup in setups.values()):
+        metrics |= tool_figures(episodes)
     if partners is not None:
         metrics |= _scores_by_partner(episodes, setups, own_seats, partners)
     num_seats = max((episode.num_players for episode in episodes), default=0)
@@ -225,7 +228,7 @@ def _rates(episodes: Sequence[Episode]) -> dict[str, float]:
     num_prompt_tokens = 0
     num_reply_tokens = 0
     for episode in episodes:
-        num_turns += len(episode.turns)
+        num_turns += len(episode.moves)
         for turn in episode.turns:
             kinds[turn.kind] += 1
             num_prompt_tokens += len(turn.prompt_ids)
@@ -279,9 +282,10 @@ def _seat_figures(
 
 def _reply_figures(turns: Sequence[Turn], limit: int, end_id: int | None) -> dict[str, float]:
     figures: dict[str, float] = {}
-    if turns:
-        figures["bad_reply_share"] = fmean([turn.kind is not ReplyKind.LEGAL for turn in turns])
-        figures["unparsable_share"] = fmean([turn.kind is ReplyKind.UNPARSABLE for turn in turns])
+    moves = [turn for turn in turns if not turn.is_call]
+    if moves:
+        figures["bad_reply_share"] = fmean([turn.kind is not ReplyKind.LEGAL for turn in moves])
+        figures["unparsable_share"] = fmean([turn.kind is ReplyKind.UNPARSABLE for turn in moves])
     with_tokens = [turn for turn in turns if turn.reply_ids]
     if not with_tokens:
         return figures
@@ -325,7 +329,7 @@ def _scores_by_partner(
 
 def _is_all_bad(episode: Episode, own_seats: Sequence[str]) -> bool:
     """Tell whether a game has replies of trained seats, and none of them is legal."""
-    turns = [turn for turn in episode.turns if _trains(episode, turn.player, own_seats)]
+    turns = [turn for turn in episode.moves if _trains(episode, turn.player, own_seats)]
     return bool(turns) and all(turn.kind is not ReplyKind.LEGAL for turn in turns)
 
 

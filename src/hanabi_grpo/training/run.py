@@ -946,6 +946,9 @@ class TrainingRun:
             "spec_hashes": link.spec_hashes,
             "model": self._settings.model,
         }
+        tools = {tool.name for setup in self._parts.setups.values() for tool in setup.tools}
+        if tools:
+            facts["tools"] = sorted(tools)
         if self._parts.started_from:
             facts["started_from"] = self._parts.started_from
         if self.state.partners.games:

@@ -4,9 +4,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from hanabi_grpo.envs.config import StateConfig
+from hanabi_grpo.envs.config import NO_TOOLS, TOOLS_ALLOWED, StateConfig
 from hanabi_grpo.envs.workflows.problems import ALLOWED, CHAIN_SUM
 from hanabi_grpo.types import MAX_PLAYERS
+
+
+def _is_no_tools(tools: str | None) -> bool:
+    return tools == NO_TOOLS
 
 
 class WorkflowConfig(StateConfig):
@@ -31,6 +35,13 @@ class WorkflowConfig(StateConfig):
     """Reward of a seat's own last answer, if it is right."""
     reward_team: float = 0.0
     """Reward of every seat, if the team's answer is right."""
+    tools: str | None = Field(
+        default=NO_TOOLS,
+        # What has none is hashed as before there were any.
+        exclude_if=_is_no_tools,
+        json_schema_extra={"allowed": TOOLS_ALLOWED},
+    )
+    """Tools that players may call before they answer: none, or calculator."""
 
 
 class VoteConfig(WorkflowConfig):

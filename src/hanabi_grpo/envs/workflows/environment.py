@@ -6,6 +6,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.tools.calculator import CALCULATOR
+from hanabi_grpo.envs.tools.calls import RESULT, SHORT_WORDS
+from hanabi_grpo.envs.tools.tool import Tool
 from hanabi_grpo.envs.workflows.config import (
     DebateConfig,
     PioneerObserverConfig,
@@ -51,6 +54,14 @@ NOISY = 0.7
 """How often the script `noisy` is right by itself."""
 _SCRIPTS = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
 """Scripts by name, with the chance that each is right by itself."""
+WITH_CALCULATOR = "-calculator"
+"""End of the name of a workflow's preset whose seats have a calculator."""
+_LONG_TERMS = 4
+"""Numbers of a chain sum of such a preset, which are more than a tiny model adds well."""
+_LONG_HIGHEST = 9
+"""The greatest of them."""
+CALLS = 0.5
+"""How often the script `noisy` calls the calculator, where it is offered one."""
 _RULES_VERSION = 1
 """Part of the environment's hash; goes up when the rules change."""
 _COMMON_REWARDS = ("reward_team", "reward_sum", "reward_gain")
@@ -59,6 +70,8 @@ _ATTEMPTS = 50
 """Problems that a wrong guess looks at until one has a solution to take."""
 _NUM_GUESSES = 1 << 30
 """Numbers from which the problem of a wrong guess is drawn."""
+_ASKS = " = ?"
+"""End of the question of a chain sum."""
 _MOST_WORDS = 1000
 """Longest range of sums that `reply_words` lists."""
 
@@ -77,7 +90,16 @@ class Workflow(base.Environment[C], Generic[C]):
     outside_fields: Mapping[str, tuple[str, ...]] = {"problems": (CHAIN_SUM,)}
 
     def __init__(self) -> None:
-        self.presets = {self.name: self.Config(preset=self.name)}
+        with_calculator = f"{self.name}{WITH_CALCULATOR}"
+        self.presets = {
+            self.name: self.Config(preset=self.name),
+            with_calculator: self.Config(
+                preset=with_calculator,
+                tools=CALCULATOR.name,
+                chain_terms=_LONG_TERMS,
+                chain_highest=_LONG_HIGHEST,
+            ),
+        }
         policies = {}
         for name, chance in _SCRIPTS.items():
             policies[name] = partial(Solver, self, name, chance)
@@ -116,6 +138,12 @@ class Workflow(base.Environment[C], Generic[C]):
         Some of reasoning-gym's problems do, and some answers that math-verify looks at.
         """
         return config.problems.startswith(REASONING_GYM) or config.verify == "math"
+
+    def tools(self, config: C) -> tuple[Tool, ...]:
+        return (CALCULATOR,)
+
+    def has_short_calls(self, config: C) -> bool:
+        return config.style == "compact"
 
     def problem(self, config: C, *, split: str, seed: int) -> Problem:
         """Return the problem of a start."""
@@ -169,7 +197,12 @@ class Workflow(base.Environment[C], Generic[C]):
         if greatest - least > _MOST_WORDS:
             return ()
         sums = map(str, range(least, greatest + 1))
-        return (*sums, "=", "other", "own", "none")
+        words = (*sums, "=", "other", "own", "none")
+        tools = base.tools_of(self, config)
+        if not tools:
+            return words
+        signs = ("+", "-")
+        return (*words, *signs, *(tool.name for tool in tools), *SHORT_WORDS)
 
     def reset(self, config: C, *, split: str, seed: int) -> WorkflowGame[C]:
         problem = self.problem(config, split=split, seed=seed)
@@ -321,6 +354,9 @@ class Solver:
 
     Else it takes over one of the answers that it is shown, or where it is shown none, that of
     another problem; with no chance at all always the latter.
+
+    Where a sum may be given to a calculator, `noisy` does so in a share `CALLS` of its turns and
+    answers what it is told.
     """
 
     def __init__(self, workflow: Workflow[Any], name: str, right: float) -> None:
@@ -338,6 +374,10 @@ class Solver:
         problem = self.workflow.problem(config, split=task.split, seed=task.seed)
 
         def choose(seen: base.Observation, rng: random.Random) -> str:
+            if seen.calls:
+                return _reply(Problem("", _told(seen)), config.style)
+            if self._may_call(config, seen) and rng.random() < CALLS:
+                return seen.call_of(CALCULATOR, problem.question.removesuffix(_ASKS))
             others_answers = [text for text in seen.view().others if seen.parse(text)]
             if rng.random() < self.right:
                 solved = problem if problem.answer else _other_problem(source, rng)
@@ -349,6 +389,17 @@ class Solver:
 
         key = (self.name, self.right, player, task.split, task.seed, game)
         return base.ScriptSeat(choose, random.Random(repr(key)))
+
+    def _may_call(self, config: WorkflowConfig, seen: base.Observation) -> bool:
+        """Return whether this is the script that calls, and there is a sum to give away."""
+        is_noisy = 0 < self.right < 1
+        return is_noisy and config.problems == CHAIN_SUM and CALCULATOR in seen.tools
+
+
+def _told(seen: base.Observation) -> str:
+    """Return the number that a calculator has said last."""
+    first_line = seen.calls[-1].result.partition("\n")[0]
+    return first_line.removeprefix(RESULT).strip()
 
 
 def _other_problem(source: Source, rng: random.Random) -> Problem:

@@ -32,10 +32,29 @@ def draw_games(
         timeline = make_timeline(recording)
         boards.append(board_data(timeline))
         _set_result_texts(timeline, game)
+        game["moves"] = _with_calls(game["moves"])
         for move, texts in zip(timeline.moves, game["moves"], strict=True):
             texts["did"] = deed(move.event, timeline.recording.players)
             texts["prompt"] = visible(move.prompt) if prompts else ""
     return {"names": COLOR_NAMES, "games": boards}
+
+
+def _with_calls(moves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a game's moves alone, each with the calls of tools before it in what was said.
+
+    The board has a picture for each move.
+    """
+    with_calls = []
+    calls: list[str] = []
+    for move in moves:
+        if move["is_call"]:
+            calls.append(f"{move['did']} -> {move['result']}")
+            continue
+        if calls:
+            move["said"] = "\n".join(filter(None, (*calls, move["said"])))
+            calls = []
+        with_calls.append(move)
+    return with_calls
 
 
 def _set_result_texts(timeline: Timeline, game: dict[str, Any]) -> None:

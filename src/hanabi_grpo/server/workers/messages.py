@@ -69,6 +69,8 @@ class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
     """The reply that its teacher gives in its place; None: the model makes one."""
     window: int | None
     """Turns that the player remembers, see `EnvConfig.window`."""
+    follows_call: bool = False
+    """Whether the message is the result of a tool, see `Observation.follows_call`."""
     num_turns: int
     """Turns of the episode so far."""
     rewards: tuple[float, ...]

@@ -89,13 +89,19 @@ async def game_limit(seconds: float, *, of: float) -> AsyncIterator[None]:
 class _AskedMessage(Observation):
     """What a model is told on its turn, as the worker has sent it: the message alone."""
 
-    __slots__ = ("_text",)
+    __slots__ = ("_follows_call", "_text")
 
     def __init__(self, ask: Ask) -> None:
         """Hold the message of an `Ask`."""
         self._text = ask.message
         self.player = ask.seat
         self.window = ask.window
+        self._follows_call = ask.follows_call
+
+    @property
+    def follows_call(self) -> bool:
+        """See `Observation.follows_call`."""
+        return self._follows_call
 
     def message(self) -> str:
         """Return the message; the worker has chosen which one by `window`."""

@@ -102,6 +102,7 @@ class _AskedSeat:
             message=seen.message(),
             given=given,
             window=seen.window,
+            follows_call=seen.follows_call,
             num_turns=asked.progress.num_turns,
             rewards=tuple(asked.progress.rewards),
         )

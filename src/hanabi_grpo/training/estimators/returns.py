@@ -4,7 +4,8 @@
 
 r_k is what the player receives from its k-th turn on and before its next one, whoever moved; r_0
 what it received before its first. γ is HANABI_GAMMA, counted over the player's own turns, since
-turns of others, and how many there are, are none of its choices. At γ = 1 these are plain sums.
+turns of others, and how many there are, are none of its choices. A call of a tool has the G_k of
+the turn that it is a part of. At γ = 1 these are plain sums.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,9 @@ def returns_to_go(episodes: Sequence[Episode], player: int, gamma: float = 1.0) 
             total += turn.reward(player)
             if turn.player == player:
                 last_first.append(total)
-                # What came before this turn is not later than itself.
-                total *= gamma
+                if not turn.follows_call:
+                    # What came before this turn is not later than itself.
+                    total *= gamma
         returns.append(last_first[::-1])
     return returns
 

@@ -24,8 +24,9 @@ class TurnCredit(Estimator):
 
     S_i is the player's return of game i without the parts of single turns (`TURN_PARTS`), and p_it
     the sum of those for turn t. Both means are over the other games of the group; a game without
-    others gets 0. A penalty reaches the reply that earned it and no other, and likewise a debate's
-    `later_rounds`, in which what follows a reply is counted already.
+    others gets 0. A penalty reaches the reply that earned it and the calls of tools before it in
+    its turn, and no other, and likewise a debate's `later_rounds`, in which what follows a reply is
+    counted already.
 
     Unscaled, the expectation is ∇E[S] + E[Σ_t ∇E[p_t | h_t]], h_t being what the player knows
     before its turn t: the gradient of the game's return and of what a reply costs where it is made,
@@ -91,11 +92,16 @@ class TurnCredit(Estimator):
 
 
 def _penalties(episodes: Sequence[Episode], player: int) -> TurnValues:
-    """Return p_it for each of the player's turns."""
+    """Return p_it for each of the player's turns; a call of a tool has that of its turn."""
     penalties: TurnValues = []
     for episode in episodes:
-        turns = episode.trajectory(player)
-        penalties.append([_sum_parts(turn, player, of_turn=True) for turn in turns])
+        last_first: list[float] = []
+        for turn in reversed(episode.trajectory(player)):
+            if turn.is_call and last_first:
+                last_first.append(last_first[-1])
+            else:
+                last_first.append(_sum_parts(turn, player, of_turn=True))
+        penalties.append(last_first[::-1])
     return penalties
 
 

@@ -129,7 +129,7 @@ def replayed_turns(game: Game, episode: Episode, where: str) -> Iterator[tuple[T
     relabelings: list[Relabeling] = []
     if OTHER_PLAY_SUFFIX in episode.spec_hash:
         relabelings = task_relabelings(game.spec, episode.suite, episode.seed)
-    for number, turn in enumerate(episode.turns, 1):
+    for number, turn in enumerate(episode.moves, 1):
         on_table = relabelings[turn.player].inverse if relabelings else None
         yield turn, _replayed_action(game, turn, on_table, f"{where}, turn {number}")
 

@@ -1,0 +1,154 @@
+"""A tool: a function from text to text that an environment offers to its players."""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hanabi_grpo.envs.texts import without_markup
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.types import CallError
+
+MAX_ARGUMENT = 2000
+"""Characters of an argument, at most."""
+MAX_RESULT = 2000
+"""Characters of a result; what is longer is cut."""
+MAX_STUCK = 4
+"""Calls of one slow tool that a process lets run on after their time is over."""
+_CUT = " (cut)"
+_MAX_REASON = 200
+"""Characters of an exception that a player is told."""
+
+
+class ToolError(ValueError):
+    """What a tool raises for an argument that it does not take; the player reads the message.
+
+    The message says what is allowed.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool.
+
+    Example:
+        Tool(name="shout", description="repeats a text in capitals", run=str.upper)
+    """
+
+    name: str
+    """One word of letters, digits and underscores."""
+    description: str
+    """What it does, in one line, as players read it."""
+    run: Callable[[str], str]
+    """Returns the result for an argument, or raises a `ToolError`.
+
+    It knows nothing of the game, so no result can tell a player what it must not know."""
+    argument: str = "input"
+    """Name of the argument in a call."""
+    slow: bool = False
+    """Whether a call may take longer than a few milliseconds.
+
+    It then runs in a thread of its own until its time is over, and a server plays the environment's
+    episodes in processes of their own, see `Environment.may_block`. A tool that is not slow is
+    called at once, and nothing can stop it."""
+    calls_per_turn: int | None = None
+    """Most calls of it in one turn of a player; None: as many as HANABI_TOOL_CALLS."""
+    calls_per_episode: int | None = None
+    """Most calls of it by one player in an episode; None: no limit."""
+    timeout: float | None = None
+    """Seconds of a call, where it is slow; None: HANABI_TOOL_TIMEOUT."""
+    version: str = "1"
+    """Of what it answers: part of the hash of the rules, e.g. the digest of a table."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no player could call with a `SettingsError`."""
+        if not (self.name.isascii() and self.name.isidentifier()):
+            self._refuse("name", "give one word of letters, digits and underscores")
+        if not self.argument.isidentifier():
+            self._refuse("argument", "give one word")
+        if "\n" in self.description or not self.description.strip():
+            self._refuse("description", "give one line")
+        for field in ("calls_per_turn", "calls_per_episode"):
+            limit = getattr(self, field)
+            if limit is not None and limit < 1:
+                self._refuse(field, "give at least 1, or None for no limit")
+        if self.timeout is not None and self.timeout <= 0:
+            self._refuse("timeout", "give more than 0 seconds")
+
+    def _refuse(self, name: str, rule: str) -> NoReturn:
+        raise SettingsError(f"tool {self.name!r}: {name}={getattr(self, name)!r}: {rule}.")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All of it that decides what a player can do, for the hash of the rules."""
+        return (
+            self.name,
+            self.description,
+            self.argument,
+            self.calls_per_turn,
+            self.calls_per_episode,
+            self.version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a call brought."""
+
+    text: str
+    """The result, or what is wrong and what is allowed."""
+    error: CallError | None = None
+
+
+def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
+    """Call a tool; whatever it does, there is an outcome.
+
+    Args:
+        tool: The tool.
+        argument: Its argument.
+        seconds: That it may take, where it is slow.
+    """
+    if not tool.slow:
+        return _call(tool, argument)
+    thread_name = f"tool {tool.name}"
+    num_running = sum(thread.name == thread_name for thread in threading.enumerate())
+    if num_running >= MAX_STUCK:
+        return Outcome(
+            text=f"{tool.name}: {num_running} earlier calls have not returned; go on without it.",
+            error=CallError.TIMEOUT,
+        )
+    answers: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    # A daemon: a call that never returns does not keep its process alive.
+    thread = threading.Thread(
+        target=lambda: answers.put(_call(tool, argument)), name=thread_name, daemon=True
+    )
+    thread.start()
+    try:
+        return answers.get(timeout=seconds)
+    except queue.Empty:
+        return Outcome(
+            text=f"{tool.name}: no result within {seconds:g} s; go on without it.",
+            error=CallError.TIMEOUT,
+        )
+
+
+def _call(tool: Tool, argument: str) -> Outcome:
+    try:
+        result = tool.run(argument)
+    except ToolError as error:
+        return Outcome(text=_clean(f"{tool.name}: {error}"), error=CallError.BAD_CALL)
+    except Exception as error:  # whatever an environment's own function raises
+        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        return Outcome(text=_clean(f"{tool.name} failed: {reason}"), error=CallError.FAILED)
+    if not isinstance(result, str):
+        reason = f"it returned {type(result).__name__}, not a text"
+        return Outcome(text=f"{tool.name} failed: {reason}", error=CallError.FAILED)
+    return Outcome(text=_clean(result))
+
+
+def _clean(text: str) -> str:
+    """Return a text that a prompt can hold: not too long, UTF-8, no token of a chat template."""
+    if len(text) > MAX_RESULT:
+        text = text[: MAX_RESULT - len(_CUT)] + _CUT
+    return without_markup(text.encode("utf-8", "replace").decode("utf-8"))
