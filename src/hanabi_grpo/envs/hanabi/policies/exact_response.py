@@ -9,7 +9,6 @@ and its parts are solved one after the other.
 """
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +37,7 @@ from hanabi_grpo.envs.hanabi.policies.best_response import (
     best_team,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_move
+from hanabi_grpo.envs.hanabi.policies.team_file import code_digest
 from hanabi_grpo.envs.hanabi.rules.game import Game, load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
@@ -257,13 +257,11 @@ class Solver:
 @functools.cache
 def engine_digest() -> str:
     """Return twelve hex digits of the code that rules and scripts are made of."""
-    digest = hashlib.sha256()
     policies = Path(__file__).parent
+    paths: list[Path] = []
     for folder in (policies.parent / "rules", policies):
-        for path in sorted(folder.glob("*.py")):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:_DIGEST_DIGITS]
+        paths += sorted(folder.glob("*.py"))
+    return code_digest(tuple(paths))[:_DIGEST_DIGITS]
 
 
 def best_score(spec: GameSpec, partner: Partner, seat: int, *, keeps: bool = False) -> float:
