@@ -540,6 +540,27 @@ def test_a_run_says_what_kind_of_labels_each_player_has() -> None:
     assert label_kinds(settings()) == {}
 
 
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"reward_weight": 0.0, "entropy_bonus": 0.1}, ["player_0", "player_1"]),
+        ({"reward_weight": "player_0=0,player_1=1", "entropy_bonus": 0.1}, ["player_0"]),
+        ({"reward_weight": 0.0}, []),
+        ({"entropy_bonus": 0.1}, []),
+    ],
+)
+def test_a_bonus_that_pulls_away_from_the_only_thing_learned_is_said_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, given: dict[str, Any], warned: list[str]
+) -> None:
+    seats = PartnerSeats(settings(teacher=("iggi",), **given), tmp_path, lambda *_: "")
+    with caplog.at_level("INFO"):
+        seats.load({}, "here")
+    assert "player_0 is taught by iggi; labels: distribution" in caplog.messages
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.partition(": ")[2].split()[0] for message in said] == warned
+    assert all("set HANABI_ENTROPY_BONUS=0" in message for message in said)
+
+
 # Requests
 
 Teachers = tuple[SeatTeacher | None, ...]

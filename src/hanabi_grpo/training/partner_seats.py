@@ -153,6 +153,15 @@ class PartnerSeats:
         kinds = label_kinds(self._settings)
         for player, teacher in parse_teachers(self._settings).items():
             logger.info("%s is taught by %s; labels: %s", player, teacher, kinds[player])
+            if self._settings.entropy_bonus and not self._settings.reward_weight_of(player):
+                logger.warning(
+                    "HANABI_ENTROPY_BONUS=%g with HANABI_REWARD_WEIGHT=%s: %s learns from its "
+                    "teacher alone, and the bonus pulls it away from what the teacher does; set "
+                    "HANABI_ENTROPY_BONUS=0",
+                    self._settings.entropy_bonus,
+                    self._settings.reward_weight,
+                    player,
+                )
             if not isinstance(teacher, CheckpointRef):
                 continue
             what = f"HANABI_TEACHER={teacher}"
