@@ -20,16 +20,23 @@ _NOISE = 0.02
 """Of the weights that the shipped model does not have."""
 
 
-def write_wider_model(folder: Path) -> Path:
-    """Write the model and its tokenizer into a folder; the same bytes at every call."""
-    shipped = AutoTokenizer.from_pretrained(SHIPPED)
-    old_ids = shipped.get_vocab()
-    words = sorted(old_ids, key=old_ids.__getitem__, reverse=True)
-    tokenizer = build_tokenizer([*words, *SPARE_WORDS])
+def write_wider_model(folder: Path, *, has_own_words: bool = True) -> Path:
+    """Write the model and its tokenizer into a folder; the same bytes at every call.
+
+    Args:
+        folder: Where to.
+        has_own_words: Whether it has further words and other token ids; else the shipped ones.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+    old_ids = tokenizer.get_vocab()
+    if has_own_words:
+        words = sorted(old_ids, key=old_ids.__getitem__, reverse=True)
+        tokenizer = build_tokenizer([*words, *SPARE_WORDS])
     config = Qwen3Config.from_pretrained(SHIPPED)
     narrow = config.hidden_size
     config.hidden_size = narrow + _EXTRA_WIDTH
-    config.vocab_size = len(tokenizer)
+    if has_own_words:
+        config.vocab_size = len(tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = Qwen3ForCausalLM(config)

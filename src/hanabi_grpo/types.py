@@ -112,11 +112,30 @@ class EpisodeStatus(StrEnum):
         return self in (EpisodeStatus.TRUNCATED_TURNS, EpisodeStatus.TRUNCATED_TOKENS)
 
 
+MAX_WEIGHTED_REPLIES = 64
+"""Replies of a teacher that draws; of one that draws among more, a turn has the drawn one."""
+CHANCES_TOLERANCE = 1e-6
+"""How far from 1 the chances of a teacher's replies may be together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedReply:
+    """One of the replies among which a teacher draws."""
+
+    action: str
+    """What it would do, worded as `Turn.action`."""
+    chance: float
+    """How likely it is, above 0."""
+    reply_ids: tuple[int, ...] = ()
+    """See `Lesson.reply_ids`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
     """What a turn brings beside its player's reply: what the player's teacher says to it.
 
-    A script says what it would do, a model how likely it finds what the player said.
+    A script says what it would do, and where it draws, how likely each reply is; a model how likely
+    it finds what the player said.
 
     Example:
         Lesson(action="Play 0", reply_ids=(14, 22, 2))
@@ -134,6 +153,10 @@ class Lesson:
     ids, as the conversation goes on with it."""
     logprobs: tuple[float, ...] = ()
     """Of each of the player's own reply ids, in nats, by the teacher; empty: not known."""
+    replies: tuple[WeightedReply, ...] = ()
+    """Where a script draws, all that it may say, the likeliest first; together their chances are 1.
+
+    `action` is the one that it has drawn. Empty: it says `action` for sure, or not how likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,3 +33,11 @@ def store(engine: Loads, tmp_path: Path) -> Iterator[AdapterStore]:
     yield store
     store.close()
     assert list(home.iterdir()) == []
+
+
+@pytest.fixture
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of caches, in the place of the user's own."""
+    home = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home

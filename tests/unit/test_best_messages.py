@@ -1,7 +1,14 @@
 """A team that reads one message a turn: its messages are those of models, its score is exact."""
 
+import io
 import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +18,7 @@ from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.hanabi.policies import all_messages, best_messages
+from hanabi_grpo.envs.hanabi.policies import all_messages, best_messages, team_file
 from hanabi_grpo.envs.hanabi.policies.all_deals import legal
 from hanabi_grpo.envs.hanabi.policies.best_response import EMPTY
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
@@ -27,8 +34,36 @@ NUM_TINY_DECKS = 60
 
 
 @pytest.fixture(autouse=True)
-def _is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _is_quick(monkeypatch: pytest.MonkeyPatch, cache_home: Path) -> None:
     monkeypatch.setattr(best_messages, "SWEEPS", 3)
+
+
+@pytest.fixture
+def num_searches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count how often a team is computed, as if each call came in a process of its own."""
+    counted: Counter[str] = Counter()
+    search = best_messages.searched_team
+
+    def counting(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, best_messages.Team]:
+        counted["searches"] += 1
+        return search(spec, keeps, sweeps)
+
+    monkeypatch.setattr(best_messages, "searched_team", counting)
+    monkeypatch.setattr(best_messages, "best_team", best_messages.best_team.__wrapped__)
+    return counted
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted((folder / "hanabi_grpo" / "teams").glob("*.npz"))
+
+
+def same_teams(one: tuple[float, Any], other: tuple[float, Any]) -> bool:
+    tables = zip(one[1], other[1], strict=True)
+    return one[0] == other[0] and all(
+        np.array_equal(mine, yours) and mine.dtype == yours.dtype
+        for first, second in tables
+        for mine, yours in zip(first, second, strict=True)
+    )
 
 
 def decks_of(spec: GameSpec, tables: all_messages.Tables) -> list[Game]:
@@ -144,3 +179,134 @@ def test_a_board_with_too_many_decks_is_refused_before_anything_is_computed() ->
     )
     with pytest.raises(SettingsError, match=message):
         scripted_game(EnvConfig(preset="simple"), ["best-messages"] * 2)
+
+
+# Kept in a file
+
+
+def test_a_team_is_computed_once_and_read_afterwards(
+    cache_home: Path, num_searches: Counter[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = make_spec(TINY, 2)
+    computed = best_messages.best_team(spec, False, 2)
+    [path] = files_in(cache_home)
+    [begins, ends] = caplog.messages
+    assert f"best-messages: the team of {TINY} with 2 players is computed, once on this" in begins
+    assert ends.endswith(f", and kept in {path}")
+    assert same_teams(best_messages.best_team(spec, False, 2), computed)
+    # A board of another name is the same board.
+    assert same_teams(best_messages.best_team(replace(spec, preset="own"), False, 2), computed)
+    assert num_searches["searches"] == 1
+    assert len(caplog.messages) == 2
+    assert files_in(cache_home) == [path]
+
+
+def test_another_board_search_or_code_is_another_file(
+    cache_home: Path, num_searches: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(TINY, 2)
+    best_messages.best_team(spec, False, 1)
+    best_messages.best_team(spec, True, 1)
+    best_messages.best_team(spec, False, 2)
+    best_messages.best_team(replace(spec, max_lives=2), False, 1)
+    monkeypatch.setattr(best_messages, "code_digest", lambda paths: "other code")
+    best_messages.best_team(spec, False, 1)
+    assert num_searches["searches"] == len(files_in(cache_home)) == 5
+
+
+def test_the_digest_of_the_code_follows_every_file_that_makes_a_team(tmp_path: Path) -> None:
+    files = best_messages._code()
+    names = {path.name for path in files}
+    assert {"best_messages.py", "all_messages.py", "deductions.py", "game.py"} <= names
+    copies = []
+    for number, path in enumerate(files):
+        copies.append(tmp_path / str(number) / path.name)
+        copies[-1].parent.mkdir()
+        copies[-1].write_bytes(path.read_bytes())
+    digests = {team_file.code_digest(files), team_file.code_digest(tuple(copies))}
+    assert len(digests) == 1
+    for path in copies:
+        path.write_bytes(path.read_bytes() + b"\n")
+        team_file.code_digest.cache_clear()
+        digests.add(team_file.code_digest(tuple(copies)))
+    assert len(digests) == 1 + len(copies)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "other", "facts"])
+def test_a_damaged_file_is_refused_loudly_and_made_again(
+    cache_home: Path, num_searches: Counter[str], caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    spec = make_spec(TINY, 2)
+    computed = best_messages.best_team(spec, False, 2)
+    [path] = files_in(cache_home)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    if damage == "other":
+        arrays["moves_0"] = arrays["moves_0"][::-1].copy()
+    if damage == "facts":
+        arrays["facts"] = np.array(str(arrays["facts"]).replace('"sweeps": 2', '"sweeps": 3'))
+    rewritten = io.BytesIO()
+    np.savez_compressed(rewritten, **arrays)
+    path.write_bytes(
+        {
+            "cut": whole[:middle],
+            "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "empty": b"",
+            "text": b"not a team",
+        }.get(damage, rewritten.getvalue())
+    )
+    caplog.clear()
+    assert same_teams(best_messages.best_team(spec, False, 2), computed)
+    assert f"{path} is damaged (" in caplog.messages[0]
+    assert caplog.messages[0].endswith("): it is not read, and made again")
+    assert num_searches["searches"] == 2
+    # And it is whole again.
+    caplog.clear()
+    best_messages.best_team(spec, False, 2)
+    assert not caplog.messages
+    assert [name.name for name in path.parent.iterdir() if name.suffix == ".tmp"] == []
+
+
+def test_without_a_folder_to_write_to_a_team_is_computed_and_said_to_be(
+    tmp_path: Path,
+    num_searches: Counter[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        best_messages.best_team(make_spec(TINY, 2), False, 1)
+    assert num_searches["searches"] == 2
+    assert "the team cannot be kept in a file" in caplog.messages[0]
+    assert "set XDG_CACHE_HOME to a folder that can be written" in caplog.messages[0]
+
+
+def test_the_folder_is_that_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert team_file.cache_folder() == Path("/cache/hanabi_grpo/teams")
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert team_file.cache_folder() == Path("/somebody/.cache/hanabi_grpo/teams")
+
+
+def test_two_processes_compute_a_team_once(cache_home: Path, tmp_path: Path) -> None:
+    program = (
+        "from hanabi_grpo.envs.hanabi.policies import best_messages\n"
+        "from hanabi_grpo.envs.hanabi.rules import make_spec\n"
+        f"mean, _ = best_messages.best_team(make_spec({TINY!r}, 2), False, 40)\n"
+        "print(mean)\n"
+    )
+    command = [sys.executable, "-c", program]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=200) for process in running]
+    assert len({out for out, _ in said}) == 1
+    assert said[0][0]
+    assert sum("is computed, once on this machine" in errors for _, errors in said) == 1
+    assert len(files_in(cache_home)) == 1

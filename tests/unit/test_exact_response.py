@@ -14,8 +14,8 @@ from hanabi_grpo.envs.hanabi.policies.best_response import EMPTY, Team, complete
 from hanabi_grpo.envs.hanabi.policies.exact_response import (
     Partner,
     best_score,
+    chances_of,
     make_partner,
-    move_chances,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_move
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec
@@ -40,7 +40,7 @@ def brute_force(spec: GameSpec, name: str, seat: int) -> float:
             legal = game.legal_actions()
             return dict.fromkeys(legal, 1 / len(legal))
         view = game.view(game.current_player)
-        return dict(move_chances(lambda rng: rule_move(name, view, rng)))
+        return dict(chances_of(lambda rng: rule_move(name, view, rng)))
 
     def value(worlds: list[tuple[Game, float]]) -> float:
         """Return the sum of chance times best score; all worlds look alike to the seat."""
@@ -117,7 +117,7 @@ def test_chances_of_moves_are_how_often_a_bot_makes_them(name: str) -> None:
         if game.is_over:
             continue
         view = game.view(game.current_player)
-        chances = move_chances(lambda branch, view=view: rule_move(name, view, branch))
+        chances = chances_of(lambda branch, view=view: rule_move(name, view, branch))
         assert sum(chances.values()) == pytest.approx(1.0)
         drawn = Counter(rule_move(name, view, rng) for _ in range(400))
         assert set(drawn) <= set(chances)

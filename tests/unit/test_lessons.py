@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training import mismatch
 from hanabi_grpo.training.batching import build_micro_batches
 from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.training.evidence import NO_SCORE
 from hanabi_grpo.training.lessons import (
+    TaughtTokens,
     Teaching,
     lesson_figures,
     teaching_at,
@@ -24,7 +26,7 @@ from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.loss import PolicyLoss, lesson_loss, token_advantages
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.policy import Policy
-from hanabi_grpo.types import Episode, Lesson, ReplyKind, Turn
+from hanabi_grpo.types import Episode, Lesson, ReplyKind, Turn, WeightedReply
 from loop_parts import BASE_SETTINGS, NAMES, RunOfATest, same_weights, tiny_policy_model
 from loop_parts import written_games as untaught_games
 from made_batches import made_cut
@@ -41,6 +43,14 @@ def lesson(*ids: int, action: str = "Play 0") -> Lesson:
 
 def taught(turn: Turn, *ids: int, fresh: bool = False) -> Turn:
     return replace(turn, lesson=lesson(*ids) if ids else None, fresh=fresh)
+
+
+def mixed(*replies: tuple[float, tuple[int, ...]]) -> Lesson:
+    """Return what a teacher says that draws among replies, the first of which it has drawn."""
+    weighted = []
+    for number, (chance, ids) in enumerate(replies):
+        weighted.append(WeightedReply(action=f"Play {number}", chance=chance, reply_ids=ids))
+    return replace(lesson(*replies[0][1]), replies=tuple(weighted))
 
 
 def turn(*ids: int, prompt: tuple[int, ...] = (1, 2)) -> Turn:
@@ -319,6 +329,133 @@ def test_what_a_model_adds_is_on_average_the_gradient_of_the_kl() -> None:
     assert lesson_figures([games], OWN, NAMES)["player_0/teacher_kl"] == pytest.approx(kl.item())
 
 
+# A teacher that draws
+
+
+def test_each_reply_that_a_teacher_may_give_is_a_row_with_its_chance() -> None:
+    first = replace(turn(3, 4), lesson=mixed((0.75, (5, 6)), (0.25, (7,))))
+    [batch] = batches_of([[game(first, taught(turn(9, prompt=(8,)), 12)), game(turn(3))]])
+    assert lessons_in(batch) == [
+        ([1, 2], [5, 6], [0.75, 0.75]),
+        ([1, 2], [7], [0.25]),
+        ([1, 2, 3, 4, 8], [12], [1.0]),
+    ]
+    # Expected tokens: 3/4 · 2 + 1/4 · 1 of the first turn, 1 of the second.
+    assert batch.num_lesson_tokens == 1.75 + 1
+    assert batch.lesson_chances is not None
+    assert sorted(batch.lesson_chances.flatten().tolist()) == [0.25, 0.75, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("unit", ["turn", "sequence"])
+def test_turns_weigh_the_same_whatever_their_teacher_may_say(unit: str) -> None:
+    drawn = replace(turn(3, 4), lesson=mixed((0.5, (5, 6, 7)), (0.5, (8,))))
+    games = [[game(drawn), game(taught(turn(3, prompt=(9, 9)), 7))]]
+    [batch] = batches_of(games, unit=unit)
+    # 2 and 1 expected tokens: 3 / (2 · 2) and 3 / (2 · 1), times the chance.
+    assert [weights for _, _, weights in lessons_in(batch)] == [
+        [0.375, 0.375, 0.375],
+        [0.375],
+        [1.5],
+    ]
+    assert batch.num_lesson_tokens == 3
+
+
+def test_a_teacher_that_draws_one_reply_for_sure_teaches_as_one_that_does_not_draw() -> None:
+    plain = [[game(taught(turn(3, 4), 5, 6)), game(taught(turn(3), 7, 8))]]
+    sure = [
+        [
+            game(replace(turn(3, 4), lesson=mixed((1.0, (5, 6))))),
+            game(replace(turn(3), lesson=mixed((1.0, (7, 8))))),
+        ]
+    ]
+    for unit in ("token", "turn"):
+        [one] = batches_of(plain, unit=unit)
+        [other] = batches_of(sure, unit=unit)
+        assert one.lesson_chances is None
+        assert other.lesson_chances is None
+        for name in ("ids", "lesson_weights", "reply_mask", "advantages"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        assert one.num_lesson_tokens == other.num_lesson_tokens
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gradient_is_that_of_the_kl_to_the_teachers_distribution(shared: bool) -> None:
+    # Replies of one and two tokens: the KL is over whole replies.
+    replies = ((0.5, (5, 6)), (0.25, (7,)), (0.25, (5, 9)))
+    groups = [[game(replace(turn(3, 4), lesson=mixed(*replies))), game(taught(turn(3), 7))]]
+    settings = Settings(**BASE_SETTINGS)
+    model = tiny_policy_model(settings)
+    policy = Policy(model, NAMES, temperature=1.3, has_whole_weights=True)
+    teaching = {"player_0": Teaching(teacher=0.5, reward=0.0)}
+    parameters = [value for name, value in model.named_parameters() if ".player_0." in name]
+
+    policy.use_adapter_of("player_0")
+    cross_entropy = torch.zeros(())
+    for chance, label in (*replies, (1.0, (7,))):
+        logits = model(input_ids=torch.tensor([[1, 2, *label]])).logits[0].float() / 1.3
+        logps = torch.log_softmax(logits, -1)
+        for number, token in enumerate(label):
+            cross_entropy = cross_entropy - chance * logps[1 + number, token]
+    num_expected = 0.5 * 2 + 0.25 + 0.25 * 2 + 1
+    entropy = 0.5 * math.log(2) + 0.5 * math.log(4)
+    gradients = torch.autograd.grad(0.5 * cross_entropy / num_expected, parameters)
+
+    batches = batches_of(groups, teaching, cut=made_cut(tokens=10, shared=shared))
+    loss = torch.zeros(())
+    measured = TaughtTokens()
+    for batch in batches:
+        logprobs = policy.logprobs(batch)
+        measured.add(batch, logprobs)
+        batch_loss, _ = PolicyLoss(settings)(logprobs, batch)
+        loss = loss + batch_loss
+    assert loss.item() == pytest.approx(0.5 * cross_entropy.item() / num_expected, rel=1e-5)
+    for found, wanted in zip(torch.autograd.grad(loss, parameters), gradients, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    figures = measured.take(lambda values: values)
+    assert figures == {
+        "player_0/teacher_loss": pytest.approx(cross_entropy.item() / num_expected, rel=1e-5),
+        "player_0/teacher_divergence": pytest.approx(
+            (cross_entropy.item() - entropy) / num_expected, rel=1e-5
+        ),
+    }
+    assert measured.take(lambda values: values) == {}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_rank_divides_by_the_same_expected_tokens(shared: bool) -> None:
+    said = mixed((0.5, (5, 6)), (0.3, (7,)), (0.2, (8, 9)))
+    groups = []
+    for task in range(3):
+        group = []
+        for number in range(3):
+            group.append(game(replace(turn(3 + number, prompt=(1, task + 5)), lesson=said)))
+        groups.append(group)
+    [whole] = batches_of(groups)
+    assert whole.num_lesson_tokens == pytest.approx(9 * 1.7)
+    found = []
+    for rank in range(2):
+        cut = made_cut(tokens=8, micro_batches=2, rank=rank, world_size=2, shared=shared)
+        for batch in batches_of(groups, cut=cut):
+            assert batch.num_lesson_tokens == pytest.approx(9 * 1.7)
+            if batch.lesson_weights is not None:
+                found += lessons_in(batch)
+    assert len(found) == 27
+    assert sum(sum(weights) for _, _, weights in found) == pytest.approx(9 * 1.7)
+
+
+def test_agreement_with_a_teacher_that_draws_is_how_likely_it_does_the_same() -> None:
+    said = mixed((0.75, (5,)), (0.25, (6,)))
+    likely = replace(turn(3), lesson=said)
+    unlikely = replace(likely, action="Play 1")
+    never = replace(likely, action="Play 2")
+    illegal = replace(likely, kind=ReplyKind.ILLEGAL)
+    groups = [[game(likely, unlikely, never, illegal, taught(turn(3), 5))]]
+    assert lesson_figures(groups, OWN, NAMES) == {
+        "player_0/teacher_agreement": (0.75 + 0.25 + 1) / 5,
+        "player_0/teacher_share": 1.0,
+    }
+
+
 # The schedule and the figures
 
 
@@ -359,8 +496,11 @@ def test_agreement_is_of_legal_moves_among_labelled_turns() -> None:
 # The loop
 
 
-def games_with_lessons(*players: int) -> Callable[[int], Games]:
-    """Return games as `written_games`, in which these players are told another reply each turn."""
+def games_with_lessons(*players: int, mixes: bool = False) -> Callable[[int], Games]:
+    """Return games as `written_games`, in which these players are told another reply each turn.
+
+    With `mixes` their teacher may say three replies on each.
+    """
 
     def games(step: int) -> Games:
         groups = []
@@ -370,7 +510,10 @@ def games_with_lessons(*players: int) -> Callable[[int], Games]:
                 turns = []
                 for one in episode.turns:
                     if one.player in players:
-                        one = replace(one, lesson=lesson(9 + number, 13 + one.player))
+                        said = (9 + number, 13 + one.player)
+                        others = ((0.25, (15,)), (0.25, (9, 10 + number)))
+                        told = mixed((0.5, said), *others) if mixes else lesson(*said)
+                        one = replace(one, lesson=told)
                     turns.append(one)
                 taught_group.append(replace(episode, turns=tuple(turns)))
             groups.append(taught_group)
@@ -424,6 +567,8 @@ def test_a_model_that_teaches_one_player_moves_the_other_by_nothing(tmp_path: Pa
         {"minibatches": 2, "loss_unit": "turn"},
         {"sampler_correction": "sequence_mask", "teacher_steps": 2, "train_thoughts": False},
         {"tokens_per_micro_batch": 4},
+        {"mixes": True},
+        {"mixes": True, "minibatches": 2, "loss_unit": "turn", "tokens_per_micro_batch": 4},
     ],
 )
 def test_the_teacher_of_one_player_moves_the_other_by_nothing(
@@ -431,10 +576,11 @@ def test_the_teacher_of_one_player_moves_the_other_by_nothing(
 ) -> None:
     options = {**options}
     teacher_steps = options.pop("teacher_steps", 0)
+    mixes = options.pop("mixes", False)
     without = trained(tmp_path / "without", untaught_games, **options)
     with_teacher = trained(
         tmp_path / "with",
-        games_with_lessons(0, 1),
+        games_with_lessons(0, 1, mixes=mixes),
         teacher=("player_1=iggi",),
         teacher_weight=3.0,
         teacher_steps=teacher_steps,
@@ -444,6 +590,7 @@ def test_the_teacher_of_one_player_moves_the_other_by_nothing(
     assert not same_weights(without.weights("player_1"), with_teacher.weights("player_1"))
     for row in with_teacher.events.rows:
         assert "player_0/teacher_loss" not in row
+        assert ("player_1/teacher_divergence" in row) == mixes
     last = with_teacher.events.rows[-1]
     first = with_teacher.events.rows[0]
     if not teacher_steps:
@@ -513,7 +660,42 @@ def test_without_a_teacher_in_the_settings_lessons_are_not_read(tmp_path: Path) 
     assert not any("teacher" in name for name in labelled.events.rows[0])
 
 
-def test_a_run_resumes_bit_by_bit_across_the_schedule(tmp_path: Path) -> None:
+def test_a_player_comes_to_draw_as_its_teacher_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mismatch, "surprise_score", lambda _: NO_SCORE)
+
+    def games(step: int) -> Games:
+        said = mixed((0.75, (9, 1)), (0.25, (10, 1)))
+        groups = []
+        for group in untaught_games(step):
+            told = []
+            for episode in group:
+                turns = [replace(one, lesson=said) for one in episode.turns]
+                told.append(replace(episode, turns=tuple(turns)))
+            groups.append(told)
+        return groups
+
+    model = tiny_policy_model(Settings(**BASE_SETTINGS))
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(30)
+    made = trained(
+        tmp_path,
+        games,
+        policy_model=model,
+        num_steps=30,
+        teacher=("iggi",),
+        reward_weight=0.0,
+        lr_scheduler_type="constant",
+    )
+    divergences = [row["player_0/teacher_divergence"] for row in made.events.rows]
+    assert divergences[0] > 1
+    assert min(divergences) > 0
+    assert divergences[-1] < 0.05
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_run_resumes_bit_by_bit_across_the_schedule(tmp_path: Path, mixes: bool) -> None:
     options: dict[str, Any] = {
         "teacher": ("iggi",),
         "teacher_weight": "player_0=2,1",
@@ -521,7 +703,7 @@ def test_a_run_resumes_bit_by_bit_across_the_schedule(tmp_path: Path) -> None:
         "num_steps": 5,
         "lr_scheduler_type": "constant",
     }
-    games = games_with_lessons(0, 1)
+    games = games_with_lessons(0, 1, mixes=mixes)
     whole = trained(tmp_path / "whole", games, **options)
     cut = RunOfATest(tmp_path / "cut", games=games, **{**options, "num_steps": 2})
     cut.events.save_every = 2
@@ -536,6 +718,10 @@ def test_a_run_resumes_bit_by_bit_across_the_schedule(tmp_path: Path) -> None:
     train(resumed.run)
     for player in NAMES:
         assert same_weights(whole.weights(player), resumed.weights(player))
+    facts = read_manifest(tmp_path / "cut" / "checkpoint-2").facts
+    assert facts["taught_by"] == {
+        player: {"teacher": "iggi", "labels": "distribution"} for player in NAMES
+    }
     names = ("player_0/teacher_weight", "player_1/teacher_weight")
     shown = [[row[name] for name in names] for row in whole.events.rows]
     assert shown[2:] == [[row[name] for name in names] for row in resumed.events.rows]

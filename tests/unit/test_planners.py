@@ -6,6 +6,7 @@ Worlds and values by brute force, privacy, scores, bad input.
 import random
 from collections import Counter
 from itertools import cycle, permutations
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -38,7 +39,7 @@ TINY = GameSpec(
 
 
 @pytest.fixture(autouse=True)
-def is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def is_quick(monkeypatch: pytest.MonkeyPatch, cache_home: Path) -> None:
     monkeypatch.setattr(search, "CANDIDATES", 60)
     monkeypatch.setattr(search, "WORLDS", 20)
     monkeypatch.setattr(search, "ROUND", 10)

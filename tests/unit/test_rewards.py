@@ -102,7 +102,7 @@ def test_the_spec_says_that_it_is_another_game_with_a_wider_range() -> None:
 
 
 def test_players_may_be_paid_differently_where_the_payoff_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, cache_home: Path
 ) -> None:
     # The check plays every script; one that computes for minutes plays as well after one round.
     monkeypatch.setattr(best_messages, "SWEEPS", 1)

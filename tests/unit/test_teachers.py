@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,19 @@ from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.taught import TaughtPlayer, with_lesson_ids, with_teachers
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.envs.base import Observation, Script, Setup, Task
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import (
+    MixedScript,
+    MixingPolicy,
+    Observation,
+    Policy,
+    Script,
+    Setup,
+    Task,
+    random_policy,
+)
 from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import Referee, play_scripts
@@ -35,11 +48,16 @@ from hanabi_grpo.server.scheduler import Scheduler, _needs_worker
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import Role
 from hanabi_grpo.settings.steps import check_updates
-from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
+from hanabi_grpo.settings.teachers import (
+    SeatTeacher,
+    label_kinds,
+    parse_teachers,
+    seat_teachers,
+)
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.types import Episode, Lesson, ReplyKind
+from hanabi_grpo.types import Episode, Lesson, ReplyKind, WeightedReply
 from server_app import (
     PEFT_CONFIG,
     RunningApp,
@@ -304,9 +322,13 @@ def test_a_teacher_that_plays_itself_agrees_with_every_turn(other_play: bool) ->
         episode = asyncio.run(play_episode(task, players))
         alone = play_scripts(task, {0: policy, 1: policy})
         assert [turn.action for turn in episode.turns] == [turn.action for turn in alone.turns]
-        assert [turn.lesson for turn in episode.turns] == [
+        assert [replace(turn.lesson, replies=()) for turn in episode.turns] == [
             Lesson(action=turn.action) for turn in episode.turns
         ]
+        for turn in episode.turns:
+            # The rules draw among hints where nothing else is to be done.
+            choices = {reply.action for reply in turn.lesson.replies}
+            assert not choices or turn.action in choices
 
 
 def test_what_the_rules_do_not_allow_is_no_lesson() -> None:
@@ -347,6 +369,196 @@ def test_a_taught_game_travels_and_is_recorded_and_older_records_are_read() -> N
         del turn["lesson"]
     older = episode_from_json(row)
     assert [turn.lesson for turn in older.turns] == [None] * len(episode.turns)
+
+
+# Teachers that draw
+
+
+def positions(
+    setup: Setup[Any], num_games: int, policy: Policy
+) -> Iterator[tuple[int, Task[Any], Referee]]:
+    """Yield whose turn it is in each position of some games by a script, a third of it random."""
+    rng = random.Random(5)
+    for seed in range(num_games):
+        task = setup.task("train", seed)
+        referee = Referee(task)
+        while referee.status is None:
+            players = referee.to_act()
+            for player in players:
+                yield player, task, referee
+            replies = {}
+            for player in players:
+                seen = referee.see(player)
+                replies[player] = policy.seat(player, task=task, game=0).act(seen)
+                if rng.random() < 1 / 3:
+                    replies[player] = rng.choice(seen.legal() or ("",))
+            referee.step(replies)
+
+
+@pytest.mark.parametrize(
+    ("env", "preset", "name", "num_games"),
+    [
+        ("kuhn_poker", "kuhn_poker", "cfr", 12),
+        ("leduc_poker", "leduc_poker", "cfr-10", 3),
+        ("kuhn_poker", "kuhn_poker", "random", 4),
+        ("tic_tac_toe", "tic_tac_toe", "minimax", 2),
+        ("hanabi", "full", "iggi", 6),
+        ("hanabi", "full", "outer", 1),
+        ("hanabi", "full", "piers", 6),
+        ("frozen_lake", "frozen_lake", "random", 2),
+        ("sokoban", "sokoban", "bfs", 1),
+    ],
+)
+def test_the_chances_of_a_script_are_those_by_which_it_draws(
+    env: str, preset: str, name: str, num_games: int
+) -> None:
+    setup = registry.setup(env, {"preset": preset})
+    policy = setup.environment.policies[name]()
+    assert isinstance(policy, MixingPolicy)
+    num_mixed = 0
+    for player, task, referee in positions(setup, num_games, policy):
+        seen = referee.see(player)
+        chances = policy.chances(seen)
+        num_drawn = 5 if max(chances.values()) == 1 else 300
+        assert sum(chances.values()) == pytest.approx(1)
+        assert set(chances) <= set(seen.legal() or ())
+        counts = Counter(
+            policy.seat(player, task=task, game=number).act(seen) for number in range(num_drawn)
+        )
+        num_mixed += len(counts) > 1
+        for reply in set(counts) | set(chances):
+            # Five standard errors, so that a right script passes.
+            chance = chances.get(reply, 0.0)
+            error = math.sqrt(max(chance * (1 - chance), 1e-9) / num_drawn)
+            assert abs(counts[reply] / num_drawn - chance) <= 5 * error
+    assert num_mixed or name == "bfs"
+
+
+def test_a_noisy_bot_says_how_likely_its_noise_is() -> None:
+    bot = rule_bot("hint-bot", noise=0.3)
+    for player, _, referee in positions(BOARD, 2, bot):
+        seen = referee.see(player)
+        legal = seen.legal() or ()
+        sure = rule_bot("hint-bot").chances(seen)
+        assert bot.chances(seen) == pytest.approx(
+            {reply: 0.7 * sure[reply] + 0.3 / len(legal) for reply in legal}
+        )
+
+
+def taught_by(policy: Any, setup: Setup[Any], seed: int = 3) -> Episode:
+    """Return a random game of which a teacher labels each turn."""
+    player = make_script(setup, "random")
+    teacher = replace(player, policy=policy)
+    players = [TaughtPlayer(player=player, teacher=teacher)] * setup.spec.num_players
+    return asyncio.run(play_episode(setup.task("train", seed), players))
+
+
+def test_a_teacher_that_draws_labels_a_turn_with_each_reply_that_it_may_give() -> None:
+    setup = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
+    policy = setup.environment.policies["cfr"]()
+    for seed in range(12):
+        episode = taught_by(policy, setup, seed)
+        referee = Referee(setup.task("train", seed))
+        for turn in episode.turns:
+            chances = policy.chances(referee.see(turn.player))
+            assert turn.lesson is not None
+            replies = turn.lesson.replies
+            assert [reply.chance for reply in replies] == sorted(
+                (reply.chance for reply in replies), reverse=True
+            )
+            assert {reply.action: reply.chance for reply in replies} == pytest.approx(chances)
+            assert turn.lesson.action in chances
+            referee.step({turn.player: turn.reply})
+
+
+def test_a_teacher_that_never_draws_labels_as_it_did_before_it_could_say_so() -> None:
+    one = registry.get("hanabi").policies["focus-bot"]()
+    silent = Script("focus-bot", one.choose)
+    assert isinstance(one, MixingPolicy)
+    for seed in range(4):
+        labelled = taught_by(one, BOARD, seed)
+        assert labelled == taught_by(silent, BOARD, seed)
+        assert all(turn.lesson is not None and not turn.lesson.replies for turn in labelled.turns)
+
+
+def test_illegal_replies_leave_a_distribution_and_chances_that_are_none_end_the_game() -> None:
+    def mixing(**chances: float) -> MixedScript:
+        by_reply = {text.replace("_", " "): chance for text, chance in chances.items()}
+        return MixedScript(
+            "mixing", lambda seen, rng: (seen.legal() or ("",))[0], lambda _: by_reply
+        )
+
+    episode = taught_by(mixing(sing=0.5, Play_0=0.375, Play_1=0.125), BOARD)
+    assert episode.turns[0].lesson is not None
+    assert episode.turns[0].lesson.replies == (
+        WeightedReply(action="Play 0", chance=0.75),
+        WeightedReply(action="Play 1", chance=0.25),
+    )
+    for chances in ({"Play_0": 0.5}, {"Play_0": 1.5, "Play_1": -0.5}, {"Play_0": math.nan}):
+        with pytest.raises(ValueError, match=r"a teacher's chances are .* 1 for all together"):
+            taught_by(mixing(**chances), BOARD)
+    # Nothing known, and one legal reply.
+    for chances in ({}, {"Play_0": 0.5, "sing": 0.5}):
+        first = taught_by(mixing(**chances), BOARD).turns[0]
+        assert first.lesson is not None
+        assert not first.lesson.replies
+
+
+def test_of_a_teacher_that_draws_among_too_many_replies_a_turn_has_the_drawn_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert all(turn.lesson.replies for turn in taught_by(random_policy(), BOARD).turns)
+    monkeypatch.setattr("hanabi_grpo.agents.taught.MAX_WEIGHTED_REPLIES", 1)
+    for turn in taught_by(random_policy(), BOARD).turns:
+        assert turn.lesson is not None
+        assert turn.lesson.action
+        assert not turn.lesson.replies
+
+
+def test_each_weighted_reply_has_its_tokens_travels_and_is_checked() -> None:
+    episode = with_lesson_ids(taught_by(random_policy(), BOARD), [CHAT, CHAT], 4)
+    for turn in episode.turns:
+        assert turn.lesson is not None
+        for reply in turn.lesson.replies:
+            assert reply.reply_ids == (*CHAT.tokenizer.encode(reply.action), CHAT.eos_id)
+    row = episode_to_json(episode)
+    assert episode_from_json(msgspec.json.decode(msgspec.json.encode(row))) == episode
+    with pytest.raises(SettingsError, match="MAX_COMPLETION_LENGTH=1: the teacher's reply"):
+        with_lesson_ids(episode, [CHAT, CHAT], 1)
+    for chance in (-0.5, 0.0, 1.5):
+        row = episode_to_json(episode)
+        row["turns"][0]["lesson"]["replies"][0]["chance"] = chance
+        with pytest.raises(ServerError, match=r"turns\.0\.lesson\.replies: .* allowed: up to 64"):
+            episode_from_json(row)
+
+
+def test_a_run_says_what_kind_of_labels_each_player_has() -> None:
+    given = settings(teacher=("player_0=iggi", "player_1=base"))
+    assert label_kinds(given) == {"player_0": "distribution", "player_1": "logprobs"}
+    search = settings(teacher=("player_0=search", "player_1=hat-bot"))
+    assert label_kinds(search) == {"player_0": "reply", "player_1": "reply"}
+    assert label_kinds(settings()) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"reward_weight": 0.0, "entropy_bonus": 0.1}, ["player_0", "player_1"]),
+        ({"reward_weight": "player_0=0,player_1=1", "entropy_bonus": 0.1}, ["player_0"]),
+        ({"reward_weight": 0.0}, []),
+        ({"entropy_bonus": 0.1}, []),
+    ],
+)
+def test_a_bonus_that_pulls_away_from_the_only_thing_learned_is_said_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, given: dict[str, Any], warned: list[str]
+) -> None:
+    seats = PartnerSeats(settings(teacher=("iggi",), **given), tmp_path, lambda *_: "")
+    with caplog.at_level("INFO"):
+        seats.load({}, "here")
+    assert "player_0 is taught by iggi; labels: distribution" in caplog.messages
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.partition(": ")[2].split()[0] for message in said] == warned
+    assert all("set HANABI_ENTROPY_BONUS=0" in message for message in said)
 
 
 # Requests
@@ -697,3 +909,15 @@ def test_a_replay_shows_what_the_teacher_would_have_done_where_it_is_something_e
     assert "teacher: Play 2" in facts[0]
     assert "played by the teacher" in facts[2]
     assert not any("teacher" in facts[number] for number in (1, 3))
+
+
+def test_a_replay_shows_among_what_a_teacher_draws() -> None:
+    episode = taught_by(random_policy(), BOARD)
+    weighted = []
+    for number, chance in enumerate((0.5, 0.25, 0.125, 0.0625, 0.0625)):
+        weighted.append(WeightedReply(action=f"Play {number}", chance=chance))
+    first, *others = episode.turns
+    told = replace(first, lesson=Lesson(action=first.action, replies=tuple(weighted)))
+    shown = game_texts(Recording(episode=replace(episode, turns=(told, *others))))
+    expected = "teacher: Play 0 50 %, Play 1 25 %, Play 2 12 %, Play 3 6 %, 1 more"
+    assert expected in shown["moves"][0]["facts"]

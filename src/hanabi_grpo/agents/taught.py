@@ -9,20 +9,30 @@ That changes nothing in the game, unless the teacher plays a share of the turns
 that is sampled. Which turns these are follows from task, game, seat and turn alone.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from hanabi_grpo.agents.script import ScriptedPlayer, make_script
-from hanabi_grpo.envs.base import Observation, Seat, Setup, Task, draw
+from hanabi_grpo.envs.base import MixingPolicy, Observation, Seat, Setup, Task, draw
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import Player, PlayerSeat
 from hanabi_grpo.settings.teachers import SeatTeacher
-from hanabi_grpo.types import Episode, Lesson, Reply
+from hanabi_grpo.types import (
+    CHANCES_TOLERANCE,
+    MAX_WEIGHTED_REPLIES,
+    Episode,
+    Lesson,
+    Reply,
+    WeightedReply,
+)
 
 _CHANCES = 2**32
 """Equally likely draws that decide whether a teacher plays."""
+_CERTAIN = 1 - 1e-12
+"""A reply that is likelier is one that rounding alone keeps from being certain."""
 
 
 @runtime_checkable
@@ -58,9 +68,11 @@ class TaughtPlayer:
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "TaughtSeat":
         """Return a fresh seat of both, see `rollout.loop.Player.seat`."""
+        policy = self.teacher.policy
         return TaughtSeat(
             player=self.player.seat(player, task=task, game=game),
-            teacher=self.teacher.policy.seat(player, task=task, game=game),
+            teacher=policy.seat(player, task=task, game=game),
+            chances=policy.chances if isinstance(policy, MixingPolicy) else None,
             plays=self.plays,
             key=(task.environment.name, task.split, task.seed, game, player),
         )
@@ -72,6 +84,8 @@ class TaughtSeat:
 
     player: PlayerSeat
     teacher: Seat
+    chances: Callable[[Observation], Mapping[str, float]] | None
+    """How likely each of the teacher's replies is, see `MixingPolicy`; None: it does not say."""
     plays: float
     key: tuple[str | int, ...]
     """Of the game and the seat, for what is drawn."""
@@ -81,7 +95,8 @@ class TaughtSeat:
     async def reply(self, seen: Observation) -> Reply:
         """Return the player's reply with what the teacher says to the same observation."""
         # The teacher is asked first: its view is of the moment of the question.
-        lesson = _lesson(self.teacher.act(seen), seen)
+        chances = {} if self.chances is None else self.chances(seen)
+        lesson = _lesson(self.teacher.act(seen), seen, chances)
         teacher_plays = self._draw()
         if teacher_plays and lesson is not None and isinstance(self.player, SayingSeat):
             reply = await self.player.say(seen, lesson.action)
@@ -96,15 +111,62 @@ class TaughtSeat:
         return number < self.plays * _CHANCES
 
 
-def _lesson(text: str, seen: Observation) -> Lesson | None:
-    """Return what a teacher's reply teaches; None where the rules do not allow it."""
+def _lesson(text: str, seen: Observation, chances: Mapping[str, float]) -> Lesson | None:
+    """Return what a teacher's reply teaches; None where the rules do not allow it.
+
+    Args:
+        text: The reply.
+        seen: What the teacher has seen.
+        chances: By reply how likely it was; {}: not known.
+    """
+    action = _allowed(text, seen)
+    if action is None:
+        return None
+    return Lesson(action=action, replies=_weighted(chances, seen))
+
+
+def _allowed(text: str, seen: Observation) -> str | None:
+    """Return the action or the call that a reply is; None where the rules do not allow it."""
     if seen.is_call(text):
-        return Lesson(action=text)
+        return text
     action = seen.parse(text)
     legal = seen.legal()
     if action is None or (legal is not None and action not in legal):
         return None
-    return Lesson(action=action)
+    return action
+
+
+def _weighted(chances: Mapping[str, float], seen: Observation) -> tuple[WeightedReply, ...]:
+    """Return the legal replies among which a teacher draws; () where it draws among none.
+
+    So it is also where there are more than `MAX_WEIGHTED_REPLIES`: some of them would be another
+    distribution, and one that is drawn is right in the mean.
+
+    Raises:
+        ValueError: The chances are none.
+    """
+    if not chances:
+        return ()
+    total = math.fsum(chances.values())
+    if not (min(chances.values()) >= 0 and abs(total - 1) <= CHANCES_TOLERANCE):
+        raise ValueError(
+            f"a teacher's chances are {dict(chances)}; give at least 0 for each reply, and 1 for "
+            "all together."
+        )
+    by_action: dict[str, float] = {}
+    for text, chance in chances.items():
+        action = _allowed(text, seen)
+        if action is not None and chance > 0:
+            by_action[action] = by_action.get(action, 0.0) + chance
+    legal_total = math.fsum(by_action.values())
+    if len(by_action) > MAX_WEIGHTED_REPLIES or not legal_total:
+        return ()
+    if max(by_action.values()) >= _CERTAIN * legal_total:
+        return ()
+    replies = []
+    for action, chance in sorted(by_action.items(), key=lambda item: -item[1]):
+        replies.append(WeightedReply(action=action, chance=chance / legal_total))
+    return tuple(replies)
 
 
 def with_teachers(
@@ -155,11 +217,20 @@ def with_lesson_ids(
 
 
 def _encoded(lesson: Lesson, chat: ChatFormat, max_tokens: int) -> Lesson:
-    ids = chat.said(lesson.action)
+    replies = []
+    for reply in lesson.replies:
+        replies.append(replace(reply, reply_ids=_ids_of(reply.action, chat, max_tokens)))
+    ids = _ids_of(lesson.action, chat, max_tokens)
+    return replace(lesson, reply_ids=ids, replies=tuple(replies))
+
+
+def _ids_of(action: str, chat: ChatFormat, max_tokens: int) -> tuple[int, ...]:
+    """Return a teacher's reply as its player would say it."""
+    ids = chat.said(action)
     if len(ids) > max_tokens:
         raise SettingsError(
-            f"MAX_COMPLETION_LENGTH={max_tokens}: the teacher's reply {lesson.action!r} has "
+            f"MAX_COMPLETION_LENGTH={max_tokens}: the teacher's reply {action!r} has "
             f"{len(ids)} tokens with its end, so no player could generate it; set {len(ids)} "
             "or more."
         )
-    return replace(lesson, reply_ids=ids)
+    return ids

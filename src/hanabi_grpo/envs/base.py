@@ -16,7 +16,16 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    Protocol,
+    Self,
+    TypeVar,
+    runtime_checkable,
+)
 
 from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.config import NO_TOOLS, EnvConfig, split_tools
@@ -768,6 +777,18 @@ class Policy(Protocol):
         """Return a fresh seat for episode number `game` of the task's group."""
 
 
+@runtime_checkable
+class MixingPolicy(Policy, Protocol):
+    """A policy that draws its reply, and says how likely each one is.
+
+    As a teacher (HANABI_TEACHER) it labels a turn with all of its replies, each with its chance, in
+    the place of the one that it happens to draw.
+    """
+
+    def chances(self, seen: Observation) -> Mapping[str, float]:
+        """Return by reply how likely it is on this turn; together 1. {}: it cannot say here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """A policy that is one function of what its player sees and of a random generator."""
@@ -785,6 +806,14 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedScript(Script):
+    """A script that says how likely each of its replies is, see `MixingPolicy`."""
+
+    chances: Callable[[Observation], Mapping[str, float]]
+    """(what its player sees) -> the chances by which `choose` draws."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptSeat:
     """A `Script` as one player of one episode."""
 
@@ -798,7 +827,20 @@ class ScriptSeat:
 
 def random_policy() -> Script:
     """Return the script that draws evenly among the legal actions."""
-    return Script("random", lambda seen, rng: rng.choice(seen.legal() or ("",)))
+    return MixedScript(
+        "random",
+        lambda seen, rng: rng.choice(seen.legal() or ("",)),
+        lambda seen: even_chances(seen.legal() or ()),
+    )
+
+
+def even_chances(replies: Sequence[str]) -> dict[str, float]:
+    """Return replies that are equally likely with their chances.
+
+    Example:
+        even_chances(("call", "raise")) == {"call": 0.5, "raise": 0.5}
+    """
+    return dict.fromkeys(replies, 1 / max(len(replies), 1))
 
 
 def reward_figures(environment: Environment[Any], episodes: Sequence[Episode]) -> dict[str, float]:

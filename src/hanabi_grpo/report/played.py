@@ -15,7 +15,7 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.recordings import num_bad_replies
 from hanabi_grpo.settings.game import game_defaults
 from hanabi_grpo.texts import visible
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, task_name
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, WeightedReply, task_name
 
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to its end",
@@ -25,6 +25,8 @@ _ENDINGS = {
 _OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
 """Modules of environments that draw their own games, by environment."""
 _SEPARATOR = " · "
+_MOST_REPLIES = 4
+"""Replies of a teacher that draws which are shown with a turn."""
 
 
 def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
@@ -186,6 +188,20 @@ def game_texts(
     }
 
 
+def _chances_text(replies: Sequence[WeightedReply]) -> str:
+    """Return among what a teacher draws.
+
+    Example:
+        "raise 67 %, call 33 %"
+    """
+    parts = []
+    for reply in replies[:_MOST_REPLIES]:
+        parts.append(f"{visible(reply.action)} {reply.chance:.0%}".replace("%", " %"))
+    if len(replies) > _MOST_REPLIES:
+        parts.append(f"{len(replies) - _MOST_REPLIES} more")
+    return ", ".join(parts)
+
+
 def _move_texts(
     recording: Recording, turn: Turn, advantage: float | None, *, prompts: bool
 ) -> dict[str, Any]:
@@ -220,6 +236,8 @@ def _move_texts(
         facts.append(f"adv {advantage:+.2f}")
     if turn.lesson is not None and turn.lesson.plays:
         facts.append("played by the teacher")
+    elif turn.lesson is not None and turn.lesson.replies:
+        facts.append(f"teacher: {_chances_text(turn.lesson.replies)}")
     elif turn.lesson is not None and turn.lesson.action not in ("", turn.action):
         facts.append(f"teacher: {visible(turn.lesson.action)}")
     if turn.version is not None:

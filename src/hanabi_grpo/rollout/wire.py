@@ -6,14 +6,21 @@ lengths differ raise an error that names the field, its value and what is allowe
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from hanabi_grpo.errors import ServerError, shown
-from hanabi_grpo.types import MAX_PLAYERS, Episode, Turn
+from hanabi_grpo.types import (
+    CHANCES_TOLERANCE,
+    MAX_PLAYERS,
+    MAX_WEIGHTED_REPLIES,
+    Episode,
+    Turn,
+    WeightedReply,
+)
 
 SCHEMA = 2
 """Version of the format of a recorded episode."""
@@ -161,8 +168,23 @@ def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
         if turn.lesson is not None:
             where = f"turns.{index}.lesson"
             check_logprob_count(turn.lesson.logprobs, turn.reply_ids, where, needs_logprobs=False)
+            _check_replies(turn.lesson.replies, where)
         if not _has_finite_numbers(turn):
             raise ValueError(f"turns.{index}: a logprob or a reward is not finite")
+
+
+def _check_replies(replies: Sequence[WeightedReply], where: str) -> None:
+    """Refuse replies of a teacher whose chances are none, by a ValueError."""
+    if not replies:
+        return
+    chances = [reply.chance for reply in replies]
+    is_whole = math.isclose(math.fsum(chances), 1, abs_tol=CHANCES_TOLERANCE)
+    if len(replies) > MAX_WEIGHTED_REPLIES or not is_whole or min(chances) <= 0:
+        raise ValueError(
+            f"{where}.replies: {len(replies)} with chances from {min(chances):g} to "
+            f"{max(chances):g}, together {math.fsum(chances):g}; allowed: up to "
+            f"{MAX_WEIGHTED_REPLIES}, each above 0, together 1"
+        )
 
 
 def check_logprob_count(

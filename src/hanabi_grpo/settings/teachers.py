@@ -5,8 +5,10 @@ Everything here is a function of its arguments; nothing is read or sent.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import MixingPolicy
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.partners import (
@@ -27,6 +29,9 @@ from hanabi_grpo.settings.refs import (
 from hanabi_grpo.training.estimators import ESTIMATORS, Learned, names_needing
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
+LabelKind = Literal["reply", "distribution", "logprobs"]
+"""What a teacher's labels are: what it would do, how likely it does each thing, or how likely it
+finds what the player said."""
 Teacher = ScriptRef | Role | CheckpointRef
 """Who may teach: a script, the base model, or an adapter of a checkpoint."""
 VARIABLE = "HANABI_TEACHER"
@@ -131,6 +136,24 @@ def seat_teachers(
             seat = SeatTeacher(policy=policy, plays=settings.teacher_plays_of(player))
         seats.append(seat)
     return tuple(seats)
+
+
+def label_kinds(settings: Settings) -> dict[str, LabelKind]:
+    """Return of each player with a teacher what its labels are.
+
+    A script's are a distribution where it draws and says how likely each reply is.
+
+    Args:
+        settings: The run's.
+    """
+    kinds: dict[str, LabelKind] = {}
+    for player, teacher in parse_teachers(settings).items():
+        if not isinstance(teacher, ScriptRef):
+            kinds[player] = "logprobs"
+            continue
+        policy = registry.get(settings.env).policies[teacher.name]()
+        kinds[player] = "distribution" if isinstance(policy, MixingPolicy) else "reply"
+    return kinds
 
 
 def check_teacher(settings: Settings) -> None:

@@ -8,6 +8,14 @@ added to the player's loss (`loss`), so it is a mean over the player's own token
 all processes, as the policy's loss is, and no other player moves by it. u is the weight of a token
 with HANABI_LOSS_UNIT, among the teacher's tokens; w falls with HANABI_TEACHER_STEPS.
 
+Where the teacher draws its reply and says how likely each one is (`envs.base.MixingPolicy`), all of
+them are targets, each with its chance p:
+
+    L_teacher = w / M · Σ_turns Σ_k p_k Σ_t u_t (−log π(a_kt | s)),    M = Σ_turns Σ_k p_k n_k
+
+with n_k tokens in reply k. That is the mean of the loss above over what the teacher may draw, and
+its least value is the teacher's own entropy: it falls by KL(teacher ‖ player), turn by turn.
+
 A teacher's reply is a row of its own: the conversation up to the turn, then the reply. Where
 prefixes are shared (`model.prefix_tree`) a row costs its reply's tokens alone, and nothing where
 the player said the same.
@@ -80,7 +88,7 @@ def lesson_rows(
     trains_all: bool,
     with_steps: bool,
 ) -> list[TokenRow]:
-    """Return a row for each turn of one seat's trained player that its teacher labelled.
+    """Return a row for each reply by which its teacher labelled a turn of one seat's player.
 
     Args:
         groups: Per task the games that are learned from.
@@ -97,31 +105,30 @@ def lesson_rows(
     for number, episode in enumerate(flatten_groups(groups)):
         if is_trained(episode, player, trained_seats):
             games.append((number, episode.trajectory(player)))
-    lengths = [[len(_lesson_ids(turn)) for turn in turns] for _, turns in games]
+    lengths = [[_expected_length(turn) for turn in turns] for _, turns in games]
     weights = weights_by_part(lengths, [parts[number] for number, _ in games], unit)
     rows = []
     for (number, turns), game_weights in zip(games, weights, strict=True):
         conversation: list[int] = []
         for turn, weight in zip(turns, game_weights, strict=True):
             before = [] if turn.fresh else conversation
-            lesson_ids = _lesson_ids(turn)
             conversation = [*before, *turn.prompt_ids, *turn.reply_ids]
-            if not lesson_ids:
-                continue
-            prompt = [*before, *_prompt_ids(turn)]
-            num_tokens = len(prompt) + len(lesson_ids)
-            row = TokenRow(
-                ids=[*prompt, *lesson_ids],
-                mask=[False] * num_tokens,
-                logprobs=[0.0] * num_tokens,
-                advantages=[0.0] * num_tokens,
-                weights=[] if has_weights else None,
-                trained=None if trains_all else [],
-                steps=[] if with_steps else None,
-                lesson=[0.0] * len(prompt) + [weight] * len(lesson_ids),
-                game=number,
-            )
-            rows.append(row)
+            for lesson_ids, chance in _labels(turn):
+                prompt = [*before, *_prompt_ids(turn)]
+                num_tokens = len(prompt) + len(lesson_ids)
+                row = TokenRow(
+                    ids=[*prompt, *lesson_ids],
+                    mask=[False] * num_tokens,
+                    logprobs=[0.0] * num_tokens,
+                    advantages=[0.0] * num_tokens,
+                    weights=[] if has_weights else None,
+                    trained=None if trains_all else [],
+                    steps=[] if with_steps else None,
+                    lesson=[0.0] * len(prompt) + [weight * chance] * len(lesson_ids),
+                    lesson_chance=chance,
+                    game=number,
+                )
+                rows.append(row)
     return rows
 
 
@@ -159,11 +166,11 @@ def teacher_gaps(turn: Turn, kl: float) -> list[float]:
     return gaps or [0.0] * len(turn.reply_ids)
 
 
-def num_lesson_tokens(rows: Sequence[TokenRow]) -> int:
-    """Return how many tokens of some rows are a teacher's."""
-    total = 0
+def num_lesson_tokens(rows: Sequence[TokenRow]) -> float:
+    """Return how many tokens of some rows are a teacher's, each as often as it is likely."""
+    total: float = 0
     for row in rows:
-        total += sum(weight > 0 for weight in row.lesson or ())
+        total += row.lesson_chance * sum(weight > 0 for weight in row.lesson or ())
     return total
 
 
@@ -173,10 +180,12 @@ def lesson_figures(
     """Return how far each player goes with its teacher, nothing of a player that has none.
 
     `teacher_agreement` is the share of its labelled turns on which a legal reply of its own named
-    the teacher's action, `teacher_share` the share of its turns that are labelled, and
-    `teacher_plays` of those on which the teacher played in its place (absent at 0). Of a teacher
-    that is a model it is `teacher_kl`: the mean of log p by the player less log p by the teacher
-    over the player's tokens, in nats, an estimate of KL(player ‖ teacher).
+    the teacher's action, or where the teacher draws the chance that it does the same, so that even
+    the teacher beside itself is below 1; `teacher_share` the share of its turns that are labelled,
+    and `teacher_plays` of those on which the teacher played in its place (absent at 0).
+
+    Of a teacher that is a model it is `teacher_kl`: the mean of log p by the player less log p by
+    the teacher over the player's tokens, in nats, an estimate of KL(player ‖ teacher).
 
     Args:
         groups: The games as they were drawn.
@@ -198,7 +207,7 @@ def lesson_figures(
             continue
         own = [turn for turn in labelled if turn.lesson is not None and not turn.lesson.plays]
         if own:
-            figures[f"{player}/teacher_agreement"] = sum(map(_agrees, own)) / len(own)
+            figures[f"{player}/teacher_agreement"] = sum(map(_agreement, own)) / len(own)
         figures[f"{player}/teacher_share"] = len(labelled) / len(turns)
         if len(own) < len(labelled):
             figures[f"{player}/teacher_plays"] = (len(labelled) - len(own)) / len(turns)
@@ -216,8 +225,11 @@ class TaughtTokens:
     def __init__(self) -> None:
         """Begin with none."""
         self._surprise: dict[str, float] = {}
-        """In nats, of this process's tokens."""
-        self._parts: dict[tuple[str, int], int] = {}
+        """In nats, of this process's tokens, each as often as it is likely."""
+        self._entropy: dict[str, float] = {}
+        """In nats, of the replies of this process among which a teacher draws; by players with
+        such a teacher."""
+        self._parts: dict[tuple[str, int], float] = {}
         """By player and part of the step the tokens on all processes."""
 
     def add(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
@@ -231,12 +243,22 @@ class TaughtTokens:
             return
         surprise = 0.0
         if batch.lesson_weights is not None:
-            surprise = -float(logprobs.detach()[batch.lesson_weights > 0].double().sum())
+            on_lessons = batch.lesson_weights > 0
+            said = logprobs.detach().double()
+            if batch.lesson_chances is not None:
+                chances = batch.lesson_chances.double()
+                said = said * chances
+                entropy = -float(torch.xlogy(chances, chances).sum())
+                self._entropy[batch.player] = self._entropy.get(batch.player, 0.0) + entropy
+            surprise = -float(said[on_lessons].sum())
         self._surprise[batch.player] = self._surprise.get(batch.player, 0.0) + surprise
         self._parts[batch.player, batch.part] = batch.num_lesson_tokens
 
     def take(self, gather: Callable[[list[Any]], list[Any]]) -> dict[str, float]:
         """Return `teacher_loss` of each player, in nats a token, and begin anew.
+
+        Where a player's teacher draws, also `teacher_divergence`: the loss less the entropy of the
+        teacher's replies, which is KL(teacher ‖ player).
 
         Args:
             gather: (this process's list) -> those of all processes as one list.
@@ -247,16 +269,34 @@ class TaughtTokens:
         totals: dict[str, float] = {}
         for player, surprise in gather(list(self._surprise.items())):
             totals[player] = totals.get(player, 0.0) + surprise
-        counts: dict[str, int] = {}
+        entropies: dict[str, float] = {}
+        for player, entropy in gather(list(self._entropy.items())):
+            entropies[player] = entropies.get(player, 0.0) + entropy
+        counts: dict[str, float] = {}
         for (player, _), count in self._parts.items():
             counts[player] = counts.get(player, 0) + count
         self._surprise = {}
+        self._entropy = {}
         self._parts = {}
-        return {f"{player}/teacher_loss": totals[player] / counts[player] for player in totals}
+        figures = {f"{player}/teacher_loss": totals[player] / counts[player] for player in totals}
+        for player, entropy in entropies.items():
+            divergence = (totals[player] - entropy) / counts[player]
+            figures[f"{player}/teacher_divergence"] = divergence
+        return figures
 
 
-def _lesson_ids(turn: Turn) -> tuple[int, ...]:
-    return turn.lesson.reply_ids if turn.lesson is not None else ()
+def _labels(turn: Turn) -> list[tuple[tuple[int, ...], float]]:
+    """Return the replies that a turn is labelled with, each with its chance."""
+    if turn.lesson is None or not turn.lesson.reply_ids:
+        return []
+    if not turn.lesson.replies:
+        return [(turn.lesson.reply_ids, 1.0)]
+    return [(reply.reply_ids, reply.chance) for reply in turn.lesson.replies]
+
+
+def _expected_length(turn: Turn) -> float:
+    """Return how many tokens a teacher's reply has in the mean."""
+    return sum(chance * len(ids) for ids, chance in _labels(turn))
 
 
 def _raw_gaps(turn: Turn) -> list[float]:
@@ -274,6 +314,11 @@ def _prompt_ids(turn: Turn) -> tuple[int, ...]:
     return turn.prompt_ids
 
 
-def _agrees(turn: Turn) -> bool:
-    is_legal = turn.kind is ReplyKind.LEGAL
-    return is_legal and turn.lesson is not None and turn.action == turn.lesson.action
+def _agreement(turn: Turn) -> float:
+    """Return how likely a turn's teacher does the same."""
+    if turn.kind is not ReplyKind.LEGAL or turn.lesson is None:
+        return 0.0
+    if not turn.lesson.replies:
+        return float(turn.action == turn.lesson.action)
+    chances = {reply.action: reply.chance for reply in turn.lesson.replies}
+    return chances.get(turn.action, 0.0)

@@ -177,7 +177,7 @@ def token_advantages(batch: MicroBatch) -> torch.Tensor:
 
 
 def lesson_loss(logprobs: torch.Tensor, batch: MicroBatch, num_processes: int = 1) -> torch.Tensor:
-    """Return a micro-batch's part of −1/M Σ_t u_t log π(a_t), see `lessons`.
+    """Return a micro-batch's part of −1/M Σ p u_t log π(a_t), see `lessons`.
 
     Args:
         logprobs: [rows, tokens] log π of the batch's tokens, in nats.

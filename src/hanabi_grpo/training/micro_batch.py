@@ -46,6 +46,8 @@ class TokenRow:
     `lessons.teacher_gaps`, 0 elsewhere; None: no model teaches."""
     lesson: list[float] | None = None
     """The weight of a teacher's token in the cross-entropy, 0 elsewhere; None: it teaches none."""
+    lesson_chance: float = 1.0
+    """How likely the teacher's reply is that the row ends with, among those of its turn."""
     game: int = NO_GAME
     """Number of the game in the step, the same for all its players and on every rank."""
 
@@ -150,9 +152,12 @@ class MicroBatch:
     lesson_weights: torch.Tensor | None = None
     """[rows, tokens - 1] weight of each of a teacher's tokens in the cross-entropy, above 0 on
     these and 0 elsewhere; None: no row of this rank has any."""
-    num_lesson_tokens: int = 0
+    lesson_chances: torch.Tensor | None = None
+    """[rows, 1] how likely each row's reply of a teacher is among those of its turn, a factor of
+    `lesson_weights`; None: no teacher of this rank's rows draws."""
+    num_lesson_tokens: float = 0
     """The teacher's tokens for the player in the whole step, or in this part of it, over all
-    micro-batches and processes."""
+    micro-batches and processes; expected ones where it draws among replies."""
     teacher_weight: float = 0.0
     """Weight of what the teacher teaches in this step (HANABI_TEACHER_WEIGHT)."""
     teacher_gaps: torch.Tensor | None = None
@@ -244,6 +249,9 @@ def collate(
     lesson_weights = None
     if any(row.lesson is not None for row in rows):
         lesson_weights = column((row.lesson or [] for row in rows), 0.0)[:, 1:]
+    lesson_chances = None
+    if any(row.lesson_chance != 1 for row in rows):
+        lesson_chances = torch.tensor([[row.lesson_chance] for row in rows], device=device)
     batch = MicroBatch(
         player=player,
         ids=ids,
@@ -259,6 +267,7 @@ def collate(
         steps=steps,
         teacher_gaps=teacher_gaps,
         lesson_weights=lesson_weights,
+        lesson_chances=lesson_chances,
     )
     if shares_prefixes:
         batch.tree = prefix_tree(ids, batch.predicted_mask)

@@ -41,12 +41,12 @@ def parts_of_games(
 
 
 def weights_by_part(
-    lengths: Sequence[Sequence[int]], parts: Sequence[int], unit: LossUnit
+    lengths: Sequence[Sequence[float]], parts: Sequence[int], unit: LossUnit
 ) -> list[list[float]]:
     """Return `token_weights` of games, each among the games of its own part.
 
     Args:
-        lengths: Per game and turn the number of its trained tokens.
+        lengths: Per game and turn the number of its trained tokens, or how many are expected.
         parts: Per game the number of its part.
         unit: HANABI_LOSS_UNIT.
     """

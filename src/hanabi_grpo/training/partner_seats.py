@@ -28,7 +28,12 @@ from hanabi_grpo.settings.partners import (
     read_pool,
 )
 from hanabi_grpo.settings.refs import NOT_HELD, CheckpointRef, Place, UrlRef, unknown_url
-from hanabi_grpo.settings.teachers import SeatTeacher, parse_teachers, seat_teachers
+from hanabi_grpo.settings.teachers import (
+    SeatTeacher,
+    label_kinds,
+    parse_teachers,
+    seat_teachers,
+)
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
@@ -145,8 +150,18 @@ class PartnerSeats:
 
     def _load_teachers(self, facts: Mapping[str, Any]) -> None:
         """Read the checkpoints of teachers, and upload them."""
+        kinds = label_kinds(self._settings)
         for player, teacher in parse_teachers(self._settings).items():
-            logger.info("%s is taught by %s", player, teacher)
+            logger.info("%s is taught by %s; labels: %s", player, teacher, kinds[player])
+            if self._settings.entropy_bonus and not self._settings.reward_weight_of(player):
+                logger.warning(
+                    "HANABI_ENTROPY_BONUS=%g with HANABI_REWARD_WEIGHT=%s: %s learns from its "
+                    "teacher alone, and the bonus pulls it away from what the teacher does; set "
+                    "HANABI_ENTROPY_BONUS=0",
+                    self._settings.entropy_bonus,
+                    self._settings.reward_weight,
+                    player,
+                )
             if not isinstance(teacher, CheckpointRef):
                 continue
             what = f"HANABI_TEACHER={teacher}"

@@ -28,6 +28,7 @@ from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.settings.partners import own_seats, read_pool
+from hanabi_grpo.settings.teachers import label_kinds, parse_teachers
 from hanabi_grpo.training.adapter_probe import AdapterProbe
 from hanabi_grpo.training.advantages import next_estimator_state
 from hanabi_grpo.training.batching import (
@@ -953,6 +954,12 @@ class TrainingRun:
             facts["started_from"] = self._parts.started_from
         if self.state.partners.games:
             facts["trained_with"] = dict(self.state.partners.games)
+        taught_by = {}
+        kinds = label_kinds(self._settings)
+        for player, teacher in parse_teachers(self._settings).items():
+            taught_by[player] = {"teacher": str(teacher), "labels": kinds[player]}
+        if taught_by:
+            facts["taught_by"] = taught_by
         return facts | link.server_facts
 
     def _best_step(self) -> int | None:

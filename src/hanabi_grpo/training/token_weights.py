@@ -6,7 +6,7 @@ from typing import Literal
 LossUnit = Literal["token", "turn", "sequence"]
 
 
-def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[float]]:
+def token_weights(turns: Sequence[Sequence[float]], unit: LossUnit) -> list[list[float]]:
     """Return per sequence and turn the weight of each of that turn's tokens.
 
     A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, with ℓ_t linear in A_t under
@@ -21,7 +21,7 @@ def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[f
     Σ_t w_t = N for each. A KL term in the loss is no part of ℓ and stays a mean over tokens.
 
     Args:
-        turns: Per sequence and turn the number of its reply tokens.
+        turns: Per sequence and turn the number of its reply tokens, or how many are expected.
         unit: HANABI_LOSS_UNIT.
     """
     if unit == "turn":
@@ -31,9 +31,9 @@ def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[f
     return [[1.0] * len(lengths) for lengths in turns]
 
 
-def _turn_weights(turns: Sequence[Sequence[int]]) -> list[list[float]]:
+def _turn_weights(turns: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return N / (T n) for each turn, 0 for one without tokens."""
-    num_tokens = 0
+    num_tokens: float = 0
     num_turns = 0
     for lengths in turns:
         for length in lengths:
@@ -49,7 +49,7 @@ def _turn_weights(turns: Sequence[Sequence[int]]) -> list[list[float]]:
     return weights
 
 
-def _sequence_weights(turns: Sequence[Sequence[int]]) -> list[list[float]]:
+def _sequence_weights(turns: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return N / (S n) for each turn, n counting its whole sequence; 0 for one without tokens."""
     tokens_of_sequence = [sum(lengths) for lengths in turns]
     num_tokens = sum(tokens_of_sequence)

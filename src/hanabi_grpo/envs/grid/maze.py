@@ -197,7 +197,9 @@ def _any_direction(rng: random.Random) -> str:
 
 def random_walk() -> base.Script:
     """Return the script that moves in a random direction."""
-    return base.Script("random", lambda seen, rng: _any_direction(rng))
+    return base.MixedScript(
+        "random", lambda seen, rng: _any_direction(rng), lambda seen: base.even_chances(DIRECTIONS)
+    )
 
 
 def shortest(
@@ -256,4 +258,8 @@ def bfs(plan: Callable[[tuple[str, ...]], list[str] | None]) -> base.Script:
             return moves[0]
         return _any_direction(rng)
 
-    return base.Script("bfs", choose)
+    def chances(seen: base.Observation) -> Mapping[str, float]:
+        moves = remembered_plan(seen.view().rows)
+        return base.even_chances(moves[:1] if moves else DIRECTIONS)
+
+    return base.MixedScript("bfs", choose, chances)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyspiel
 
-from hanabi_grpo.envs.base import Observation, Script
+from hanabi_grpo.envs.base import MixedScript, Observation, Script, even_chances
 from hanabi_grpo.envs.openspiel.game import View
 from hanabi_grpo.envs.openspiel.rules import load
 from hanabi_grpo.errors import SettingsError
@@ -29,10 +29,10 @@ _WON = 1.0
 _LOST = -1.0
 
 
-def minimax() -> Script:
+def minimax() -> MixedScript:
     """Return the script that draws evenly among the best actions of the whole game tree."""
 
-    def choose(seen: Observation, rng: random.Random) -> str:
+    def best_replies(seen: Observation) -> list[str]:
         view = seen.view()
         state = _position(view, "minimax")
         values = _Values(view.game)
@@ -42,9 +42,13 @@ def minimax() -> Script:
         for text, value in zip(seen.legal() or (), worth, strict=True):
             if value == best:
                 best_texts.append(text)
-        return rng.choice(best_texts)
+        return best_texts
 
-    return Script("minimax", choose)
+    return MixedScript(
+        "minimax",
+        lambda seen, rng: rng.choice(best_replies(seen)),
+        lambda seen: even_chances(best_replies(seen)),
+    )
 
 
 def mcts(simulations: int) -> Script:
@@ -78,21 +82,25 @@ SEARCHES = {f"mcts-{simulations}": partial(mcts, simulations) for simulations in
 """By name, for games in which nothing is hidden."""
 
 
-def cfr(iterations: int) -> Script:
+def cfr(iterations: int) -> MixedScript:
     """Return the average policy of CFR+ after so many iterations (Tammelin, arXiv 1407.5042).
 
     A game is solved once per process.
     """
     name = "cfr" if iterations == CFR_ITERATIONS else f"cfr-{iterations}"
 
-    def choose(seen: Observation, rng: random.Random) -> str:
+    def chances(seen: Observation) -> dict[str, float]:
         view = seen.view()
-        chances = dict(equilibrium(view.game, iterations)[view.information])
-        weights = [chances.get(action, 0.0) for action in view.legal]
-        [choice] = rng.choices(seen.legal() or (), weights)
+        by_action = dict(equilibrium(view.game, iterations)[view.information])
+        weights = [by_action.get(action, 0.0) for action in view.legal]
+        return dict(zip(seen.legal() or (), weights, strict=True))
+
+    def choose(seen: Observation, rng: random.Random) -> str:
+        by_reply = chances(seen)
+        [choice] = rng.choices(tuple(by_reply), tuple(by_reply.values()))
         return choice
 
-    return Script(name, choose)
+    return MixedScript(name, choose, chances)
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -52,6 +53,7 @@ from hanabi_grpo.envs.hanabi.policies.best_response import (
     joined,
     table_script,
 )
+from hanabi_grpo.envs.hanabi.policies.team_file import code_digest, stored_team
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 
@@ -84,7 +86,7 @@ class _Turn:
 
 @functools.lru_cache(maxsize=_NUM_CACHED_TEAMS)
 def best_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
-    """Return a team's mean score over all decks and the team; computed once per process.
+    """Return a team's mean score over all decks and the team; computed once, see `team_file`.
 
     Args:
         spec: The board.
@@ -95,6 +97,17 @@ def best_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
         SettingsError: The board has more decks than `best_response.MOST_DECKS`.
     """
     check_decks(spec, BestMessages.name)
+    return stored_team(
+        BestMessages.name,
+        spec,
+        {"keeps": keeps, "sweeps": sweeps},
+        code_digest(_code()),
+        functools.partial(searched_team, spec, keeps, sweeps),
+    )
+
+
+def searched_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
+    """Return what `best_team` does, and compute it."""
     start = all_tables(spec)
     team: Team = (EMPTY,) * spec.num_players
     for number in range(sweeps):
@@ -247,6 +260,15 @@ def _with_moves(team: Team, turns: Sequence[_Turn]) -> Team:
     for turn in turns:
         team = _with_table(team, turn.player, Table(turn.read, turn.moves))
     return team
+
+
+def _code() -> tuple[Path, ...]:
+    """Return the files that a team follows from."""
+    here = Path(__file__).parent
+    names = ("all_deals.py", "all_messages.py", "best_messages.py", "best_response.py")
+    files = [here / name for name in names]
+    files.append(here.parent / "prompts" / "deductions.py")
+    return (*files, *sorted((here.parent / "rules").glob("*.py")))
 
 
 class BestMessages:

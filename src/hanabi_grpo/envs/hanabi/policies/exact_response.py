@@ -9,8 +9,6 @@ and its parts are solved one after the other.
 """
 
 import functools
-import hashlib
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hanabi_grpo.envs.draws import chances_of
 from hanabi_grpo.envs.hanabi.policies.all_deals import (
     Flags,
     Games,
@@ -38,6 +37,7 @@ from hanabi_grpo.envs.hanabi.policies.best_response import (
     best_team,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_move
+from hanabi_grpo.envs.hanabi.policies.team_file import code_digest
 from hanabi_grpo.envs.hanabi.rules.game import Game, load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
@@ -50,7 +50,6 @@ Chances = Mapping[Action, float]
 LARGEST_PART = 20_000
 """Games at the answering player's turn above which they are solved in parts."""
 _RANDOM = "random"
-_COIN_SIDES = 2
 _DIGEST_DIGITS = 12
 
 
@@ -93,7 +92,7 @@ def make_partner(spec: GameSpec, name: str, *, keeps: bool) -> Partner | None:
 
 
 def _bot_chances(name: str, view: PlayerView, player: int, seen: np.uint64) -> Chances:
-    return move_chances(partial(rule_move, name, view))
+    return chances_of(partial(rule_move, name, view))
 
 
 def _team_chances(
@@ -103,68 +102,6 @@ def _team_chances(
     if move == NO_MOVE:
         return _bot_chances(FALLBACK_BOT, view, player, seen)
     return {load_rules(spec).actions[player][move]: 1.0}
-
-
-class _FollowedBranch(random.Random):
-    """A generator whose draws are given, the first possible one where nothing is given any more."""
-
-    def __new__(cls, given: tuple[int, ...]) -> "_FollowedBranch":
-        return super().__new__(cls)
-
-    def __init__(self, given: tuple[int, ...]) -> None:
-        super().__init__()
-        self._given = given
-        self.taken: list[int] = []
-        """Number of each draw's result."""
-        self.widths: list[int] = []
-        """Number of possible results of each draw."""
-
-    def _take(self, width: int) -> int:
-        position = len(self.taken)
-        number = self._given[position] if position < len(self._given) else 0
-        self.taken.append(number)
-        self.widths.append(width)
-        return number
-
-    @property
-    def chance(self) -> float:
-        """How likely these draws are."""
-        return 1.0 / float(np.prod(self.widths, dtype=np.float64))
-
-    def choice(self, seq: Any) -> Any:
-        return seq[self._take(len(seq))]
-
-    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
-        if stop is not None or step != 1:
-            raise NotImplementedError("rules draw by randrange(n) alone")
-        return self._take(start)
-
-    def random(self) -> float:
-        # Rules flip a fair coin with it: below one half, or not.
-        return self._take(_COIN_SIDES) / _COIN_SIDES
-
-    def getrandbits(self, k: int, /) -> int:
-        raise NotImplementedError("rules draw by choice, randrange and random alone")
-
-
-def move_chances(choose: Callable[[random.Random], Action]) -> Chances:
-    """Return how likely each move is, by following every result of every draw.
-
-    Args:
-        choose: Makes a move, and draws by `choice`, `randrange(n)` and `random() < 0.5` alone.
-    """
-    chances: dict[Action, float] = {}
-    waiting: list[tuple[int, ...]] = [()]
-    while waiting:
-        given = waiting.pop()
-        branch = _FollowedBranch(given)
-        action = choose(branch)
-        chances[action] = chances.get(action, 0.0) + branch.chance
-        for position in range(len(given), len(branch.taken)):
-            before = tuple(branch.taken[:position])
-            for number in range(1, branch.widths[position]):
-                waiting.append((*before, number))
-    return chances
 
 
 class _Moves(NamedTuple):
@@ -320,13 +257,11 @@ class Solver:
 @functools.cache
 def engine_digest() -> str:
     """Return twelve hex digits of the code that rules and scripts are made of."""
-    digest = hashlib.sha256()
     policies = Path(__file__).parent
+    paths: list[Path] = []
     for folder in (policies.parent / "rules", policies):
-        for path in sorted(folder.glob("*.py")):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:_DIGEST_DIGITS]
+        paths += sorted(folder.glob("*.py"))
+    return code_digest(tuple(paths))[:_DIGEST_DIGITS]
 
 
 def best_score(spec: GameSpec, partner: Partner, seat: int, *, keeps: bool = False) -> float:

@@ -8,8 +8,10 @@ half a point lower.
 
 import random
 from collections.abc import Mapping
+from functools import partial
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.draws import chances_of
 from hanabi_grpo.envs.hanabi.policies import focus, rules
 from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
@@ -94,7 +96,16 @@ def rule_bot(name: str, noise: float = 0.0) -> base.Script:
         action = rng.choice(view.legal_actions) if is_noise else rule_move(name, view, rng)
         return move_text(seen, action)
 
-    return base.Script(name, choose)
+    def chances(seen: base.Observation) -> dict[str, float]:
+        view = seen.view()
+        by_reply = dict.fromkeys(seen.legal() or (), 0.0)
+        for action, chance in chances_of(partial(rule_move, name, view)).items():
+            by_reply[move_text(seen, action)] += (1 - noise) * chance
+        for reply in by_reply:
+            by_reply[reply] += noise / len(by_reply)
+        return by_reply
+
+    return base.MixedScript(name, choose, chances)
 
 
 def rule_move(name: str, view: PlayerView, rng: random.Random) -> Action:
