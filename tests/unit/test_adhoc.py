@@ -69,9 +69,9 @@ def test_a_bound_is_of_a_partner_and_within_the_scores(bounds: list[str], messag
 
 
 def test_games_without_a_common_score_and_empty_pools_are_refused() -> None:
-    with pytest.raises(SettingsError, match="no common score"):
+    with pytest.raises(SettingsError, match="do not share a score"):
         parse_adhoc(["random"], [], [], Setup(KUHN, KUHN.presets["kuhn"]))
-    with pytest.raises(SettingsError, match="nobody is in the pool"):
+    with pytest.raises(SettingsError, match="the pool of partners is empty"):
         parse_adhoc(["iggi"], [], [], LAPTOP, only=True)
 
 

@@ -104,7 +104,7 @@ def test_a_body_that_stops_or_drips_is_408_with_retry_after(hurried: RunningApp)
         connection.sendall(head + b"{" * 10)
         answer = read_to_end(connection)
     assert answer.startswith(b"HTTP/1.1 408")
-    assert b"after 10 bytes of the body nothing came for 0.5 s" in answer
+    assert b"no data for 0.5 s after 10 bytes of the body" in answer
     assert b"retry-after: " in answer
     with hurried.connect() as connection:
         connection.sendall(head)
@@ -179,7 +179,7 @@ def test_where_all_connections_have_requests_others_are_503_but_the_trainer_is_a
         assert app.scheduler.games_in_flight == 3
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"retry-after: 5" in answer
-    assert b"3 connections are open, as many as this server allows" in answer
+    assert b"3 connections are open, the maximum of this server" in answer
 
 
 def test_an_upload_that_finds_no_descriptor_or_space_is_503_and_comes_again(

@@ -130,7 +130,7 @@ async def test_guests_leave_places_for_the_sessions_trainer_and_never_drop_its_a
     guests = [await add_guest(float(number)) for number in range(MAX_FROZEN - RESERVED)]
     assert len(store.frozen.names()) == MAX_FROZEN - RESERVED + 1
     async with using(store, *guests):
-        with pytest.raises(BusyError, match=r"all 12 places .* 4 are kept for the session's train"):
+        with pytest.raises(BusyError, match=r"all 12 slots .* 4 are kept for the session's train"):
             await add_guest(50.0)
         for value in (101.0, 102.0, 103.0):
             await add(store, value)
@@ -168,7 +168,7 @@ async def test_when_all_guests_are_in_use_the_next_is_refused_and_the_message_na
     async with using(store, *guests[1:]), using(store, guests[0]):
         async with using(store, guests[1]):
             with pytest.raises(
-                VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*upload it again"
+                VersionError, match=r"all 16 slots .* in use .*by 2 rollout\(s\).*upload it again"
             ):
                 await add(store, 100.0)
             assert await add(store, 3.0) is guests[3], "one that is held needs no place"

@@ -266,7 +266,7 @@ def test_its_tokens_are_a_budget_of_its_own(tmp_path: Path) -> None:
     good = lambda body: completion("Score: 5")  # noqa: E731
     limits = {"judge_tokens": 25, "judge_requests": 1, "partner_tokens": 1}
     with court(tmp_path, good, **limits) as (judge, app, client):
-        message = r"HANABI_JUDGE_TOKENS=25: .* counted 30 tokens.*Restart the server"
+        message = r"HANABI_JUDGE_TOKENS=25: .* used 30 tokens.*Restart the server"
         with pytest.raises(ServerError, match=message):
             play(client, num_games=8)
         assert len(judge.bodies) == 3
@@ -277,7 +277,7 @@ def test_its_tokens_are_a_budget_of_its_own(tmp_path: Path) -> None:
     restarted = Judge(settings_of("big=http://localhost:1/v1#m"), tmp_path / "calls.jsonl")
     assert restarted.spent == 30, "a restart counts on"
     uncounted = {**completion("Score: 5")[1], "usage": None}
-    message = "no usage, so HANABI_JUDGE_TOKENS cannot be kept"
+    message = "no usage, so HANABI_JUDGE_TOKENS cannot be enforced"
     with (
         court(tmp_path / "2", lambda body: (200, uncounted), judge_tokens=25) as (_, _, client),
         pytest.raises(ServerError, match=message),

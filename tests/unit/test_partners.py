@@ -89,7 +89,7 @@ def test_a_typo_is_refused_with_what_was_meant() -> None:
         "igi": "Did you mean 'iggi'?",
         "earlyer": "Did you mean 'earlier'?",
         "player_1=igi": "Did you mean 'iggi'?",
-        "player_2=iggi": "player_2 is not at the table; allowed: player_0, player_1.",
+        "player_2=iggi": "player_2 is not a player of this game; allowed: player_0, player_1.",
         "checkpoint-50": "a folder with a slash in it (./checkpoint-50)",
     }
     for entry in ("IGGI", "", "player_1=", "player_0@7", "served", "iggi\u202e", "x" * 10_000):

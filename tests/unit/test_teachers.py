@@ -165,14 +165,14 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
         ),
         (
             {"teacher": ("player_2=iggi",)},
-            "HANABI_TEACHER=player_2=iggi: player_2 is not at the table; allowed: player_0, "
-            "player_1",
+            "HANABI_TEACHER=player_2=iggi: player_2 is not a player of this game; allowed: "
+            "player_0, player_1",
         ),
         ({"teacher": ("player_0=iggi", "player_0=iggi")}, "player_0 is named twice"),
         ({"teacher": ("iggi", "focus-bot")}, "iggi and focus-bot both for everybody"),
         (
             {"teacher": ("player_0=iggi", "player_1=iggi", "focus-bot")},
-            "focus-bot is of nobody, every player is named",
+            "focus-bot applies to no player, since every player is named",
         ),
         (
             {"teacher": ("player_0=iggi",), "freeze": ("player_0",)},
@@ -208,7 +208,7 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
         ),
         (
             {"teacher": ("iggi",), "teacher_weight": "player_2=1,2"},
-            "HANABI_TEACHER_WEIGHT=player_2=1,2: player_2 is not at the table",
+            "HANABI_TEACHER_WEIGHT=player_2=1,2: player_2 is not a player of this game",
         ),
     ],
 )

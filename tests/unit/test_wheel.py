@@ -148,5 +148,5 @@ def test_the_demo_runs_without_a_checkout(program: Path, tmp_path: Path) -> None
 
 def test_the_demo_refuses_a_folder_that_is_there(program: Path, tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
-    with pytest.raises(AssertionError, match="--out demo: exists already"):
+    with pytest.raises(AssertionError, match="--out demo: already exists"):
         run(program, tmp_path, "demo", "--out", "demo")

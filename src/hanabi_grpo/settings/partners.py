@@ -360,7 +360,7 @@ def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Pa
     names = player_names(num_players)
     if player is not None and player not in names:
         raise SettingsError(
-            f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: "
+            f"HANABI_PARTNERS: {entry!r}: {player} is not a player of this game; allowed: "
             f"{', '.join(names)}."
         )
     roles = (Role.BASE, Role.EARLIER)

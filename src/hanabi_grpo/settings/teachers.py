@@ -87,7 +87,8 @@ def parse_teachers(settings: Settings) -> dict[str, Teacher]:
             continue
         if player not in names:
             raise SettingsError(
-                f"{_typed(settings)}: {player} is not at the table; allowed: {', '.join(names)}."
+                f"{_typed(settings)}: {player} is not a player of this game; allowed: "
+                f"{', '.join(names)}."
             )
         if player in named:
             raise SettingsError(f"{_typed(settings)}: {player} is named twice; name it once.")
@@ -100,7 +101,8 @@ def parse_teachers(settings: Settings) -> dict[str, Teacher]:
             teachers[name] = others
     if others is not None and len(named) == len(names):
         raise SettingsError(
-            f"{_typed(settings)}: {others} is of nobody, every player is named; leave it out."
+            f"{_typed(settings)}: {others} applies to no player, since every player is named; "
+            "remove it."
         )
     return teachers
 
