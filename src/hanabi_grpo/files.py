@@ -1,13 +1,15 @@
-"""Opening files that somebody else may have made: plain files only, of a bounded size.
+"""Files: reading those that somebody else may have made, and writing them whole or not at all.
 
 The files of a run folder may come from another user, another machine or a download. A FIFO in
 their place would block its reader for ever, and a device or a huge file would fill the memory. So
-whatever reads a run folder reads through `read_bytes`, with the limit of the file's kind.
+whatever reads a run folder reads through `read_bytes`, plain files only, with the limit of the
+file's kind.
 """
 
 import errno
 import io
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -96,6 +98,40 @@ def open_plain_to_append(path: Path) -> io.FileIO:
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
     return io.FileIO(_open_descriptor(path, flags), "a+")
+
+
+def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> None:
+    """Write a file atomically: readers, also after a crash, see the old or the whole new file.
+
+    Args:
+        path: The file.
+        text: Content of the file; text is encoded as UTF-8.
+        mode: Permissions of the file, before the umask is applied.
+    """
+    content = text if isinstance(text, bytes) else text.encode()
+    # Not by mkstemp, whose files only their owner can read.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(temporary, flags, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk: names that were added, renamed or removed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _open_descriptor(path: Path, flags: int) -> int:

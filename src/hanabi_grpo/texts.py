@@ -62,6 +62,14 @@ def visible_json(text: str) -> str:
     return "".join(escaped)
 
 
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can hold, with "?" for each lone surrogate.
+
+    A `str` can hold a lone surrogate, but a record with one could be neither sent nor written.
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def is_visible(text: str) -> bool:
     """Tell whether a text fits on one line and every character of it shows itself."""
     return visible_line(text) == text

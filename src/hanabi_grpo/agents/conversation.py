@@ -52,7 +52,7 @@ class Conversation:
         self._follows_call = follows_call
         if self._memory is None or follows_call:
             return self._append(message, follows_call)
-        earlier = remembered_turns(self._past, self._memory, follows=_follows_call)
+        earlier = remembered_turns(self._past, self._memory)
         self.ids = self._chat.open(self._system, message, earlier)
         return list(self.ids)
 
@@ -86,7 +86,3 @@ class Conversation:
             added = self._chat.open(self._system, message)
         self.ids.extend(added)
         return added
-
-
-def _follows_call(exchange: Exchange) -> bool:
-    return exchange.follows_call

@@ -236,12 +236,7 @@ class UrlSeat:
         messages = []
         if self.system:
             messages.append({"role": "system", "content": self.system})
-        remembered = remembered_turns(
-            self.past,
-            seen.window,
-            follows=lambda past: past.follows_call,
-            is_continued=seen.follows_call,
-        )
+        remembered = remembered_turns(self.past, seen.window, is_continued=seen.follows_call)
         for past in remembered:
             messages.append({"role": "user", "content": past.message})
             messages.append({"role": "assistant", "content": past.reply})

@@ -24,6 +24,7 @@ from hanabi_grpo.envs.tools.calls import WantedCall
 from hanabi_grpo.envs.tools.seat import SeatTools
 from hanabi_grpo.envs.tools.tool import Outcome
 from hanabi_grpo.errors import IllegalActionError, SettingsError
+from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import (
     CallError,
     Episode,
@@ -254,7 +255,7 @@ class Referee:
         """
         legal = self.game.legal(player)
         action = None
-        if not self._is_call(player, reply):
+        if self._read_call(player, reply) is None:
             action = self.game.parse(player, reply)
         if action is not None and (legal is None or action in legal):
             return action, ReplyKind.LEGAL
@@ -271,9 +272,10 @@ class Referee:
         key = (self.task.split, self.task.seed, self.number, len(self._turns) + order)
         return legal[draw(*key, below=len(legal))], kind
 
-    def _is_call(self, player: int, reply: str) -> bool:
+    def _read_call(self, player: int, reply: str) -> WantedCall | None:
+        """Return the call in a reply, whether or not the turn allows one more."""
         tools = self._tools.get(player)
-        return tools is not None and tools.read(reply) is not None
+        return tools.read(reply) if tools is not None else None
 
     def _call_turns(self, player: int) -> list[Turn]:
         """Return a player's calls of this step as turns without rewards."""
@@ -284,7 +286,7 @@ class Referee:
             reply = made.reply
             if not reply.prompt and result:
                 reply = replace(reply, prompt=result)
-            action = _encodable(reply.text)
+            action = encodable(reply.text)
             turn = self._turn(player, reply, action, ReplyKind.LEGAL, no_rewards)
             turns.append(replace(turn, call=made.call, follows_call=bool(result)))
             result = made.call.result
@@ -294,16 +296,12 @@ class Referee:
         """Return an action's turn with what it has to do with calls of tools."""
         made_calls = self._made_calls.get(turn.player)
         if made_calls:
-            prompt = turn.prompt or _encodable(made_calls[-1].call.result)
+            prompt = turn.prompt or encodable(made_calls[-1].call.result)
             turn = replace(turn, prompt=prompt, follows_call=True)
-        if not self._is_call(turn.player, turn.reply):
+        wanted = self._read_call(turn.player, turn.reply)
+        if wanted is None:
             return turn
-        wanted = self._tools[turn.player].read(turn.reply)
-        call = ToolCall(
-            tool=wanted.name if wanted is not None else "",
-            argument=wanted.argument if wanted is not None else "",
-            error=CallError.OVER_LIMIT,
-        )
+        call = ToolCall(tool=wanted.name, argument=wanted.argument, error=CallError.OVER_LIMIT)
         return replace(turn, call=call)
 
     def _turn_rewards(
@@ -342,8 +340,8 @@ class Referee:
         return Turn(
             player=player,
             step=self._num_steps,
-            prompt=_encodable(reply.prompt),
-            reply=_encodable(reply.text),
+            prompt=encodable(reply.prompt),
+            reply=encodable(reply.text),
             action=action,
             kind=kind,
             rewards=tuple(rewards),
@@ -424,9 +422,3 @@ def _script_reply(referee: Referee, player: int, seat: Seat) -> str:
         if wanted is None:
             return reply
         referee.add_call(player, reply, wanted, referee.tools_of(player).run(wanted))
-
-
-def _encodable(text: str) -> str:
-    # A lone surrogate can be in a `str` but not in UTF-8, so a record that holds one could be
-    # neither sent nor written.
-    return text.encode("utf-8", "replace").decode("utf-8")

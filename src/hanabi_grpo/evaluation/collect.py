@@ -26,9 +26,10 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import lineup_key, lineup_score
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables
+from hanabi_grpo.files import write_text_atomic
 from hanabi_grpo.rollout.wire import episode_to_json
 from hanabi_grpo.runs.ledger import Ledger
-from hanabi_grpo.runs.run_folder import json_text, write_json_atomic, write_text_atomic
+from hanabi_grpo.runs.run_folder import json_text, write_json_atomic
 from hanabi_grpo.types import Episode, ReplyKind
 
 FILE_GAMES = 200

@@ -16,7 +16,7 @@ from typing import Any
 
 from hanabi_grpo.envs.base import Setup, draw
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.files import MAX_DATASET_BYTES, read_bytes
+from hanabi_grpo.files import MAX_DATASET_BYTES, read_bytes, write_text_atomic
 from hanabi_grpo.rollout.dataset_rows import (
     DatasetRow,
     TaskRow,
@@ -24,7 +24,6 @@ from hanabi_grpo.rollout.dataset_rows import (
     parse_row,
     parse_validation_row,
 )
-from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.training.estimators import ESTIMATORS, Learned, names_needing

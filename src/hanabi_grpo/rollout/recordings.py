@@ -15,6 +15,7 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.files import MAX_GAMES_BYTES, read_bytes
 from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
 from hanabi_grpo.runs.run_folder import append_jsonl, json_text, run_home, save_text
+from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 NUM_REPLAYS = 4
@@ -210,7 +211,7 @@ def _without_surrogates(data: Any) -> Any:
     JSON can escape half of a surrogate pair; text that holds one can be neither checked nor shown.
     """
     if isinstance(data, str):
-        return data.encode("utf-8", "replace").decode("utf-8")
+        return encodable(data)
     if isinstance(data, list):
         # Lists of token ids and logprobs are long.
         if not data or isinstance(data[0], int | float):

@@ -23,6 +23,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
+from hanabi_grpo.files import sync_folder
 from hanabi_grpo.runs.manifest import (
     CHECKPOINT_NAME,
     Manifest,
@@ -31,7 +32,6 @@ from hanabi_grpo.runs.manifest import (
     read_manifest,
     write_manifest,
 )
-from hanabi_grpo.runs.run_folder import sync_folder
 
 logger = logging.getLogger(__name__)
 

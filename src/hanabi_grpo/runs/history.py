@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.files import MAX_METRICS_BYTES, open_plain_to_append, read_bytes
-from hanabi_grpo.runs.run_folder import append_jsonl, write_text_atomic
+from hanabi_grpo.files import MAX_METRICS_BYTES, open_plain_to_append, read_bytes, write_text_atomic
+from hanabi_grpo.runs.run_folder import append_jsonl
 
 logger = logging.getLogger(__name__)
 

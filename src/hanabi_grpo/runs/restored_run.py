@@ -15,14 +15,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes, sync_folder
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, read_manifest
 from hanabi_grpo.runs.run_folder import (
     OUTPUTS,
     new_folder,
     plain_name,
     some_of,
-    sync_folder,
     used_entries,
     write_json_atomic,
 )

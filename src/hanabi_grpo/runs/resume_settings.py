@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.files import MAX_DATASET_BYTES, MAX_DOCUMENT_BYTES, read_bytes
-from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.files import MAX_DATASET_BYTES, MAX_DOCUMENT_BYTES, read_bytes, write_text_atomic
 from hanabi_grpo.settings import Affects, Settings, settings_values, variables
 from hanabi_grpo.settings.saved import SETTINGS_FILE, VALUES, read_settings_document
 

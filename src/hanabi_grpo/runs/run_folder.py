@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.files import MAX_LINE_BYTES, open_plain, open_plain_to_append, read_text
+from hanabi_grpo.files import (
+    MAX_LINE_BYTES,
+    open_plain,
+    open_plain_to_append,
+    read_text,
+    sync_folder,
+    write_text_atomic,
+)
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.saved import (
     RESUME_COMMAND,
@@ -431,31 +438,6 @@ def save_text(path: Path, text: str | bytes, option: str = "") -> None:
         ) from error
 
 
-def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> None:
-    """Write a file atomically: readers, also after a crash, see the old or the whole new file.
-
-    Args:
-        path: The file.
-        text: Content of the file; text is encoded as UTF-8.
-        mode: Permissions of the file, before the umask is applied.
-    """
-    content = text if isinstance(text, bytes) else text.encode()
-    # Not by mkstemp, whose files only their owner can read.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        descriptor = os.open(temporary, flags, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `target` at the end.
@@ -484,12 +466,3 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
                 # A full disk may take a part of the line; the next row must not be appended to it.
                 file.truncate(start)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk: names that were added, renamed or removed."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,9 +13,9 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes, write_text_atomic
 from hanabi_grpo.runs.history import MAX_STEP
-from hanabi_grpo.runs.run_folder import run_home, write_text_atomic
+from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.texts import visible
 
 FILE = "validation.json"

@@ -54,6 +54,7 @@ from hanabi_grpo.server.sleep import engine_for_trainer
 from hanabi_grpo.server.threads import Threads
 from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool, game_limit
 from hanabi_grpo.settings.refs import ScriptRef, UrlRef, is_frozen, seat_adapter
+from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -724,7 +725,7 @@ def _reason(error: BaseException) -> str:
     It travels as JSON and ends up in logs.
     """
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text[:_SHOWN_REASON].encode("utf-8", "replace").decode("utf-8")
+    return encodable(text[:_SHOWN_REASON])
 
 
 def _first_error(error: BaseException) -> BaseException:

@@ -25,6 +25,7 @@ from typing import Any
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.files import write_text_atomic
 from hanabi_grpo.rollout.recordings import (
     NUM_REPLAYS,
     read_recordings,
@@ -35,13 +36,7 @@ from hanabi_grpo.rollout.recordings import (
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
 from hanabi_grpo.runs.restored_run import RUN_FILES, TRAINER_STATE, run_files
-from hanabi_grpo.runs.run_folder import (
-    json_text,
-    new_folder,
-    plain_name,
-    write_json_atomic,
-    write_text_atomic,
-)
+from hanabi_grpo.runs.run_folder import json_text, new_folder, plain_name, write_json_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.base_models import base_models, bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model

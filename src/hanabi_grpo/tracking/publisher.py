@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.files import MAX_METRICS_BYTES, read_bytes
+from hanabi_grpo.files import MAX_METRICS_BYTES, read_bytes, write_text_atomic
 from hanabi_grpo.runs.history import read_history, read_row
 from hanabi_grpo.runs.manifest import checkpoints_of
-from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.runs.validation import best_of, choosing, read_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact

@@ -16,6 +16,7 @@ from typing import Any
 
 from hanabi_grpo.envs.texts import think_parts
 from hanabi_grpo.envs.tools.tool import MAX_ARGUMENT, Outcome, Tool
+from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import CallError
 
 CALL = "<tool_call>"
@@ -103,7 +104,7 @@ def _read_json(content: str, tools: Sequence[Tool], short: bool) -> WantedCall:
 
 
 def _checked(tool: Tool, argument: str, tools: Sequence[Tool], short: bool) -> WantedCall:
-    argument = argument.encode("utf-8", "replace").decode("utf-8")
+    argument = encodable(argument)
     if len(argument) > MAX_ARGUMENT:
         problem = f"an argument has at most {MAX_ARGUMENT} characters"
         return _refused(tool.name, argument[:MAX_ARGUMENT], problem, tools, short)

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from hanabi_grpo.envs.texts import without_markup
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import CallError
 
 MAX_ARGUMENT = 2000
@@ -151,4 +152,4 @@ def _clean(text: str) -> str:
     """Return a text that a prompt can hold: not too long, UTF-8, no token of a chat template."""
     if len(text) > MAX_RESULT:
         text = text[: MAX_RESULT - len(_CUT)] + _CUT
-    return without_markup(text.encode("utf-8", "replace").decode("utf-8"))
+    return without_markup(encodable(text))

@@ -13,7 +13,6 @@ import io
 import json
 import logging
 import os
-import secrets
 import time
 import zipfile
 import zlib
@@ -26,7 +25,7 @@ import numpy as np
 from hanabi_grpo.envs.hanabi.policies.best_response import Table, Team
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
-from hanabi_grpo.files import read_bytes
+from hanabi_grpo.files import read_bytes, write_text_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ def _computed(
     mean, team = compute()
     seconds = time.monotonic() - start
     try:
-        _write(path, _content(mean, team, facts))
+        write_text_atomic(path, _content(mean, team, facts))
     except OSError as error:
         logger.warning(
             "%s: computed in %.0f s; %s cannot be written: %s", name, seconds, path, error
@@ -179,20 +178,6 @@ def _checksum(arrays: Mapping[str, Any]) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(arrays[name]).tobytes())
     return digest.hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that readers see nothing or all of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path, spec: GameSpec, facts: Mapping[str, object]) -> tuple[float, Team] | None:
