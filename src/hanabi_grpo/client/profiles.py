@@ -7,11 +7,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets
-from hanabi_grpo.envs.openspiel.game import OpenSpielConfig
+from hanabi_grpo.envs.openspiel.exploitability import (
+    InformationSet,
+    check_zero_sum,
+    exploitability,
+    information_set,
+    information_sets,
+)
+from hanabi_grpo.envs.openspiel.game import OpenSpielConfig, information
+from hanabi_grpo.envs.openspiel.learned_response import Chances
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import ScoredPrompt
 
@@ -49,43 +57,140 @@ def served_profile(
             function of the information state.
         ServerError: The server failed.
     """
+    _check_memory(setup)
+    chances: dict[str, list[float]] = {}
+    illegal = []
+    for player, seat in enumerate(seats):
+        own_sets = [known for known in information_sets(setup) if known.player == player]
+        answers = _chances(setup, seat, own_sets, client)
+        for known, answer in zip(own_sets, answers, strict=True):
+            chances[known.information] = answer.legal
+        illegal.append(fmean(answer.illegal for answer in answers))
+    return Profile(chances=chances, illegal=tuple(illegal))
+
+
+class ServedChances:
+    """How served players act in any state of a game.
+
+    Each message is asked for once.
+    """
+
+    def __init__(
+        self, setup: Setup[OpenSpielConfig], seats: Sequence[str], client: RolloutClient
+    ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            setup: The game.
+            seats: Policy of each seat, see `served_profile`.
+            client: Client of the server that holds the policies.
+
+        Raises:
+            SettingsError: As `served_profile`; or it is no zero-sum game of OpenSpiel for two.
+        """
+        _check_memory(setup)
+        self._setup = setup
+        self._wording = check_zero_sum(setup)
+        self._seats = seats
+        self._client = client
+        self._messages: dict[tuple[int, str], str] = {}
+        """The message by player and what it knows."""
+        self._answers: tuple[dict[str, _Answer], ...] = tuple({} for _ in seats)
+        """Per player the answer by message."""
+
+    @property
+    def illegal(self) -> tuple[float, ...]:
+        """Per player the probability of a reply that is no legal action, mean over messages."""
+        means = []
+        for answers in self._answers:
+            means.append(fmean(answer.illegal for answer in answers.values()) if answers else 0.0)
+        return tuple(means)
+
+    def __call__(self, states: Sequence[Any]) -> list[list[float]]:
+        """Return per state the probability of each legal action of the player to act.
+
+        Args:
+            states: OpenSpiel's states, in each of which a player is to act.
+
+        Raises:
+            ServerError: The server failed.
+        """
+        places = []
+        new: tuple[dict[str, InformationSet], ...] = tuple({} for _ in self._seats)
+        for state in states:
+            player = state.current_player()
+            knowledge = (player, information(state, player))
+            message = self._messages.get(knowledge)
+            if message is None:
+                known = information_set(self._setup.config, self._wording, state)
+                message = self._messages[knowledge] = known.message
+                if message not in self._answers[player]:
+                    new[player][message] = known
+            places.append((player, message))
+        for player, sets in enumerate(new):
+            if not sets:
+                continue
+            answers = _chances(self._setup, self._seats[player], list(sets.values()), self._client)
+            self._answers[player].update(zip(sets, answers, strict=True))
+        return [self._answers[player][message].legal for player, message in places]
+
+
+def mean_chances(policies: Sequence[Chances]) -> Chances:
+    """Return the policy that plays one of these at each turn, with equal probability."""
+
+    def chances(states: Sequence[Any]) -> list[list[float]]:
+        by_policy = [policy(states) for policy in policies]
+        return [_means(rows) for rows in zip(*by_policy, strict=True)]
+
+    return chances
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """How a player acts in one information set."""
+
+    legal: list[float]
+    """Probability of each legal action, after the environment's rule for bad replies."""
+    illegal: float
+    """Probability of a reply that is no legal action, before it."""
+
+
+def _check_memory(setup: Setup[OpenSpielConfig]) -> None:
+    """Refuse players whose reply depends on more than the information state."""
     if setup.config.window != 1:
         raise SettingsError(
             f"exploitability of {setup.spec.preset}: HANABI_MEMORY={setup.config.memory}: it is "
             "computed for players whose reply depends on this turn's message alone; train and "
             "measure with HANABI_MEMORY=turn."
         )
-    sets = information_sets(setup)
+
+
+def _chances(
+    setup: Setup[OpenSpielConfig],
+    seat: str,
+    sets: Sequence[InformationSet],
+    client: RolloutClient,
+) -> list[_Answer]:
+    """Ask how the policy of one seat acts in information sets of that seat's player."""
     spreads_evenly = setup.spec.bad_reply == "random_legal"
-    chances: dict[str, list[float]] = {}
-    illegal = []
-    for player, seat in enumerate(seats):
-        system = setup.environment.system_message(setup.config, player)
-        own_sets = []
-        prompts = []
-        for information_set in sets:
-            if information_set.player != player:
-                continue
-            own_sets.append(information_set)
-            prompt = ScoredPrompt(
-                system=system,
-                prompt=information_set.message,
-                replies=information_set.replies,
-            )
-            prompts.append(prompt)
-        scores = client.score(seat, prompts)
-        total_illegal = 0.0
-        for information_set, logprobs in zip(own_sets, scores, strict=True):
-            legal = [math.exp(logprob) for logprob in logprobs]
-            rest = max(0.0, 1 - sum(legal))
-            total_illegal += rest
-            if spreads_evenly:
-                rest_per_action = rest / len(legal)
-                legal = [chance + rest_per_action for chance in legal]
-            total = sum(legal)
-            chances[information_set.information] = [chance / total for chance in legal]
-        illegal.append(total_illegal / len(own_sets))
-    return Profile(chances=chances, illegal=tuple(illegal))
+    prompts = []
+    for known in sets:
+        prompt = ScoredPrompt(
+            system=setup.environment.system_message(setup.config, known.player),
+            prompt=known.message,
+            replies=known.replies,
+        )
+        prompts.append(prompt)
+    answers = []
+    for logprobs in client.score(seat, prompts):
+        legal = [math.exp(logprob) for logprob in logprobs]
+        rest = max(0.0, 1 - sum(legal))
+        if spreads_evenly:
+            rest_per_action = rest / len(legal)
+            legal = [chance + rest_per_action for chance in legal]
+        total = sum(legal)
+        answers.append(_Answer(legal=[chance / total for chance in legal], illegal=rest))
+    return answers
 
 
 def exploited(
@@ -114,8 +219,8 @@ def exploited(
 def average(profiles: Sequence[Profile]) -> Profile:
     """Return the profile that plays one of these at each turn, with equal probability."""
     chances = {}
-    for information in profiles[0].chances:
-        chances[information] = _means([profile.chances[information] for profile in profiles])
+    for knowledge in profiles[0].chances:
+        chances[knowledge] = _means([profile.chances[knowledge] for profile in profiles])
     illegal = _means([profile.illegal for profile in profiles])
     return Profile(chances=chances, illegal=tuple(illegal))
 
