@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -431,3 +432,16 @@ def test_conformance_finds_a_bad_tool(function: Any, reason: str) -> None:
     tool = Tool(name="bad", description="a bad one", run=function)
     with pytest.raises(ConformanceError, match=reason):
         check_tools(ToolGuess(tool), ToyConfig())
+
+
+def test_a_slow_tool_serves_many_games_at_once() -> None:
+    """More than `MAX_STUCK` calls may be under way, as long as each is in its time."""
+
+    def wait(text: str) -> str:
+        time.sleep(0.2)
+        return text
+
+    tool = Tool(name="wait", description="waits", run=wait, slow=True)
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        outcomes = list(pool.map(lambda word: run_tool(tool, word, 30.0), map(str, range(16))))
+    assert [outcome.text for outcome in outcomes] == [str(number) for number in range(16)]

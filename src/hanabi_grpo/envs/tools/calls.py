@@ -94,6 +94,8 @@ def _read_json(content: str, tools: Sequence[Tool], short: bool) -> WantedCall:
         )
         return WantedCall(name=name, argument="", tool=None, refusal=refusal)
     [tool] = named
+    if tool.parameters is not None:
+        return _read_object(tool, arguments, tools, short)
     if isinstance(arguments, dict) and list(arguments) == [tool.argument]:
         arguments = arguments[tool.argument]
     is_number = isinstance(arguments, int | float) and not isinstance(arguments, bool)
@@ -101,6 +103,17 @@ def _read_json(content: str, tools: Sequence[Tool], short: bool) -> WantedCall:
         problem = f'{tool.name} takes "arguments" with {tool.argument!r} alone, a text'
         return _refused(tool.name, "", problem, tools, short)
     return _checked(tool, str(arguments), tools, short)
+
+
+def _read_object(tool: Tool, arguments: Any, tools: Sequence[Tool], short: bool) -> WantedCall:
+    """Read the arguments of a tool that has several, or none."""
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict) or not arguments.keys() <= set(tool.arguments):
+        allowed = ", ".join(tool.arguments) or "nothing"
+        problem = f'{tool.name} takes "arguments", an object with {allowed}'
+        return _refused(tool.name, "", problem, tools, short)
+    return _checked(tool, json.dumps(arguments, ensure_ascii=False), tools, short)
 
 
 def _checked(tool: Tool, argument: str, tools: Sequence[Tool], short: bool) -> WantedCall:
@@ -119,18 +132,28 @@ def _refused(
 
 
 def write_call(tool: Tool, argument: str, *, short: bool) -> str:
-    """Return the reply that calls a tool, as a script gives it."""
+    """Return the reply that calls a tool, as a script gives it.
+
+    Args:
+        tool: The tool.
+        argument: Its argument; a JSON object where it has `parameters`.
+        short: Whether to write the short form.
+    """
     if short:
         return f"{tool.name} {argument}"
-    call = json.dumps(
-        {"name": tool.name, "arguments": {tool.argument: argument}}, ensure_ascii=False
-    )
+    arguments = {tool.argument: argument} if tool.parameters is None else json.loads(argument)
+    call = json.dumps({"name": tool.name, "arguments": arguments}, ensure_ascii=False)
     return f"{CALL}{call}{END_OF_CALL}"
 
 
 def call_rules(tools: Sequence[Tool], short: bool) -> str:
     """Return how a call is written, with the tools that there are."""
-    examples = [write_call(tool, "…", short=short) for tool in tools]
+    examples = []
+    for tool in tools:
+        example = "…"
+        if tool.parameters is not None:
+            example = json.dumps(dict.fromkeys(tool.parameters, "…"), ensure_ascii=False)
+        examples.append(write_call(tool, example, short=short))
     return f"Write {' or '.join(examples)} and nothing behind it."
 
 
@@ -148,7 +171,7 @@ def describe_tools(tools: Sequence[Tool], calls: int, *, short: bool = False) ->
         f"result. {call_rules(tools, short)} The tools:"
     ]
     for tool in tools:
-        line = f"- {tool.name}({tool.argument}): {tool.description}"
+        line = f"- {tool.name}({', '.join(tool.arguments)}): {tool.description}"
         limits = []
         if tool.calls_per_turn is not None:
             limits.append(f"{tool.calls_per_turn} a turn")

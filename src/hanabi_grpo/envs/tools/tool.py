@@ -17,6 +17,8 @@ MAX_RESULT = 2000
 """Characters of a result; what is longer is cut."""
 MAX_STUCK = 4
 """Calls of one slow tool that a process lets run on after their time is over."""
+_late: list[threading.Thread] = []
+"""Threads of calls that have not returned though their time is over."""
 _CUT = " (cut)"
 _MAX_REASON = 200
 """Characters of an exception that a player is told."""
@@ -47,6 +49,9 @@ class Tool:
     It knows nothing of the game, so no result can tell a player what it must not know."""
     argument: str = "input"
     """Name of the argument in a call."""
+    parameters: tuple[str, ...] | None = None
+    """Names of several arguments, or of none: `run` is then given a JSON object of them, and
+    `argument` does not count."""
     slow: bool = False
     """Whether a call may take longer than a few milliseconds.
 
@@ -68,6 +73,8 @@ class Tool:
             self._refuse("name", "give one word of letters, digits and underscores")
         if not self.argument.isidentifier():
             self._refuse("argument", "give one word")
+        if not all(name.strip() == name != "" for name in self.parameters or ()):
+            self._refuse("parameters", "give the names of arguments")
         if "\n" in self.description or not self.description.strip():
             self._refuse("description", "give one line")
         for field in ("calls_per_turn", "calls_per_episode"):
@@ -86,11 +93,16 @@ class Tool:
         return (
             self.name,
             self.description,
-            self.argument,
+            self.argument if self.parameters is None else self.parameters,
             self.calls_per_turn,
             self.calls_per_episode,
             self.version,
         )
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of all arguments."""
+        return (self.argument,) if self.parameters is None else self.parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +125,12 @@ def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
     if not tool.slow:
         return _call(tool, argument)
     thread_name = f"tool {tool.name}"
-    num_running = sum(thread.name == thread_name for thread in threading.enumerate())
-    if num_running >= MAX_STUCK:
+    # Calls of other games that are still in their time do not count.
+    _late[:] = [thread for thread in _late if thread.is_alive()]
+    num_stuck = sum(thread.name == thread_name for thread in _late)
+    if num_stuck >= MAX_STUCK:
         return Outcome(
-            text=f"{tool.name}: {num_running} earlier calls have not returned; go on without it.",
+            text=f"{tool.name}: {num_stuck} earlier calls have not returned; go on without it.",
             error=CallError.TIMEOUT,
         )
     answers: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -128,6 +142,7 @@ def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
     try:
         return answers.get(timeout=seconds)
     except queue.Empty:
+        _late.append(thread)
         return Outcome(
             text=f"{tool.name}: no result within {seconds:g} s; go on without it.",
             error=CallError.TIMEOUT,

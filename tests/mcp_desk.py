@@ -1,0 +1,48 @@
+"""A small MCP server for tests: sums, a note of which process it is, errors, and a slow tool."""
+
+import os
+import sys
+import time
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+desk = MCPServer("desk", version="1.5")
+
+
+@desk.tool()
+def add(first: int, second: int) -> str:
+    """Adds two
+    whole numbers."""
+    return str(first + second)
+
+
+@desk.tool()
+def shout(text: str) -> str:
+    """Repeats a text in capitals."""
+    return text.upper() + os.environ.get("DESK_MARK", "")
+
+
+@desk.tool()
+def refuse() -> str:
+    """Never works."""
+    raise ToolError("this tool is closed today")
+
+
+@desk.tool()
+def process() -> str:
+    """The number of the server's process."""
+    return str(os.getpid())
+
+
+@desk.tool(name="sleep-for")
+def sleep_for(seconds: float) -> str:
+    """Waits."""
+    time.sleep(seconds)
+    return "awake"
+
+
+if __name__ == "__main__":
+    if "--silent" in sys.argv:
+        time.sleep(60)
+    desk.run()
