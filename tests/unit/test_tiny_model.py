@@ -113,7 +113,9 @@ def test_the_shipped_model_has_learned_from_one_kind_of_prompts() -> None:
     assert message in answer.stderr
 
 
-@pytest.mark.parametrize("options", [["--seed", "7"], ["--steps", "5"], ["--force"]])
+@pytest.mark.parametrize(
+    "options", [["--seed", "7"], ["--steps", "5"], ["--force"], ["--teacher", "iggi"]]
+)
 def test_the_shipped_model_is_never_made_anew_in_its_place(
     checkout: Path, options: list[str]
 ) -> None:
@@ -201,6 +203,70 @@ def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_each()
         for sample in samples:
             assert "<unk>" not in chat.tokenizer.decode(list(sample.ids))
     assert chat.tokenizer.encode("life1") == CHAT.tokenizer.encode("life1")
+
+
+def text_recipe(env: str = "hanabi", **fields: Any) -> Recipe:
+    return Recipe.of(env, style="full", steps=1, num_games=20, **fields)
+
+
+def test_a_model_of_the_full_style_reads_any_text_and_says_a_move_in_a_token_or_two() -> None:
+    recipe = text_recipe(memory="turn", deductions="none")
+    [setup] = recipe.setups()
+    assert (setup.config.observation, setup.config.memory) == ("full", "turn")
+    tokenizer = recipe.chat().tokenizer
+    assert tokenizer.unk_token_id is None
+    for text in ("Zwölf Boxkämpfer 🎲\n\tjagen", "<think>slot 1 fits</think>\nPlay 1", " a  b "):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == text
+    assert len(tokenizer.encode("<think>", add_special_tokens=False)) == 1
+    for word in ("Play 0", "Hint player_1 red"):
+        assert len(tokenizer.encode(word, add_special_tokens=False)) <= 2
+    samples = list(recipe.samples(setup, recipe.chat(), 3))
+    for sample in samples:
+        num_characters = len(tokenizer.decode(list(sample.ids)))
+        assert len(sample.ids) < num_characters / 10, "phrases are tokens"
+        assert num_characters > 1500, "the rules stand in front of each turn"
+
+
+def test_a_teacher_that_thinks_aloud_puts_its_phrases_into_the_tokenizer() -> None:
+    silent = text_recipe(memory="turn")
+    aloud = text_recipe(memory="turn", teacher="hint-bot-aloud", noise=0.0)
+    [setup] = aloud.setups()
+    thought = "My slot 1 can be played now with a chance of 60%.\n"
+    num_tokens = []
+    for recipe in (silent, aloud):
+        tokenizer = recipe.chat().tokenizer
+        num_tokens.append(len(tokenizer.encode(thought, add_special_tokens=False)))
+    assert num_tokens[1] <= 4
+    assert num_tokens[0] > 2 * num_tokens[1]
+    sample = next(aloud.samples(setup, aloud.chat(), 1))
+    reply = [
+        number for number, is_reply in zip(sample.ids, sample.is_reply, strict=True) if is_reply
+    ]
+    assert aloud.chat().tokenizer.decode(reply).startswith("<think>\nMy slot 0 can be played now")
+
+
+@pytest.mark.parametrize(("env", "preset"), [("kuhn_poker", "kuhn_poker"), ("debate", "debate")])
+def test_other_environments_have_models_of_the_full_style(env: str, preset: str) -> None:
+    recipe = text_recipe(env, presets=(preset,))
+    [setup] = recipe.setups()
+    assert setup.config.style == "full"
+    assert recipe.words() == ()
+    first = next(recipe.samples(setup, recipe.chat(), 1))
+    assert setup.environment.system_message(setup.config, first.player)[:40] in (
+        recipe.chat().tokenizer.decode(list(first.ids))
+    )
+
+
+def test_the_style_is_a_part_of_the_recipe_and_its_model_is_made(tmp_path: Path) -> None:
+    recipe = text_recipe()
+    assert recipe.hash(recipe.chat()) != QUICK.hash(QUICK.chat())
+    folder = build_tiny_model(tmp_path / "model", recipe)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    body = model.num_parameters() - model.get_input_embeddings().weight.numel()
+    assert 2_000_000 < body < 10_000_000
+    assert "--style full" in (folder / "README.md").read_text()
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
 
 
 def test_a_conversation_is_split_into_its_turns() -> None:

@@ -1,5 +1,6 @@
 """`hanabi-grpo tiny-model`: make the model of a game for machines without a GPU."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,14 @@ from hanabi_grpo.settings.shipped import shipped_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.sft.tiny_model import Recipe
+
+
+class Style(StrEnum):
+    """How prompts are written."""
+
+    COMPACT = "compact"
+    FULL = "full"
+
 
 _MAX_SHOWN = 5
 """Unknown words that a message lists."""
@@ -44,15 +53,31 @@ def tiny_model(
     games: Annotated[
         int | None, typer.Option(min=1, help="Games of each preset that it learns from.")
     ] = None,
+    style: Annotated[
+        Style,
+        typer.Option(
+            help="Of the prompts that it reads: compact, a word for each fact, or full, English "
+            "with the rules, by a tokenizer learned from the environment's texts. Play with "
+            "HANABI_OBSERVATION=full then (elsewhere HANABI_STYLE=full)."
+        ),
+    ] = Style.COMPACT,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="Script whose games it learns from, e.g. hint-bot-aloud, whose thoughts are then "
+            "among its texts.",
+            show_default="that of the environment",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Make the model even if the folder is complete.")
     ] = False,
 ) -> None:
     """Make the tiny model that trains on a laptop, for one preset or several.
 
-    A model that is there already is not made again. It knows the words of these presets and
-    players only. The model of the default board is shipped in data/tiny-model: it is checked, and
-    made only with --out.
+    A model that is there already is not made again. In the compact style it knows the words of
+    these presets and players only. The model of the default board is shipped in data/tiny-model:
+    it is checked, and made only with --out.
     """
     # Imported here: it brings torch.
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model, check_shipped
@@ -60,7 +85,9 @@ def tiny_model(
 
     loaded = load_settings()
     settings = loaded.settings
-    is_board_of_settings = env is None and not preset and players is None
+    is_compact = style is Style.COMPACT
+    is_usual = is_compact and teacher is None
+    is_board_of_settings = is_usual and env is None and not preset and players is None
     env = env or settings.env
     presets = _presets(preset, env, settings)
     num_players = settings.players if players is None else players
@@ -72,19 +99,23 @@ def tiny_model(
         players=num_players,
         legal_moves=legal_moves,
         deductions=deductions,
+        style=style.value,
+        teacher=teacher,
+        memory=None if is_compact else settings.env_config.get("memory"),
         seed=settings.seed if seed is None else seed,
         steps=steps,
         num_games=games,
     )
-    if env == settings.env and not preset:
+    if is_compact and env == settings.env and not preset:
         _check_words(recipe, settings)
     folder = out
     if folder is None and is_board_of_settings:
         folder = _asked_folder(loaded)
     if folder is None:
-        folder = Path(tiny_model_folder(presets, num_players, env))
+        folder = Path(tiny_model_folder(presets, num_players, env, style=style.value))
         if folder == Path(shipped_model()) and (folder / TINY_MANIFEST).is_file():
-            if force or seed is not None or steps is not None or games is not None:
+            given = (seed, steps, games, teacher)
+            if force or any(value is not None for value in given):
                 raise SettingsError(
                     f"{folder} is shipped and stays as it is; name another "
                     "folder, e.g. --out outputs/tiny-laptop."
@@ -120,9 +151,9 @@ def _check_words(recipe: "Recipe", settings: Settings) -> None:
     raise SettingsError(
         f"MODEL: the tiny model of {settings.env} knows the words of its own tasks in the compact "
         f"style, and not {len(unknown)} of the {len(words)} words that players would read with "
-        f"these settings: {shown}, …. Set MODEL to a language model that can read them, e.g. "
-        "MODEL=Qwen/Qwen3-0.6B (a CPU samples it slowly), or unset what changes the texts, such as "
-        "HANABI_STYLE=full, HANABI_OBSERVATION=full or HANABI_PROBLEMS."
+        f"these settings: {shown}, …. Make one that reads any text, with --style full; set MODEL "
+        "to a language model, e.g. MODEL=Qwen/Qwen3-0.6B (a CPU samples it slowly); or unset what "
+        "changes the texts, such as HANABI_STYLE=full, HANABI_OBSERVATION=full or HANABI_PROBLEMS."
     )
 
 

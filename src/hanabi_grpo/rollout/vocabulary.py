@@ -19,10 +19,11 @@ _NUM_GAMES = 20
 """Random games whose words are collected."""
 
 
-def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, ...]:
-    """Return the different words of a game, in order of appearance.
+def game_texts(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, ...]:
+    """Return the different texts of a game, in order of appearance.
 
-    They come from the environment's own list, the system messages and random play.
+    They are the environment's own list of words, the system messages, and the messages and legal
+    actions of random play.
 
     Args:
         setup: The game.
@@ -36,8 +37,18 @@ def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, 
         setup, lambda seed: list(_texts_of_random_game(setup, seed)), num_games
     ):
         texts |= dict.fromkeys(texts_of_game)
+    return tuple(texts)
+
+
+def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, ...]:
+    """Return the different words of `game_texts`, in order of appearance.
+
+    Args:
+        setup: The game.
+        num_games: Random games that are played.
+    """
     words: dict[str, None] = {}
-    for text in texts:
+    for text in game_texts(setup, num_games=num_games):
         words |= dict.fromkeys(text.split())
     return tuple(words)
 

@@ -119,19 +119,23 @@ def is_local_model(name: str) -> bool:
     return name.startswith((".", "/", "outputs/")) or name.rstrip("/") == TINY_MODEL
 
 
-def tiny_model_folder(presets: Sequence[str], players: int, env: str = HANABI) -> str:
+def tiny_model_folder(
+    presets: Sequence[str], players: int, env: str = HANABI, *, style: str = "compact"
+) -> str:
     """Return where the tiny model of some presets is.
 
     Args:
         presets: The presets whose vocabulary it knows.
         players: Number of players.
         env: Name of the environment.
+        style: Of the prompts that it reads.
 
     Example:
         tiny_model_folder(["mini"], 3) == "outputs/tiny-mini-3-players"
         tiny_model_folder(["kuhn_poker"], 2, "kuhn_poker") == "outputs/tiny-kuhn_poker"
     """
-    if env == HANABI and list(presets) == [LAPTOP] and players == _DEFAULT_PLAYERS:
+    is_compact = style == "compact"
+    if is_compact and env == HANABI and [*presets, players] == [LAPTOP, _DEFAULT_PLAYERS]:
         return shipped_model()
     parts: list[str] = []
     for name in (env, *presets):
@@ -142,10 +146,14 @@ def tiny_model_folder(presets: Sequence[str], players: int, env: str = HANABI) -
     folder = f"outputs/tiny-{'-'.join(parts)}"
     if players != _DEFAULT_PLAYERS and _has_players(env):
         folder += f"-{players}-players"
+    if not is_compact:
+        folder += f"-{style}"
     return folder
 
 
-def tiny_model_command(presets: Sequence[str], players: int, env: str = HANABI) -> str:
+def tiny_model_command(
+    presets: Sequence[str], players: int, env: str = HANABI, *, style: str = "compact"
+) -> str:
     """Return the command that makes the tiny model of some presets in `tiny_model_folder`."""
     command = ".venv/bin/hanabi-grpo tiny-model"
     if env != HANABI:
@@ -154,6 +162,8 @@ def tiny_model_command(presets: Sequence[str], players: int, env: str = HANABI) 
         command += f" --preset {preset}"
     if _has_players(env):
         command += f" --players {players}"
+    if style != "compact":
+        command += f" --style {style}"
     return command
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Observation, Setup
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.sft.samples import Sample
@@ -156,9 +157,15 @@ class Encoder:
             is_known = max(recorded) < len(tokenizer)
             if is_known and self.chat.decode(recorded) == turn.reply:
                 return recorded, True
-        # Scripts and people choose an action; its wording is the environment's.
+        # Scripts and people choose an action; its wording is the environment's. What a script has
+        # thought stays in front of it.
         is_action = not recorded and turn.kind is ReplyKind.LEGAL
-        text = replayed.action if is_action else turn.reply
+        text = turn.reply
+        if is_action:
+            thought, spoken = split_reply(turn.reply)
+            has_thought = bool(thought) and turn.reply.endswith(spoken)
+            before = turn.reply.removesuffix(spoken) if has_thought else ""
+            text = before + replayed.action
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 

@@ -14,7 +14,7 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
-from hanabi_grpo.sft.tiny_model.recipe import Recipe
+from hanabi_grpo.sft.tiny_model.recipe import FULL, Recipe
 from hanabi_grpo.terminal import VisibleConsole
 from hanabi_grpo.training import quiet
 
@@ -33,7 +33,7 @@ tags: [{env}, grpo]
 # A tiny {title} player
 
 It has learned from games of noisy scripts: it mostly moves legally and plays badly, which is what \
-a run starts from on a machine without a GPU. It knows the words of its presets and nothing else.
+a run starts from on a machine without a GPU. It knows the {words} of its presets and nothing else.
 
 | | |
 |---|---|
@@ -149,7 +149,7 @@ def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
         "sha256 of `model.safetensors`": f"`{file_sha256(folder / 'model.safetensors')}`",
     }
     rows = [f"| {name} | {fact} |" for name, fact in facts.items()]
-    make = tiny_model_command(recipe.presets, recipe.players, recipe.env)
+    make = tiny_model_command(recipe.presets, recipe.players, recipe.env, style=recipe.style)
     command = (
         f"OMP_NUM_THREADS={made_with['threads']} {make} --seed {recipe.seed} "
         f"--steps {recipe.steps} --out FOLDER"
@@ -157,6 +157,7 @@ def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
     return _CARD.format(
         env=recipe.env,
         title=recipe.env.capitalize(),
+        words="texts" if recipe.style == FULL else "words",
         table="\n".join(rows),
         command=command,
         manifest=TINY_MANIFEST,

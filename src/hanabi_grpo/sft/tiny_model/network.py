@@ -10,7 +10,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.sft.samples import Sample, length_batches, padded, reply_logits
-from hanabi_grpo.sft.tiny_model.recipe import Recipe
+from hanabi_grpo.sft.tiny_model.recipe import FULL, Recipe
 from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
@@ -51,6 +51,9 @@ _SHAPE_OF_JOINED_WORDS = _Shape(192, 576, 2, 6, 3)
 Where a word says what takes several otherwise, fewer layers and more room in each learn faster.
 """
 
+_SHAPE_OF_TEXT = _Shape(256, 768, 3, 8, 4)
+"""2.4 M beside the embeddings: a fact has to be found among hundreds of tokens."""
+
 
 def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
     """Return the model that a recipe makes.
@@ -68,30 +71,37 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
     bar = progress.add_task("warm start", total=recipe.steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model, parts = untrained_model(chat.tokenizer, recipe.word_parts())
+        model, parts = untrained_model(
+            chat.tokenizer, recipe.word_parts(), reads_text=recipe.style == FULL
+        )
         for loss in warm_start(model, samples, recipe, parts):
             progress.update(bar, advance=1, description=f"warm start, loss {loss:.3f}")
     return model
 
 
 def untrained_model(
-    tokenizer: Any, word_parts: Mapping[str, Sequence[str]]
+    tokenizer: Any, word_parts: Mapping[str, Sequence[str]], *, reads_text: bool = False
 ) -> tuple[Any, WordParts | None]:
     """Return an untrained Qwen3 in float32, and what its words share.
 
-    It has 0.6 M parameters and the embeddings of a few hundred words, or 0.9 M and the embeddings
-    of thousands of words that share parts.
+    It has 0.6 M parameters and the embeddings of a few hundred words, 0.9 M and the embeddings of
+    thousands of words that share parts, or 2.4 M and the embeddings of pieces of text.
 
     Args:
         tokenizer: Its tokenizer.
         word_parts: See `Recipe.word_parts`.
+        reads_text: Whether it reads the full style.
     """
     token_ids = {
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
     }
-    shape = _SHAPE_OF_JOINED_WORDS if word_parts else _USUAL_SHAPE
+    shape = _USUAL_SHAPE
+    if word_parts:
+        shape = _SHAPE_OF_JOINED_WORDS
+    if reads_text:
+        shape = _SHAPE_OF_TEXT
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,

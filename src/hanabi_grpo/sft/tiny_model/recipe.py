@@ -14,13 +14,16 @@ from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.vocabulary import game_words
+from hanabi_grpo.rollout.vocabulary import game_texts, game_words
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.sources import SUITE, NoisyPolicy, starts_of
-from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.types import ReplyKind
+from hanabi_grpo.sft.tiny_model.tokenizer import build_text_tokenizer, build_tokenizer
+from hanabi_grpo.types import Episode, ReplyKind
+
+COMPACT = "compact"
+FULL = "full"
 
 _VERSION = 1
 """Raised when architecture, loss or schedule changes, which no probe of the data would show."""
@@ -66,6 +69,13 @@ class Recipe:
     """True where the prompts list the legal moves, as in the rollouts (HANABI_LEGAL_MOVES)."""
     deductions: str = "possible"
     """What the prompts work out (HANABI_DEDUCTIONS)."""
+    style: str = COMPACT
+    """Of the prompts: `compact`, a word for each fact, or `full`, English with the rules
+    (HANABI_OBSERVATION in Hanabi, HANABI_STYLE elsewhere)."""
+    teacher: str | None = None
+    """The script whose games it learns from; None: those of the environment."""
+    memory: str | None = None
+    """What a prompt holds of earlier turns (HANABI_MEMORY); None: the environment's default."""
     seed: int = 0
     """Of the games, the initial weights and the order of batches."""
     steps: int = 300
@@ -93,8 +103,11 @@ class Recipe:
         """
         environment = registry.get(env)
         values = {"noise": environment.teacher_noise, **_DEFAULTS.get(env, {})}
+        if fields.get("style") == FULL:
+            # A first turn has the rules in front of it, and is unlike the others.
+            values["single_turn_share"] = 0.0
         first_preset = next(iter(environment.presets.values()))
-        if first_preset.window is not None:
+        if first_preset.window is not None or fields.get("memory") == "turn":
             # A conversation has one reply there; so a step learns about as many as elsewhere.
             values.setdefault("batch_size", _TURNS)
         for name, value in fields.items():
@@ -111,9 +124,13 @@ class Recipe:
         fields = {
             "players": self.players,
             "legal_moves": self.legal_moves,
-            "observation": "compact",
+            "observation": self.style,
             "deductions": self.deductions,
         }
+        if self.style != COMPACT:
+            fields["style"] = self.style
+        if self.memory is not None:
+            fields["memory"] = self.memory
         setups = []
         problems = []
         for name in self.presets:
@@ -140,8 +157,18 @@ class Recipe:
         return setups
 
     def chat(self) -> ChatFormat:
-        """Return the chat format of a tokenizer that knows the words of all presets."""
-        return ChatFormat.from_tokenizer(build_tokenizer(self.words()))
+        """Return the chat format of a tokenizer that knows the texts of all presets."""
+        if self.style == COMPACT:
+            return ChatFormat.from_tokenizer(build_tokenizer(self.words()))
+        return ChatFormat.from_tokenizer(build_text_tokenizer(self._texts()))
+
+    def _texts(self) -> Iterator[str]:
+        """Yield the texts of random games, and what the teachers reply in theirs."""
+        for setup in self.setups():
+            yield from game_texts(setup, num_games=_WORD_GAMES)
+            for episode in self._episodes(setup, _WORD_GAMES):
+                for turn in episode.turns:
+                    yield turn.reply
 
     def samples(self, setup: Setup[Any], chat: ChatFormat, num_games: int) -> Iterator[Sample]:
         """Play games of the teachers in turn, every legal reply learned.
@@ -157,13 +184,21 @@ class Recipe:
         encoder = Encoder(
             setup=setup, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2
         )
-        teachers = _teachers(setup, self.noise)
+        for episode in self._episodes(setup, num_games):
+            is_taught = [turn.kind is ReplyKind.LEGAL for turn in episode.turns]
+            yield from encoder.samples(Recording(episode=episode), is_taught)
+
+    def _episodes(self, setup: Setup[Any], num_games: int) -> Iterator[Episode]:
+        """Play games of the teachers in turn."""
+        if self.teacher is None:
+            teachers = _teachers(setup, self.noise)
+        else:
+            script = make_script(setup, self.teacher).policy
+            teachers = [NoisyPolicy(inner=script, noise=self.noise)]
         for number, start in enumerate(starts_of(self.seed, num_games)):
             teacher = teachers[number % len(teachers)]
             policies = dict.fromkeys(range(setup.spec.num_players), teacher)
-            episode = play_scripts(setup.task(SUITE, start), policies)
-            is_taught = [turn.kind is ReplyKind.LEGAL for turn in episode.turns]
-            yield from encoder.samples(Recording(episode=episode), is_taught)
+            yield play_scripts(setup.task(SUITE, start), policies)
 
     def hash(self, chat: ChatFormat) -> str:
         """Return a short sha256 over the recipe, its words and each preset's first conversation."""
@@ -175,6 +210,11 @@ class Recipe:
         if self.deductions == "possible":
             # Left out, so that models from before there were others keep their hash.
             del fields["deductions"]
+        if self.style == COMPACT:
+            del fields["style"]
+        for optional in ("teacher", "memory"):
+            if fields[optional] is None:
+                del fields[optional]
         if self.env == HANABI:
             # Spelled so that a recipe of one board has the same hash in every version of the
             # package.
@@ -190,11 +230,16 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARACTERS]
 
     def words(self) -> tuple[str, ...]:
-        """Return the words of all presets, in the order in which the tokenizer numbers them."""
+        """Return the words of all presets, in the order in which the tokenizer numbers them.
+
+        There are none in the full style, whose tokenizer reads any text.
+        """
         from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 
         # A dict keeps the order of first appearance.
         words: dict[str, None] = {}
+        if self.style != COMPACT:
+            return ()
         for setup in self.setups():
             if setup.env == HANABI:
                 # In the order of the shipped tokenizer, in which random games would not meet them.
@@ -207,6 +252,8 @@ class Recipe:
     def word_parts(self) -> dict[str, tuple[str, ...]]:
         """Return what words of the presets share with others, see `Environment.word_parts`."""
         parts: dict[str, tuple[str, ...]] = {}
+        if self.style != COMPACT:
+            return parts
         for setup in self.setups():
             parts |= setup.environment.word_parts(setup.config)
         return parts

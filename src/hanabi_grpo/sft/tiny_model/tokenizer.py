@@ -1,6 +1,6 @@
-"""A word-level tokenizer whose vocabulary is everything that a compact conversation can hold."""
+"""Tokenizers of tiny models: words of the compact style, or byte pairs of whole phrases."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 PAD = "<|endoftext|>"
@@ -15,6 +15,12 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 """ChatML without a think block: the tiny model answers at once."""
+
+
+TEXT_VOCABULARY = 4096
+"""Tokens of `build_text_tokenizer`, at most; 256 are bytes."""
+_LONGEST_TOKEN = 32
+"""Bytes. A phrase fits, a whole line with several facts does not, so that facts stay apart."""
 
 
 def build_tokenizer(vocabulary: Sequence[str]) -> Any:
@@ -40,6 +46,45 @@ def build_tokenizer(vocabulary: Sequence[str]) -> Any:
         eos_token=END,
         pad_token=PAD,
         unk_token=_UNKNOWN,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_text_tokenizer(texts: Iterable[str], size: int = TEXT_VOCABULARY) -> Any:
+    """Return a transformers tokenizer that reads any text, learned from these.
+
+    Byte-pair encoding over bytes as in Qwen and GPT-2, but pairs are merged across spaces within a
+    line (SuperBPE, Liu et al., arXiv 2503.13423). The sentences that an environment repeats become
+    a few tokens, and another text is spelled out in bytes.
+
+    Args:
+        texts: What players read and write.
+        size: Most tokens, the special ones included.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PAD, START, END]
+    core = Tokenizer(models.BPE())
+    lines = pre_tokenizers.Split(Regex(r"\n"), behavior="merged_with_previous")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([lines, to_bytes])
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(_THINK),
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        max_token_length=_LONGEST_TOKEN,
+    )
+    core.train_from_iterator(dict.fromkeys(texts), trainer)
+    core.add_special_tokens([AddedToken(word, special=True) for word in special])
+    core.add_tokens([AddedToken(word, special=False) for word in _THINK])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )

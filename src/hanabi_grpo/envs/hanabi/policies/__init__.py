@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX, aloud
 from hanabi_grpo.envs.hanabi.policies.best_messages import BestMessages
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_decks
 from hanabi_grpo.envs.hanabi.policies.hat import HatBot, check_players
@@ -16,6 +17,8 @@ _BOTS: Mapping[str, Maker] = {
     **{name: partial(rule_bot, name) for name in RULE_BOTS},
     HatBot.name: HatBot,
 }
+_ALOUD = ("hint-bot", "iggi", "focus-bot")
+"""Bots that can think aloud, as teachers of thoughts."""
 _BASELINES: Mapping[str, Maker] = {
     "random": base.random_policy,
     "blind": _BOTS["blind"],
@@ -31,7 +34,8 @@ PLANNERS: Mapping[str, Maker] = {
     BestMessages.name: BestMessages,
 }
 """Policies that compute for seconds: search at each move, best responses once."""
-POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
+_THINKERS: Mapping[str, Maker] = {name + SUFFIX: partial(aloud, name) for name in _ALOUD}
+POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS, **_THINKERS}
 """Every policy, in the order in which they are listed."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
     HatBot.name: check_players,

@@ -140,6 +140,28 @@ def full_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = 
     return "\n".join(parts)
 
 
+def full_thought(view: PlayerView) -> str:
+    """Return what follows from a view for the next move, in lines.
+
+    Of each own card whether it can be played; of the others' cards those that can be played now
+    and those that are the last of their kind.
+
+    Args:
+        view: What the player may know, as `view_with` leaves it.
+    """
+    counted = Counted(view)
+    lines = []
+    for slot, known in enumerate(view.own_hand):
+        lines.append(f"My slot {slot} {_chance(counted, known)}.")
+    for offset in range(1, view.num_players):
+        seat = (view.player + offset) % view.num_players
+        for slot, card in enumerate(view.hands[seat]):
+            use = counted.card_word(card)
+            if use in (FITS, ONLY):
+                lines.append(f"{player_name(seat)} slot {slot}, {_card(card)}, {_CARD_TEXTS[use]}.")
+    return "\n".join(lines)
+
+
 def _recent_moves(view: PlayerView) -> str:
     # The player's own last move is repeated: a fallback may have replaced its reply, and it saw
     # the card that it played or discarded only afterwards.

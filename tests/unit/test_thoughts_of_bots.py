@@ -1,0 +1,92 @@
+"""Bots that think aloud play as before, and no thought holds what its player cannot know."""
+
+import random
+from typing import Any
+
+import pytest
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.environment import HanabiGame
+from hanabi_grpo.envs.hanabi.prompts import view_with
+from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
+from hanabi_grpo.envs.hanabi.prompts.full import full_thought
+from hanabi_grpo.envs.hanabi.rules.game import with_other_cards
+from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.envs.texts import split_reply
+
+BOTS = ("hint-bot", "iggi", "focus-bot")
+
+
+def board(preset: str = "laptop", players: int = 2, **config: Any) -> Setup[Any]:
+    return registry.setup(
+        "hanabi",
+        {"preset": preset, "players": players, "observation": "full", "memory": "turn", **config},
+    )
+
+
+@pytest.mark.parametrize("bot", BOTS)
+@pytest.mark.parametrize("players", [2, 5])
+def test_a_bot_that_thinks_aloud_plays_the_same_game(bot: str, players: int) -> None:
+    setup = board("full", players)
+    make = setup.environment.policies
+    for number in range(3):
+        games = []
+        for name in (bot, f"{bot}-aloud"):
+            policies = dict.fromkeys(range(players), make[name]())
+            games.append(play_scripts(setup.task("eval", number), policies))
+        silent, aloud = games
+        assert aloud.result == silent.result
+        moves = [split_reply(turn.reply)[1].strip() for turn in aloud.turns]
+        assert moves == [turn.reply for turn in silent.turns]
+        thoughts = [split_reply(turn.reply)[0] for turn in aloud.turns]
+        hand_size = setup.config.spec().hand_size
+        assert thoughts[0].count("My slot") == hand_size
+        assert len(set(thoughts)) > len(thoughts) / 2
+
+
+def test_a_thought_says_what_follows_from_the_message() -> None:
+    setup = board(deductions="none")
+    policy = setup.environment.policies["hint-bot-aloud"]()
+    referee = Referee(setup.task("eval", 1))
+    seat = policy.seat(0, task=setup.task("eval", 1), game=0)
+    seen = referee.see(0)
+    assert seat.act(seen) == (
+        "<think>\n"
+        "My slot 0 can be played now with a chance of 60%.\n"
+        "My slot 1 can be played now with a chance of 60%.\n"
+        "My slot 2 can be played now with a chance of 60%.\n"
+        "player_1 slot 0, red 1, can be played now.\n"
+        "player_1 slot 1, yellow 1, can be played now.\n"
+        "player_1 slot 2, yellow 1, can be played now.\n"
+        "</think>\n"
+        "Hint player_1 1"
+    )
+
+
+@pytest.mark.parametrize("deductions", ["none", "possible", "counted"])
+@pytest.mark.parametrize("players", [2, 4])
+def test_a_thought_does_not_depend_on_the_cards_that_its_player_cannot_see(
+    deductions: Deductions, players: int
+) -> None:
+    setup = board("marshal-full" if players == 2 else "full", players, deductions=deductions)
+    policy = setup.environment.policies["iggi"]()
+    num_changed = 0
+    for number in range(4):
+        task = setup.task("eval", number)
+        seats = [policy.seat(player, task=task, game=0) for player in range(players)]
+        referee = Referee(task)
+        while referee.to_act():
+            [player] = referee.to_act()
+            game = referee.game
+            assert isinstance(game, HanabiGame)
+            view = game.view(player)
+            for seed in range(3):
+                other = with_other_cards(game.table, player, random.Random(seed))
+                num_changed += other.hands[player] != game.table.hands[player]
+                changed = other.view(player)
+                assert full_thought(view_with(changed, deductions)) == full_thought(
+                    view_with(view, deductions)
+                )
+            referee.step({player: seats[player].act(referee.see(player))})
+    assert num_changed > 20
