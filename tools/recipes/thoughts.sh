@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Is a thought worth points? One small model reads English and imitates a bot twice, with its thoughts and without.
+#
+#   bash tools/recipes/thoughts.sh
+#   RECIPE_SEED=1 RECIPE_TEACHER=focus-bot bash tools/recipes/thoughts.sh
+#
+#   RECIPE_SEED      seed of the model, the games and the order of batches (0)
+#   RECIPE_TEACHER   hint-bot, iggi or focus-bot (iggi)
+#   RECIPE_GAMES     of the teacher, a tenth of its moves random (3000)
+#   RECIPE_STEPS     of 96 turns, with thoughts (500)
+#   RECIPE_SILENT    the same, without: a step takes less time there, so that more of them are as long (700)
+#   RECIPE_DEALS     deals of the evaluations, of the suite test (1000)
+#
+# A message holds the rules and the whole position in sentences, and works nothing out (HANABI_DEDUCTIONS=none). Both models
+# have the same tokenizer, network and first weights. Everything is in outputs/thoughts-TEACHER-SEED.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+SECONDS=0
+source tools/launch.sh
+name=thoughts
+for knob in SEED GAMES STEPS SILENT DEALS; do
+    knob=RECIPE_$knob
+    if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
+        echo "$name: $knob='${!knob}': must be a whole number." >&2
+        exit 2
+    fi
+done
+export SEED=${RECIPE_SEED:-0}
+teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-3000} deals=${RECIPE_DEALS:-1000}
+export HANABI_PRESET=${HANABI_PRESET:-laptop} HANABI_OBSERVATION=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=none MAX_COMPLETION_LENGTH=96
+folder=outputs/thoughts-$teacher-$SEED
+mkdir -p "$folder"
+unset DATASET
+source tools/session.sh
+start_session
+export MODEL=$folder/untaught
+run - hanabi-grpo tiny-model --preset "$HANABI_PRESET" --style full --teacher "$teacher-aloud" --games 2 --steps 1 --out "$MODEL"
+for arm in aloud silent; do
+    script=$teacher steps=${RECIPE_SILENT:-700}
+    if [ $arm = aloud ]; then script=$teacher-aloud steps=${RECIPE_STEPS:-500}; fi
+    say "$arm: imitation of $script, $steps steps, log $folder/$arm.log"
+    MODEL=$folder/untaught run "$folder/$arm.log" hanabi-grpo warm-start "$script" --full --out "$folder/$arm" --tasks "$games" --noise 0.1 \
+        --batch 96 --steps "$steps" --learning-rate 3e-3 --resume
+done
+for arm in aloud silent; do
+    export MODEL=$folder/$arm/model
+    say "$arm: $deals test deals, sampled and greedy"
+    start_server
+    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --out "$folder/$arm-sampled.json"
+    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --temperature 0 --out "$folder/$arm-greedy.json"
+    if [ $arm = aloud ]; then run - .venv/bin/python tools/recipes/thought_table.py "$teacher-aloud" 300 "$folder/corrupted.json"; fi
+    stop_server
+done
+run - hanabi-grpo evaluate "$teacher" --suite test --tasks "$deals" --out "$folder/teacher.json"
+finish 0
