@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hanabi_grpo.envs.texts import think_parts, think_spans
+from hanabi_grpo.envs.thoughts import thought_figures
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.batching import build_micro_batches
 from hanabi_grpo.training.check_sample import check_rows
@@ -19,6 +20,7 @@ from hanabi_grpo.training.thoughts import WithoutThoughts, trained_tokens
 from hanabi_grpo.types import Episode
 from loop_parts import NAMES, RunOfATest, same_weights, token_text, written_games
 from made_batches import made_cut
+from made_games import made_episode, made_turn
 
 OPEN, CLOSE = 11, 12
 """Tokens of the tags, see `loop_parts.TEXTS`."""
@@ -162,3 +164,26 @@ def test_a_run_without_thoughts_moves_as_if_they_had_been_shown_to_it(tmp_path: 
     assert not same_weights(masked.weights("player_0"), whole.weights("player_0"))
     # Player 1 thinks nothing.
     assert same_weights(masked.weights("player_1"), whole.weights("player_1"))
+
+
+def _replies(*pairs: tuple[str, str]) -> Episode:
+    turns = [replace(made_turn(0), prompt=prompt, reply=reply) for prompt, reply in pairs]
+    return made_episode(*turns)
+
+
+def test_figures_of_thoughts_show_their_share_length_and_a_template() -> None:
+    assert thought_figures([_replies(("a", "Play 0"), ("b", "<think>\n</think>\nPlay 1"))]) == {}
+    varied = _replies(
+        ("a", "<think>red is safe</think>Play 0"),
+        ("b", "<think>nothing is safe here</think>Discard 0"),
+        ("c", "Play 1"),
+        ("d", "<think>let me see whether"),
+    )
+    assert thought_figures([varied]) == {
+        "thoughts/turn_share": 0.75,
+        "thoughts/words": pytest.approx(11 / 3),
+        "thoughts/cut_share": pytest.approx(1 / 3),
+        "thoughts/per_prompt": 1.0,
+    }
+    template = [(str(number), "<think>think well</think>Play 0") for number in range(10)]
+    assert thought_figures([_replies(*template)])["thoughts/per_prompt"] == 0.1

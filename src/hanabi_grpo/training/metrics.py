@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.thoughts import thought_figures
 from hanabi_grpo.envs.tools.figures import tool_figures
 from hanabi_grpo.settings.gpus import find_card
 from hanabi_grpo.training.groups import flatten_groups
@@ -81,6 +82,7 @@ def episode_metrics(
     metrics |= _rates(episodes)
     if any(setup.tools for setup in setups.values()):
         metrics |= tool_figures(episodes)
+    metrics |= thought_figures(episodes)
     if partners is not None:
         metrics |= _scores_by_partner(episodes, setups, own_seats, partners)
     num_seats = max((episode.num_players for episode in episodes), default=0)
