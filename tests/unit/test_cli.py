@@ -73,6 +73,7 @@ NAMED = {
     "cross-play": SERVER,
     "adhoc": SERVER,
     "play": SERVER,
+    "beliefs": {*SERVER, "HANABI_MEMORY"},
     "exploit": {"HANABI_MEMORY"},
     "teams": {"HANABI_ENV"},
     "demo": {"SEED", "HANABI_SERVER_TIMEOUT"},
