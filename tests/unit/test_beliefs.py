@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.beliefs import (
     Mean,
     ScriptPlayer,
     ServedPlayer,
     belief_figures,
+    believed,
     brier,
     divergence,
     log_loss,
@@ -171,6 +173,39 @@ def test_in_kuhn_poker_a_card_is_read_from_the_bets() -> None:
     for kind in told.values():
         assert kind["by_rules"].value == 0.0, "a bet shows no card"
     assert told["bet"]["by_convention"].value > 0.2
+
+
+class PlayingReader(Reader):
+    """A server that also plays games, by the bot."""
+
+    def play(self, tasks: list[dict[str, Any]], **options: Any) -> RolloutResult:
+        assert options["temperature"] == 1.0
+        groups = []
+        for task in tasks:
+            assert task["seats"] == ["player_0@7", "player_1@7"]
+            policies = dict.fromkeys(range(2), self.policy)
+            episode = play_scripts(self.setup.task(task["suite"], task["seed"]), policies)
+            groups.append([episode])
+        return RolloutResult(groups=groups, dropped=())
+
+
+def test_beliefs_during_training_are_metrics_of_each_player(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hanabi_grpo.client.beliefs.ServedPlayer", SeeingPlayer)
+    metrics = believed(
+        LAPTOP,
+        ("player_0@7", "player_1@7"),
+        PlayingReader(LAPTOP, "hint-bot"),  # type: ignore[arg-type]
+        max_tokens=4,
+        sampling_seed=1,
+    )
+    for player in ("player_0", "player_1"):
+        assert metrics[f"{player}/belief_bits_exact"] <= metrics[f"{player}/belief_bits_rules"]
+        assert metrics[f"{player}/belief_bits_exact"] < metrics[f"{player}/belief_bits"]
+        assert metrics[f"{player}/belief_kl"] > 0
+        assert 0.4 < metrics[f"{player}/belief_answered"] < 0.6
+    assert metrics["belief/hint_by_rules"] > metrics["belief/hint_by_convention"] > 0
 
 
 def test_measures_have_the_values_written_out() -> None:

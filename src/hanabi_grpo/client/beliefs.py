@@ -17,12 +17,22 @@ from typing import Any, NamedTuple, Protocol
 
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Observation, Setup
-from hanabi_grpo.envs.posterior import Chances, Marginal, Shift, Tracker, marginals
+from hanabi_grpo.envs.posterior import (
+    Chances,
+    Marginal,
+    Shift,
+    Tracker,
+    check_setup,
+    marginals,
+)
 from hanabi_grpo.envs.questions import Question
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import MAX_SCORED, ScoredPrompt
+from hanabi_grpo.token_filter import ALL_TOKENS
 from hanabi_grpo.types import Episode, player_name
 
+_NUM_TASKS = 20
+"""Tasks that a measurement during training plays."""
 _LEAST_CHANCE = 1e-12
 """Smaller chances count as this: a surprise of at most 39.9 bits."""
 
@@ -271,6 +281,70 @@ def measure_beliefs(
     return Measured(
         guesses=tuple(guesses), expectations=tuple(expectations), messages=tuple(messages)
     )
+
+
+def believed(
+    setup: Setup[Any],
+    seats: Sequence[str],
+    client: RolloutClient,
+    *,
+    max_tokens: int,
+    sampling_seed: int,
+) -> dict[str, float]:
+    """Return what served players believe in games of their own, as metrics (HANABI_BELIEFS_EVERY).
+
+    Args:
+        setup: What is played.
+        seats: Policy of each seat as requests name it, e.g. ("player_0@7", "player_1@7").
+        client: Client of the server that holds the players.
+        max_tokens: Tokens of a reply at most.
+        sampling_seed: Decides the replies.
+
+    Returns:
+        Per player `belief_kl`, `belief_bits` (log loss of what it says), `belief_bits_exact`,
+        `belief_bits_rules` and `belief_answered`, see `BeliefFigures`; by kind of move
+        `belief/hint_by_convention` and so on, see `message_figures`.
+
+    Raises:
+        SettingsError: As `measure_beliefs`; or a player remembers more than its turn.
+        ServerError: The server failed.
+    """
+    players = []
+    for player, seat in enumerate(seats):
+        players.append(ServedPlayer(setup=setup, player=player, seat=seat, client=client))
+    check_setup(setup)
+    tasks = []
+    for number in range(_NUM_TASKS):
+        tasks.append({**setup.row(), "suite": "eval", "seed": number, "seats": list(seats)})
+    result = client.play(
+        tasks,
+        num_games=1,
+        max_tokens=max_tokens,
+        temperature=1.0,
+        token_filter=ALL_TOKENS,
+        sampling_seed=sampling_seed,
+    )
+    episodes = [episode for group in result.groups for episode in group]
+    measured = measure_beliefs(setup, episodes, players)
+    metrics: dict[str, float] = {}
+    for player in range(len(seats)):
+        figures = belief_figures(measured, player)
+        if figures is None:
+            continue
+        columns = {
+            "belief_kl": figures.kl,
+            "belief_bits": figures.log_loss,
+            "belief_bits_exact": figures.log_loss_exact,
+            "belief_bits_rules": figures.log_loss_rules,
+            "belief_answered": figures.answered,
+        }
+        for name, column in columns.items():
+            if column is not None:
+                metrics[f"{player_name(player)}/{name}"] = column.value
+    for kind, means in message_figures(measured).items():
+        for name, column in means.items():
+            metrics[f"belief/{kind}_{name}"] = column.value
+    return metrics
 
 
 def belief_figures(measured: Measured, player: int) -> BeliefFigures | None:

@@ -1035,6 +1035,14 @@ class Settings(BaseModel):
         ge=0,
         affects=Affects.RECORD,
     )
+    beliefs_every: int = trainer(
+        "HANABI_BELIEFS_EVERY",
+        "Steps between measurements of what players believe about hidden cards and should, on "
+        "boards with few decks (docs/beliefs.md); 0: none.",
+        0,
+        ge=0,
+        affects=Affects.RECORD,
+    )
     eval_steps: int = trainer(
         "HANABI_EVAL_STEPS",
         "Steps between validations, in which the current players play tasks of their own; 0: none.",

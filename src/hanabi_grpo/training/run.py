@@ -419,13 +419,16 @@ class TrainingRun:
             self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
 
     def _measure(self, version: int) -> dict[str, float]:
-        """Return what is due of exploitability and validation; the main process asks."""
+        """Return what is due of exploitability, beliefs and validation; the main process asks."""
         link = self._parts.link
         names = self._policy.adapter_names
         figures: dict[str, float] = {}
         exploit_every = self._settings.exploit_every
         if exploit_every and version % exploit_every == 0:
             figures |= link.exploited(names, version)
+        beliefs_every = self._settings.beliefs_every
+        if beliefs_every and version % beliefs_every == 0:
+            figures |= link.believed(names, version)
         if self._validation.is_due(version):
             results = link.validated(self._validation.curves, names, version)
             groups = {name: result.groups for name, result in results.items()}
