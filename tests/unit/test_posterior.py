@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Observation, Setup
+from hanabi_grpo.envs.base import FORFEIT, Observation, Setup
 from hanabi_grpo.envs.draws import chances_of
 from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_move
 from hanabi_grpo.envs.hanabi.prompts.compact import compact_vocabulary
@@ -212,6 +212,14 @@ def test_moves_that_a_policy_never_makes_are_refused() -> None:
     start = LAPTOP.environment.reset(LAPTOP.config, split="eval", seed=0)
     with pytest.raises(SettingsError, match="player_0 made the move 'Play 2', which its policy"):
         advance(Tracker(LAPTOP, start), "Play 2", script_chances(LAPTOP, "hint-bot", 0))
+
+
+def test_a_forfeit_ends_the_game_and_tells_nobody_anything() -> None:
+    config = {"preset": "kuhn_poker", "bad_reply": "forfeit"}
+    setup = registry.setup("kuhn_poker", config)
+    tracker = Tracker(setup, setup.environment.reset(setup.config, split="eval", seed=0))
+    assert advance(tracker, FORFEIT, script_chances(setup, "cfr-10", 0)) == {}
+    assert tracker.mover() is None
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,6 @@ def measure_beliefs(
     setup: Setup[Any],
     episodes: Sequence[Episode],
     players: Sequence[AskedPlayer],
-    progress: Callable[[int], None] = lambda count: None,
 ) -> Measured:
     """Return the beliefs of all players at every turn of some games.
 
@@ -238,7 +237,6 @@ def measure_beliefs(
         setup: What was played.
         episodes: The games, played by these players at temperature 1.
         players: Per seat who played.
-        progress: Called with the number of turns of each game that are done.
 
     Raises:
         SettingsError: The game is too large, or its players did not play these games, see
@@ -277,7 +275,6 @@ def measure_beliefs(
                 for other, shift in trackers[number].advance(action, chances).items():
                     kind = action.split()[0].lower()
                     messages.append(Message(game=number, player=other, kind=kind, shift=shift))
-        progress(step + 1)
     return Measured(
         guesses=tuple(guesses), expectations=tuple(expectations), messages=tuple(messages)
     )

@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from hanabi_grpo.envs.base import Game, MixingPolicy, Observation, ScriptSeat, Setup
+from hanabi_grpo.envs.base import (
+    FORFEIT,
+    Game,
+    MixingPolicy,
+    Observation,
+    ScriptSeat,
+    Setup,
+)
 from hanabi_grpo.envs.draws import chances_of
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import ALL_STARTS, player_name
@@ -144,6 +151,10 @@ class Tracker:
         """
         mover = self.mover()
         assert mover is not None
+        if action == FORFEIT:
+            # It ends the game, so nobody can learn from it.
+            self.game.step({mover: action})
+            return {}
         if not chances[self._views[mover]].get(action, 0.0) > 0:
             raise SettingsError(
                 f"beliefs: {player_name(mover)} made the move {action!r}, which its policy never "
@@ -270,6 +281,11 @@ def check_setup(setup: Setup[Any]) -> int:
         raise SettingsError(
             f"{what}: with HANABI_OTHER_PLAY=1 players do not know how the others see the colours; "
             "unset it to measure them."
+        )
+    if setup.spec.bad_reply == "skip":
+        raise SettingsError(
+            f"{what}: a bad reply loses a turn, and the chance of that is not computed; choose "
+            "another game."
         )
     if setup.tools:
         raise SettingsError(f"{what}: players of this game call tools; set HANABI_TOOLS=none.")
