@@ -15,6 +15,7 @@ from accelerate import Accelerator
 
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.curves import validation_curves
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
@@ -39,7 +40,7 @@ def token_text(token: int) -> str:
 
 NAMES = player_names(2)
 SPEC_HASH = "x"
-LAPTOP = setup("hanabi", {"preset": "laptop"})
+LAPTOP: Setup[Any] = setup("hanabi", {"preset": "laptop"})
 BASE_SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "num_generations": 2,
@@ -183,6 +184,8 @@ class RunOfATest:
         first_step: int = 0,
         has_whole_weights: bool = True,
         policy_model: Any = None,
+        tokenizer: Any = None,
+        setup: Setup[Any] = LAPTOP,
         **settings: Any,
     ) -> None:
         run_folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +208,7 @@ class RunOfATest:
             num_training_steps=num_steps,
             num_warmup_steps=0,
         )
-        setups = {SPEC_HASH: LAPTOP}
+        setups = {SPEC_HASH: setup}
         curves = validation_curves(self.settings)
         validation = Validation(self.settings, run_folder, curves, first_step)
         self.policy = Policy(
@@ -235,6 +238,7 @@ class RunOfATest:
             resume_folder=resume_folder,
             base_checksum=adapters.base_checksum(self.model),
             started_from={},
+            tokenizer=tokenizer,
         )
         self.run = TrainingRun(parts)
 
@@ -250,11 +254,11 @@ class RunOfATest:
         self.incidents.append((kind, message))
 
 
-def tiny_policy_model(settings: Settings) -> Any:
+def tiny_policy_model(settings: Settings, **sizes: float) -> Any:
     """Return the model that every run of a test begins with; its adapters do something already."""
     torch.manual_seed(0)
     model = adapters.add_adapters(
-        small_model(),
+        small_model(**sizes),
         NAMES,
         rank={name: settings.rank_of(name) for name in NAMES},
         alpha={name: settings.alpha_of(name) for name in NAMES},

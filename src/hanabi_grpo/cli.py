@@ -47,7 +47,16 @@ GROUPS = {
         "settings",
     ),
     "Play": ("play", "collect"),
-    "Measure": ("evaluate", "cross-play", "adhoc", "exploit", "teams", "compare", "digest"),
+    "Measure": (
+        "evaluate",
+        "cross-play",
+        "adhoc",
+        "beliefs",
+        "exploit",
+        "teams",
+        "compare",
+        "digest",
+    ),
     "Look": ("watch", "view", "report"),
     "Share": ("export", "openenv"),
 }

@@ -73,6 +73,7 @@ NAMED = {
     "cross-play": SERVER,
     "adhoc": SERVER,
     "play": SERVER,
+    "beliefs": {"VLLM_SERVER_PORT", "HANABI_PRESET", "HANABI_MEMORY", "SEED"},
     "exploit": {"HANABI_MEMORY"},
     "teams": {"HANABI_ENV"},
     "demo": {"SEED", "HANABI_SERVER_TIMEOUT"},

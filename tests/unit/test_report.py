@@ -372,6 +372,32 @@ def test_curves_of_validations_are_named_and_drawn_apart(tmp_path: Path) -> None
     assert not any("kuhn" in text for text in texts)
 
 
+def test_measured_beliefs_have_a_chart_of_their_own(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in (1, 2, 3):
+        metrics = {"score/mean": 1.0}
+        if step != 2:
+            # Measured at every other step; player_1's model was not asked.
+            metrics["player_0/belief_bits_rules"] = 1.5
+            metrics["player_0/belief_bits_exact"] = 1.25
+            metrics["player_0/belief_bits"] = 4.0 / step
+            metrics["player_1/belief_bits_rules"] = 0.5
+            metrics["player_1/belief_bits_exact"] = 0.25
+        add_row(run, step, **metrics)
+    page = tmp_path / "page.html"
+    answer = report(run, "--html", page)
+    assert answer.exit_code == 0, answer.output
+    assert "beliefs about hidden cards, bits a card" in page.read_text()
+    pictures = read_report(run).pictures
+    assert pictures.names == (*PICTURES, "beliefs")
+    first, second = pictures.draw("beliefs").axes
+    lines: list[Any] = list(first.get_lines())
+    assert [list(line.get_xdata()) for line in lines] == [[1, 3]] * 3
+    assert [list(line.get_ydata()) for line in lines][2] == [4.0, 4.0 / 3]
+    assert len(second.get_lines()) == 2
+
+
 def test_a_run_of_one_curve_has_no_chart_of_curves(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     write_validations(run, [Validated(step=0, score=1.0, se=0.25)])

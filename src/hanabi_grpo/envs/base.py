@@ -31,6 +31,7 @@ from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.config import NO_TOOLS, EnvConfig, split_tools
 from hanabi_grpo.envs.instructions import split_instruction
 from hanabi_grpo.envs.people import Scene, plain_choices, without_format
+from hanabi_grpo.envs.questions import Question
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.tools.calls import describe_tools
 from hanabi_grpo.envs.tools.seat import SeatTools
@@ -217,6 +218,20 @@ class Game(Protocol):
     def copy(self) -> Self:
         """Return an independent copy."""
         return copy.deepcopy(self)
+
+    def questions(self, player: int) -> Sequence[Question]:
+        """Return what the player can be asked about hidden cards and the like; (): nothing.
+
+        They may depend on what the player knows alone: asking must tell it nothing.
+        """
+        return ()
+
+    def truths(self, player: int) -> Sequence[str]:
+        """Return the right answer to each of `questions`, which the player must not know.
+
+        Only measures of beliefs and labels of the belief loss read it.
+        """
+        return ()
 
     def hidden(self, player: int) -> Mapping[str, Any]:
         """Return what the player must not know now, by name, e.g. `{"opponent's card": "K"}`.

@@ -566,6 +566,7 @@ def _check_position(game: Game, spec: EnvSpec, rng: random.Random, report: Repor
                 legal,
             )
         _expect(len(set(legal or ())) == len(legal or ()), spec, "each legal action once", legal)
+        _check_questions(game, player, spec)
         _expect(
             not {FORFEIT, SKIP} & set(legal or ()),
             spec,
@@ -573,6 +574,15 @@ def _check_position(game: Game, spec: EnvSpec, rng: random.Random, report: Repor
             legal,
         )
         _check_privacy(game, player, spec, rng, report)
+
+
+def _check_questions(game: Game, player: int, spec: EnvSpec) -> None:
+    questions = game.questions(player)
+    truths = game.truths(player)
+    _expect(len(truths) == len(questions), spec, f"{len(questions)} truths()", truths)
+    for question, truth in zip(questions, truths, strict=True):
+        answers = question.answers
+        _expect(truth in answers, spec, f"one of {answers} for {question.name}", truth)
 
 
 def _check_privacy(
@@ -717,6 +727,7 @@ def _shown(game: Game, player: int) -> dict[str, Any]:
         "view()": game.view(player),
         "legal()": game.legal(player),
         "scene()": game.scene(player),
+        "questions()": tuple(game.questions(player)),
     }
     if player in game.to_act():
         shown["message()"] = game.message(player)

@@ -9,6 +9,7 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.run import (
+    BELIEFS_CHART,
     PHASES_CHART,
     SCORE_CHART,
     VALIDATION_CHART,
@@ -78,6 +79,9 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
     curves_chart = _drawn(report, VALIDATION_CHART, "validation, a panel for each curve")
     if curves_chart is not None:
         first_charts.append(curves_chart)
+    beliefs_chart = _drawn(report, BELIEFS_CHART, "beliefs about hidden cards, bits a card")
+    if beliefs_chart is not None:
+        first_charts.append(beliefs_chart)
     team_titles = team_figures(rows)
     team_titles.pop(SCORE, None)
     team_titles = _first(team_titles, notes)

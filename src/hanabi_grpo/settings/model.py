@@ -877,6 +877,14 @@ class Settings(BaseModel):
         allowed="a number, at least 0, " + FORM.format(example="player_0=0,player_1=1"),
         affects=Affects.LEARNING,
     )
+    belief_weight: Annotated[PerPlayer, per_player(float, lambda weight: weight >= 0)] = trainer(
+        "HANABI_BELIEF_WEIGHT",
+        "Weight of the belief loss: on each turn a player also learns to name a card that it "
+        "cannot see, outside its conversation (docs/beliefs.md); 0: none.",
+        0.0,
+        allowed="a number, at least 0, " + FORM.format(example="player_0=0.1,player_1=0"),
+        affects=Affects.LEARNING,
+    )
     advantage: Annotated[str, where(ESTIMATORS.__contains__)] = trainer(
         "HANABI_ADVANTAGE",
         "How much better a turn was than others: the estimator.",
@@ -1023,6 +1031,14 @@ class Settings(BaseModel):
         "HANABI_EXPLOIT_EVERY",
         "Steps between measurements of what a best responder wins, in small zero-sum games of "
         "OpenSpiel; 0: none.",
+        0,
+        ge=0,
+        affects=Affects.RECORD,
+    )
+    beliefs_every: int = trainer(
+        "HANABI_BELIEFS_EVERY",
+        "Steps between measurements of what players believe about hidden cards and should, on "
+        "boards with few decks (docs/beliefs.md); 0: none.",
         0,
         ge=0,
         affects=Affects.RECORD,
@@ -1203,6 +1219,10 @@ class Settings(BaseModel):
         """Return HANABI_REWARD_WEIGHT of a player that has a teacher."""
         return value_of(self.reward_weight, self.adapter_of(player), "HANABI_REWARD_WEIGHT")
 
+    def belief_weight_of(self, player: str) -> float:
+        """Return HANABI_BELIEF_WEIGHT of a player."""
+        return value_of(self.belief_weight, self.adapter_of(player), "HANABI_BELIEF_WEIGHT")
+
     def adapter_of(self, player: str) -> str:
         """Return the adapter that a player is in this run: its own, or that of all."""
         return SHARED_ADAPTER if self.adapters == SHARED_ADAPTER else player
@@ -1222,6 +1242,7 @@ class Settings(BaseModel):
             "HANABI_TEACHER_WEIGHT": self.teacher_weight,
             "HANABI_TEACHER_PLAYS": self.teacher_plays,
             "HANABI_REWARD_WEIGHT": self.reward_weight,
+            "HANABI_BELIEF_WEIGHT": self.belief_weight,
         }
 
     @property

@@ -2,6 +2,7 @@
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.per_player import entries
 from hanabi_grpo.training.estimators import (
     DISCOUNTED,
     ESTIMATORS,
@@ -39,6 +40,15 @@ def check_objective(settings: Settings) -> None:
     _check_token_filter(settings)
     _check_sequential(settings)
     _check_critic(settings)
+    _check_beliefs(settings)
+
+
+def _check_beliefs(settings: Settings) -> None:
+    if settings.thinking and any(entries(settings.belief_weight).values()):
+        raise SettingsError(
+            f"HANABI_BELIEF_WEIGHT={settings.belief_weight} with HANABI_THINKING=1: right answers "
+            "have no thoughts, so a player would learn to leave its own out; unset one."
+        )
 
 
 def _check_normalization(settings: Settings) -> None:

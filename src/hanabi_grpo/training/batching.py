@@ -18,6 +18,7 @@ import torch
 
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import clip, step_advantages, whiten
+from hanabi_grpo.training.belief_labels import BeliefLabels, num_belief_tokens
 from hanabi_grpo.training.estimators import (
     NOTHING_KNOWN,
     Estimator,
@@ -225,6 +226,7 @@ def build_micro_batches(
     parts: Sequence[int] | None = None,
     with_steps: bool = False,
     taught: Mapping[str, Teaching] | None = None,
+    beliefs: BeliefLabels | None = None,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
@@ -245,6 +247,7 @@ def build_micro_batches(
         parts: See `token_rows`. Every player has micro-batches of every part.
         with_steps: See `token_rows`.
         taught: How players with a teacher are taught, see `lessons`; None: nobody is.
+        beliefs: Makes rows of the belief loss; None: there is none.
     """
     if parts is None:
         parts = [WHOLE_STEP] * len(flatten_groups(groups))
@@ -277,10 +280,22 @@ def build_micro_batches(
                 trains_all=trained is all_tokens,
                 with_steps=with_steps,
             )
+        if beliefs is not None:
+            rows += beliefs.rows(
+                groups,
+                seat,
+                player,
+                trained_seats,
+                has_weights=unit != "token",
+                trains_all=trained is all_tokens,
+                with_steps=with_steps,
+                with_teacher=teacher_kl is not None,
+            )
         for part, num_games in sorted(games_of_part.items()):
             rows_of_part = [row for row in rows if parts[row.game] == part]
             num_reply_tokens = sum(row.num_trained for row in rows_of_part)
             num_lessons = num_lesson_tokens(rows_of_part)
+            num_answers = num_belief_tokens(rows_of_part)
             share_of_step = num_games / games_of_part.total()
             part_cut = replace(
                 cut,
@@ -299,6 +314,9 @@ def build_micro_batches(
                 batch.num_lesson_tokens = num_lessons
                 batch.teacher_weight = teaching.teacher
                 batch.reward_weight = teaching.reward
+                if num_answers and beliefs is not None:
+                    batch.num_belief_tokens = num_answers
+                    batch.belief_weight = beliefs.weights[player]
                 batches.append(batch)
     return batches
 

@@ -225,6 +225,10 @@ class FleetLink:
         """Return what a best responder wins against the pushed version; one server is asked."""
         return self._first_link.exploited(names, version)
 
+    def believed(self, names: tuple[str, ...], version: int) -> dict[str, float]:
+        """Return what players of the pushed version believe; one server is asked."""
+        return self._first_link.believed(names, version)
+
     def copy_log(self) -> None:
         """Append every server's new log lines to `server.log`, each with the server's name."""
         for link in self.links.values():

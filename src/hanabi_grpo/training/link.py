@@ -20,6 +20,7 @@ import torch
 from peft import PeftModel
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.beliefs import believed
 from hanabi_grpo.client.curves import (
     Curve,
     CurveSeats,
@@ -342,6 +343,18 @@ class ServerLink:
             return exploited(self.settings.setup(), seats, self.client)
 
         return self._reliably(ask, "the exploitability")
+
+    def believed(self, names: tuple[str, ...], version: int) -> dict[str, float]:
+        """Return what players of the pushed version believe about hidden cards, as metrics."""
+        seats = own_seats(self.settings.players, names, version, self.settings.swap_every)
+        limit = self.settings.max_completion_length
+        seed = request_seed(self.settings.seed, "beliefs", version)
+
+        def ask() -> dict[str, float]:
+            setup = self.settings.setup()
+            return believed(setup, seats, self.client, max_tokens=limit, sampling_seed=seed)
+
+        return self._reliably(ask, "the beliefs")
 
     def copy_log(self) -> None:
         """Append the server's new log lines to `server.log` in the run folder.

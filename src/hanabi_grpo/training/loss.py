@@ -4,7 +4,8 @@
     A_t = A_turn · u_t · g · q + b_t,    k_t = r_t − log r_t − 1
 
 With a teacher (HANABI_TEACHER) the cross-entropy of `lessons` is added, over tokens that it said;
-one that is a model adds to b_t.
+one that is a model adds to b_t. With HANABI_BELIEF_WEIGHT that of `belief_labels` is added, over
+right answers to questions about hidden cards.
 
 With HANABI_DUAL_CLIP=c the minimum is at least c A_t where A_t < 0: max(min(…), c A_t).
 
@@ -124,6 +125,10 @@ class PolicyLoss:
         # + w/M Σ over a teacher's tokens
         if batch.teacher_weight and batch.lesson_weights is not None:
             loss = loss + batch.teacher_weight * lesson_loss(logprobs, batch, num_processes)
+
+        # + w/M Σ over tokens of right answers
+        if batch.belief_weight and batch.belief_mask is not None:
+            loss = loss + batch.belief_weight * belief_loss(logprobs, batch, num_processes)
         num_tokens = mask.sum().clamp(min=1.0)
         means = {}
         for name, value in measured.items():
@@ -188,6 +193,20 @@ def lesson_loss(logprobs: torch.Tensor, batch: MicroBatch, num_processes: int = 
         raise ValueError(f"{batch.player}: a micro-batch without a teacher's tokens.")
     total = -(logprobs * batch.lesson_weights).sum()
     return total / (batch.num_lesson_tokens / num_processes)
+
+
+def belief_loss(logprobs: torch.Tensor, batch: MicroBatch, num_processes: int = 1) -> torch.Tensor:
+    """Return a micro-batch's part of −1/M Σ log π(a_t), see `belief_labels`.
+
+    Args:
+        logprobs: [rows, tokens] log π of the batch's tokens, in nats.
+        batch: With tokens of right answers.
+        num_processes: Their gradients are averaged, so each divides by its share of M.
+    """
+    if batch.belief_mask is None:
+        raise ValueError(f"{batch.player}: a micro-batch without right answers.")
+    total = -(logprobs * batch.belief_mask).sum()
+    return total / (batch.num_belief_tokens / num_processes)
 
 
 def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

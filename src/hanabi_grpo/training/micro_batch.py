@@ -4,8 +4,9 @@ A micro-batch holds trajectories of one player only, so one adapter computes all
 a token in the objective stays in columns of its own (advantage, loss weight, entropy bonus, game
 weight) until they meet in `loss.PolicyLoss`.
 
-A row may also end with what a teacher says in the place of a reply, see `lessons`. Its tokens are
-no reply's: nobody sampled them, so they have no logprobs to compare with and no advantage.
+A row may also end with what a teacher says in the place of a reply, see `lessons`, or with the
+right answer to a question about hidden cards, see `belief_labels`. Its tokens are no reply's:
+nobody sampled them, so they have no logprobs to compare with and no advantage.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,6 +49,8 @@ class TokenRow:
     """The weight of a teacher's token in the cross-entropy, 0 elsewhere; None: it teaches none."""
     lesson_chance: float = 1.0
     """How likely the teacher's reply is that the row ends with, among those of its turn."""
+    belief: list[bool] | None = None
+    """True on tokens of the right answer to a question, see `belief_labels`; None: none is."""
     game: int = NO_GAME
     """Number of the game in the step, the same for all its players and on every rank."""
 
@@ -55,9 +58,11 @@ class TokenRow:
     def num_computed(self) -> int:
         """Tokens up to the last one that is predicted, without it; what is behind is not computed.
 
-        The row has a reply's token or a teacher's.
+        The row has a reply's token, a teacher's, or one of an answer.
         """
-        predicted = self.mask if self.lesson is None else self.lesson
+        predicted: Sequence[float] = self.mask if self.lesson is None else self.lesson
+        if self.belief is not None:
+            predicted = self.belief
         return int(np.flatnonzero(predicted)[-1])
 
     @property
@@ -165,13 +170,24 @@ class MicroBatch:
     than the player who sampled it, in nats, see `lessons.teacher_gaps`; None: no model teaches."""
     reward_weight: float = 1.0
     """Weight of the advantages beside it (HANABI_REWARD_WEIGHT)."""
+    belief_mask: torch.Tensor | None = None
+    """[rows, tokens - 1] bool, True on tokens of right answers, see `belief_labels`; None: no row
+    of this rank has any."""
+    num_belief_tokens: int = 0
+    """Those of the player in the whole step, or in this part of it, over all micro-batches and
+    processes."""
+    belief_weight: float = 0.0
+    """Weight of their cross-entropy (HANABI_BELIEF_WEIGHT)."""
 
     @property
     def predicted_mask(self) -> torch.Tensor:
         """[rows, tokens - 1] bool, True where a logprob of the next token is computed."""
-        if self.lesson_weights is None:
-            return self.reply_mask
-        return self.reply_mask | (self.lesson_weights > 0)
+        predicted = self.reply_mask
+        if self.lesson_weights is not None:
+            predicted = predicted | (self.lesson_weights > 0)
+        if self.belief_mask is not None:
+            predicted = predicted | self.belief_mask
+        return predicted
 
     @property
     def trained_mask(self) -> torch.Tensor:
@@ -181,7 +197,7 @@ class MicroBatch:
     @property
     def has_data(self) -> bool:
         """Whether the player has a token in the loss on any rank."""
-        return self.num_reply_tokens > 0 or self.num_lesson_tokens > 0
+        return max(self.num_reply_tokens, self.num_lesson_tokens, self.num_belief_tokens) > 0
 
     @property
     def num_tokens(self) -> int:
@@ -252,6 +268,9 @@ def collate(
     lesson_chances = None
     if any(row.lesson_chance != 1 for row in rows):
         lesson_chances = torch.tensor([[row.lesson_chance] for row in rows], device=device)
+    belief_mask = None
+    if any(row.belief is not None for row in rows):
+        belief_mask = column((row.belief or [] for row in rows), False, torch.bool)[:, 1:]
     batch = MicroBatch(
         player=player,
         ids=ids,
@@ -268,6 +287,7 @@ def collate(
         teacher_gaps=teacher_gaps,
         lesson_weights=lesson_weights,
         lesson_chances=lesson_chances,
+        belief_mask=belief_mask,
     )
     if shares_prefixes:
         batch.tree = prefix_tree(ids, batch.predicted_mask)

@@ -38,6 +38,7 @@ from hanabi_grpo.training.batching import (
     all_tokens,
     build_micro_batches,
 )
+from hanabi_grpo.training.belief_labels import AskedTokens, belief_labels
 from hanabi_grpo.training.check_sample import check_rows
 from hanabi_grpo.training.checkpoint import (
     CheckpointSaver,
@@ -195,6 +196,8 @@ class RunParts:
     """Of HANABI_START_FROM, for the manifest of checkpoints."""
     tokenizers: Mapping[str, Any] = field(default_factory=dict)
     """Of each player whose base model is not player_0's, that of its base model."""
+    tokenizer: Any = None
+    """Of player_0's base model; only the belief loss encodes texts."""
 
 
 class TrainingRun:
@@ -288,6 +291,9 @@ class TrainingRun:
         self._step_started = time.perf_counter()
         self._step_losses: list[torch.Tensor] = []
         self._taught = TaughtTokens()
+        tokenizers = dict.fromkeys(player_names(settings.players), parts.tokenizer)
+        self._beliefs = belief_labels(settings, parts.setups, tokenizers | dict(parts.tokenizers))
+        self._asked = AskedTokens()
         self._log_ratios: list[Mapping[Hashable, float]] = []
         """In a sequential step, per earlier player its log ratio of each game, or of its steps."""
         self._updates_of_player = settings.updates_per_step
@@ -413,13 +419,16 @@ class TrainingRun:
             self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
 
     def _measure(self, version: int) -> dict[str, float]:
-        """Return what is due of exploitability and validation; the main process asks."""
+        """Return what is due of exploitability, beliefs and validation; the main process asks."""
         link = self._parts.link
         names = self._policy.adapter_names
         figures: dict[str, float] = {}
         exploit_every = self._settings.exploit_every
         if exploit_every and version % exploit_every == 0:
             figures |= link.exploited(names, version)
+        beliefs_every = self._settings.beliefs_every
+        if beliefs_every and version % beliefs_every == 0:
+            figures |= link.believed(names, version)
         if self._validation.is_due(version):
             results = link.validated(self._validation.curves, names, version)
             groups = {name: result.groups for name, result in results.items()}
@@ -562,6 +571,7 @@ class TrainingRun:
             ),
             with_steps=self._settings.sequential_factor == "step",
             taught=taught,
+            beliefs=self._beliefs,
         )
         # Of all own players: the baseline of one that rests in this step moves on.
         baselines = next_estimator_state(
@@ -770,6 +780,7 @@ class TrainingRun:
             self._check_gap(batch, logprobs, self.state.step)
         if update.is_first_pass:
             self._taught.add(batch, logprobs)
+            self._asked.add(batch, logprobs)
         return logprobs
 
     def loss(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
@@ -839,6 +850,7 @@ class TrainingRun:
         """Count the step, move the schedule, and hand the figures to the monitors."""
         norms = self._guard.norms.values()
         self._metrics.add(self._taught.take(gather_object))
+        self._metrics.add(self._asked.take(gather_object))
         self._metrics.add(
             {
                 "grad_norm": sum(norm**2 for norm in norms) ** 0.5,

@@ -128,6 +128,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
             end_id=self.processing_class.eos_token_id,
             token_text=text_of(self.processing_class),
             tokenizers=tokenizers,
+            tokenizer=self.processing_class,
             max_steps=self.args.max_steps,
             first_step=self.first_step,
             resume_folder=self.resume.checkpoint if self.resume is not None else None,

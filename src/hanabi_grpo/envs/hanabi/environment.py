@@ -24,6 +24,7 @@ from hanabi_grpo.envs.hanabi.prompts import (
     view_with,
 )
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
+from hanabi_grpo.envs.hanabi.prompts.questions import card_answer, own_card_questions
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
@@ -38,6 +39,7 @@ from hanabi_grpo.envs.hanabi.rules.symmetries import (
 )
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
 from hanabi_grpo.envs.people import Scene
+from hanabi_grpo.envs.questions import Question
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import IllegalActionError
 from hanabi_grpo.types import Episode
@@ -145,6 +147,23 @@ class HanabiGame(base.Game):
 
     def copy(self) -> "HanabiGame":
         return HanabiGame(self.config, self.table.copy(), self.relabelings)
+
+    def questions(self, player: int) -> tuple[Question, ...]:
+        """Ask for each own card."""
+        return own_card_questions(
+            self.view(player),
+            style=self.config.observation,
+            deductions=self.config.deductions,
+        )
+
+    def truths(self, player: int) -> tuple[str, ...]:
+        cards: Sequence[Card] = self.table.hands[player]
+        if self.relabelings:
+            cards = [self.relabelings[player].card(card) for card in cards]
+        style = self.config.observation
+        deductions = self.config.deductions
+        answers = [card_answer(card, style=style, deductions=deductions) for card in cards]
+        return tuple(answers)
 
     def hidden(self, player: int) -> Mapping[str, Any]:
         hidden_values: dict[str, Any] = {"own cards": self.table.hands[player]}

@@ -3,6 +3,7 @@
 A `Wording` says what the players of one game read and write.
 """
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,9 @@ from hanabi_grpo.envs.base import FORFEIT
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.openspiel.rules import Facts, facts, load
 from hanabi_grpo.envs.people import Scene, plain_choices, without_format
+from hanabi_grpo.envs.questions import Question
 from hanabi_grpo.envs.replies import last_choice
-from hanabi_grpo.types import MAX_PLAYERS, player_name
+from hanabi_grpo.types import ALL_STARTS, MAX_PLAYERS, player_name
 
 ROLES = ("first", "second")
 """Of two players who move in turn."""
@@ -102,6 +104,14 @@ class Wording(Protocol):
         if self.action_texts is None:
             return ()
         return self.action_texts[tuple(actions)]
+
+    def questions(self, config: Any, state: Any, player: int) -> tuple[Question, ...]:
+        """Return what the player can be asked about what it cannot see."""
+        return ()
+
+    def truths(self, config: Any, state: Any, player: int) -> tuple[str, ...]:
+        """Return the right answer to each of `questions`."""
+        return ()
 
     def legend(self, config: Any, player: int) -> str:
         """Return how a person in this seat reads the position; "" where it says itself."""
@@ -248,6 +258,12 @@ class OpenSpielGame(base.Game):
         other.__dict__.update(self.__dict__, state=self.state.clone())
         return other
 
+    def questions(self, player: int) -> tuple[Question, ...]:
+        return self.wording.questions(self.config, self.state, player)
+
+    def truths(self, player: int) -> tuple[str, ...]:
+        return self.wording.truths(self.config, self.state, player)
+
     def hidden(self, player: int) -> Mapping[str, Any]:
         """Return what the others know.
 
@@ -319,6 +335,21 @@ class OpenSpielGame(base.Game):
         return True
 
 
+def _numbered_outcomes(widths: Sequence[int], number: int) -> list[float]:
+    """Return the draws, from 0 to 1, of one of all ways in which chance can decide its events.
+
+    Args:
+        widths: Outcomes of each event, all equally likely.
+        number: Of the way, modulo their number.
+    """
+    draws = []
+    for width in widths:
+        number, outcome = divmod(number, width)
+        middle = outcome + 0.5
+        draws.append(middle / width)
+    return draws
+
+
 def _drawn_outcome(outcomes: Sequence[tuple[int, float]], number: float) -> int:
     """Return the outcome that a number from 0 to 1 falls on.
 
@@ -353,6 +384,7 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         policies: Mapping[str, Callable[[], base.Policy]],
         teachers: Sequence[str] = (),
         teacher_noise: float = 0.4,
+        chance_widths: Sequence[int] = (),
     ) -> None:
         """Make an environment; see `Environment` for what is not listed.
 
@@ -364,10 +396,13 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
             policies: Scripts by name.
             teachers: Names of the scripts that a tiny model imitates.
             teacher_noise: Share of random actions in the games that it imitates.
+            chance_widths: Outcomes of each chance event of a game, all equally likely, where they
+                are the same whatever the players do; (): not so, and starts are not numbered.
         """
         self.name = name
         self.wording = wording
         self.roles = tuple(roles)
+        self.chance_widths = tuple(chance_widths)
         self.presets = presets
         self.policies = policies
         # All others search or solve.
@@ -414,10 +449,18 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
             game_facts = facts(config.game())
             self._last_facts = (config, game_facts)
 
+        if split == ALL_STARTS and self.chance_widths:
+            outcomes = _numbered_outcomes(self.chance_widths, seed)
+            return OpenSpielGame(config, self.wording, outcomes.__getitem__, game_facts)
+
         def luck(number: int) -> float:
             return base.draw(self.name, split, seed, number, below=_GRAIN) / _GRAIN
 
         return OpenSpielGame(config, self.wording, luck, game_facts)
+
+    def num_starts(self, config: OpenSpielConfig) -> int | None:
+        """Return the number of ways in which chance can decide all its events."""
+        return math.prod(self.chance_widths) if self.chance_widths else None
 
     def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:
         """Return the chance events before the first action.

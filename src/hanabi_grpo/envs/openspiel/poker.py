@@ -13,10 +13,14 @@ from hanabi_grpo.envs.openspiel.game import (
     Wording,
 )
 from hanabi_grpo.envs.openspiel.policies import CFR_ITERATIONS, cfr
+from hanabi_grpo.envs.questions import Question
 
 RANKS = "JQK"
 _NUM_SUITS = 2
 """Suits of Leduc's deck; OpenSpiel numbers cards by rank, then by suit."""
+_KUHN_CHANCE = (3, 2)
+_LEDUC_CHANCE = (6, 5, 4)
+"""Outcomes of each card that is dealt."""
 _END = "End your reply with your action on a line of its own: {choices}."
 
 
@@ -42,6 +46,13 @@ class KuhnWording(Wording):
         for turn, action in enumerate(actions):
             sentences.append(f"The {ROLES[turn % 2]} player: {action}.")
         return " ".join(sentences)
+
+    def questions(self, config: OpenSpielConfig, state: Any, player: int) -> tuple[Question, ...]:
+        return (_others_card_question(config),)
+
+    def truths(self, config: OpenSpielConfig, state: Any, player: int) -> tuple[str, ...]:
+        cards, _ = _kuhn(state)
+        return (cards[1 - player],)
 
     def legal(self, config: OpenSpielConfig, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
         _, earlier = _kuhn(state)
@@ -90,6 +101,12 @@ class LeducWording(Wording):
             sentences += _round_sentences("Second round", position.second_round)
         return " ".join(sentences)
 
+    def questions(self, config: OpenSpielConfig, state: Any, player: int) -> tuple[Question, ...]:
+        return (_others_card_question(config),)
+
+    def truths(self, config: OpenSpielConfig, state: Any, player: int) -> tuple[str, ...]:
+        return (_leduc(state).cards[1 - player],)
+
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
         position = _leduc(state)
         first, second = position.cards
@@ -97,6 +114,19 @@ class LeducWording(Wording):
         if position.open_card:
             parts += [f"open {position.open_card}", *position.second_round]
         return " · ".join(parts)
+
+
+def _others_card_question(config: OpenSpielConfig) -> Question:
+    """Return the question for the other player's card.
+
+    In the compact style the cards stand in the place of the actions, so every word is known.
+    """
+    text = f" : {' '.join(RANKS)}"
+    if config.style == "full":
+        text = (
+            "\n\nDo not act yet. Which card does the other player hold? Reply with J, Q or K alone."
+        )
+    return Question(name="card", text=text, answers=tuple(RANKS))
 
 
 def _kuhn(state: Any) -> tuple[list[str], list[str]]:
@@ -175,6 +205,7 @@ KUHN_POKER = OpenSpiel(
     policies=_POLICIES,
     teachers=("cfr",),
     teacher_noise=_TEACHER_NOISE,
+    chance_widths=_KUHN_CHANCE,
 )
 LEDUC_POKER = OpenSpiel(
     "leduc_poker",
@@ -184,4 +215,5 @@ LEDUC_POKER = OpenSpiel(
     policies=_POLICIES,
     teachers=("cfr",),
     teacher_noise=_TEACHER_NOISE,
+    chance_widths=_LEDUC_CHANCE,
 )

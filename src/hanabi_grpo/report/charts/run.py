@@ -27,6 +27,7 @@ from hanabi_grpo.report.run_views.figures import EXPLOITABILITY, SCORE, phases, 
 from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.validation import TRAINING_CURVE, Validated, curves_of
 from hanabi_grpo.texts import visible
+from hanabi_grpo.types import MAX_PLAYERS, player_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +37,7 @@ SCORE_CHART = "score"
 PHASES_CHART = "phases"
 ALARMS_CHART = "alarms"
 VALIDATION_CHART = "validation"
+BELIEFS_CHART = "beliefs"
 PICTURES = (SCORE_CHART, PHASES_CHART, ALARMS_CHART)
 """Names of the charts that every run has."""
 _SCORE_COLOR = COLORS[0]
@@ -55,6 +57,12 @@ _PHASE_COLORS = {
     "recall": "#6a3d9a",
     "train": "#2e7d32",
 }
+_BELIEF_LINES = {
+    "belief_bits_rules": ("by the rules alone", ":"),
+    "belief_bits_exact": ("knowing its partner", "--"),
+    "belief_bits": ("as it says itself", "-"),
+}
+"""Metric of a player to its name and the style of its line, see HANABI_BELIEFS_EVERY."""
 _SHOWN_ERRORS = 2
 """Standard errors that an error bar reaches to each side."""
 
@@ -87,9 +95,13 @@ class RunPictures:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of this run's charts; several curves of validations have one of their own."""
-        has_several = len(curves_of(self.validations)) > 1
-        return (*PICTURES, VALIDATION_CHART) if has_several else PICTURES
+        """Names of this run's charts; several curves of validations have one, and beliefs."""
+        names: tuple[str, ...] = PICTURES
+        if len(curves_of(self.validations)) > 1:
+            names = (*names, VALIDATION_CHART)
+        if self._believers():
+            names = (*names, BELIEFS_CHART)
+        return names
 
     def draw(self, name: str) -> "Figure":
         """Return one of `names`.
@@ -103,6 +115,8 @@ class RunPictures:
             return self._draw_score_chart()
         if name == VALIDATION_CHART:
             return self._draw_validation_chart()
+        if name == BELIEFS_CHART:
+            return self._draw_beliefs_chart()
         return self._draw_phases_chart()
 
     def save_all(self, files: Mapping[str, Path]) -> dict[str, str]:
@@ -242,6 +256,35 @@ class RunPictures:
         if not setup.spec.has_common_score:
             return f"mean return of player_0, {least:g} to {greatest:g}"
         return f"mean score, {least:g} to {greatest:g}"
+
+    def _believers(self) -> list[str]:
+        """Return the players whose beliefs were measured."""
+        believers = []
+        for player in player_names(MAX_PLAYERS):
+            if series(self.rows, f"{player}/belief_bits_exact")[0]:
+                believers.append(player)
+        return believers
+
+    def _draw_beliefs_chart(self) -> "Figure":
+        """Draw how surprising each player finds hidden cards, in a panel of its own."""
+        believers = self._believers()
+        if not believers:
+            raise SettingsError("no beliefs were measured; HANABI_BELIEFS_EVERY does.")
+        figure = make_figure(4.9, 0.9 + 1.7 * len(believers))
+        panels = figure.subplots(len(believers), 1, sharex=True, squeeze=False)[:, 0]
+        for number, (axes, player) in enumerate(zip(panels, believers, strict=True)):
+            for metric, (label, style) in _BELIEF_LINES.items():
+                steps, values = series(self.rows, f"{player}/{metric}")
+                if steps:
+                    color = COLORS[number % len(COLORS)]
+                    axes.plot(steps, values, style, color=color, markersize=3, label=label)
+            axes.set_ylim(bottom=0)
+            axes.set_ylabel(f"{player}\nbits a card")
+            name_lines(axes)
+            tidy(axes)
+        panels[-1].set_xlabel("training step")
+        add_caption(figure, "Surprise at hidden cards at the players' turns; lower is better.")
+        return figure
 
     def _draw_validation_chart(self) -> "Figure":
         """Draw a panel for each curve of the validations, each with its own scale."""

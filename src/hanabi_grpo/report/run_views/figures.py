@@ -44,6 +44,12 @@ _PLAYER_TITLES = {
     "parity_scale": "sampler's adapter, times the trained one",
     "parity_temperature": "sampler's temperature, times the set one",
     "update_kept": "share of an update that 16 bits keep",
+    "belief_loss": "surprise at hidden cards in training, nats",
+    "belief_kl": "KL(exact belief to what it says), bits a card",
+    "belief_bits": "surprise at hidden cards, bits a card",
+    "belief_bits_exact": "the same, knowing its partner's policy",
+    "belief_bits_rules": "the same, by the rules alone",
+    "belief_answered": "share of answers that name a card",
     "parity_surprise": "surprise of sampled tokens, standard errors",
 }
 _HIDDEN_GROUPS = (

@@ -1,0 +1,406 @@
+"""What a player should believe about what it cannot see, exactly.
+
+A *world* is a start of the game that a player cannot tell from the real one, in Hanabi a deck.
+Given how the others play, Bayes' rule weighs it by the chance of what they have done:
+
+    P(world | what player i has seen)  ∝  P(world) · Π_t π_j(a_t | what player j sees in the world)
+
+over the turns t of the others j. All starts must be equally likely and few enough to be enumerated:
+1120 decks on Hanabi's boards of 2 colours and 2 ranks, 6 deals of Kuhn poker, 120 of Leduc. A
+player's own moves say nothing about what it cannot see, since it chose them without seeing it.
+
+By the rules alone, whatever the others' policies, every world counts alike. What the two posteriors
+differ by is what the others' conventions say.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from hanabi_grpo.envs.base import (
+    FORFEIT,
+    Game,
+    MixingPolicy,
+    Observation,
+    ScriptSeat,
+    Setup,
+)
+from hanabi_grpo.envs.draws import chances_of
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.types import ALL_STARTS, player_name
+
+MOST_STARTS = 2000
+"""Starts of a game that are enumerated at most."""
+
+Answers = tuple[str, ...]
+"""The answer to each of a player's questions, see `Game.truths`."""
+Belief = dict[Answers, float]
+"""How likely each combination of answers is; together 1."""
+Marginal = dict[str, float]
+"""How likely each answer to one question is."""
+Chances = Callable[[Sequence[Observation]], Sequence[Mapping[str, float]]]
+"""(what a player may look at, for each of several worlds) -> how likely each of its actions is."""
+
+
+class Shift(NamedTuple):
+    """How a move of another player changed what a player knows, as entropies in bits.
+
+    They are of all its answers together.
+    """
+
+    before: float
+    """Before the move."""
+    by_rules: float
+    """With what the move shows to everybody, whoever made it: what a hint touches, a card drawn."""
+    after: float
+    """With the chances of that move too."""
+
+
+@dataclass(slots=True)
+class World:
+    """A start that some player may take for the real one, as it stands now."""
+
+    game: Game
+    likelihoods: list[float]
+    """Per player the chance of what all others have done so far."""
+    views: tuple[int, ...]
+    """Per player the number of what it may know now."""
+
+
+class Tracker:
+    """The exact beliefs of all players in one game, move by move.
+
+    Example:
+        tracker = Tracker(setup, setup.environment.reset(setup.config, split="eval", seed=7))
+        [player] = tracker.game.to_act()
+        seen = tracker.observations(player)
+        chances = script_chances(setup, "iggi", player)
+        tracker.advance("Hint R", dict(zip(seen, chances(list(seen.values())))))
+        tracker.belief(1) == {("R1", "R2", "Y1"): 0.5, ("R1", "Y1", "Y1"): 0.5}
+    """
+
+    def __init__(self, setup: Setup[Any], game: Game) -> None:
+        """Start at the beginning of a game.
+
+        Args:
+            setup: What is played.
+            game: The real game before its first move; it is copied.
+
+        Raises:
+            SettingsError: See `check_setup`.
+        """
+        starts = _starts(setup)
+        self.num_players = setup.spec.num_players
+        self.game = game.copy()
+        self._numbers = _Numbers(starts.numbers)
+        self._views = self._numbers.views(self.game, self.num_players)
+        worlds = []
+        for number, views in enumerate(starts.views):
+            world = World(
+                game=starts.games[number], likelihoods=[1.0] * self.num_players, views=views
+            )
+            worlds.append(world)
+        self.worlds = self._reachable(worlds)
+        for world in self.worlds:
+            world.game = world.game.copy()
+        self._by_view = self._grouped()
+        for player, view in enumerate(self._views):
+            if view not in self._by_view[player]:
+                raise SettingsError(
+                    f"beliefs of {setup.env} {setup.spec.preset}: no numbered start looks like "
+                    "this one; the environment's num_starts leaves some out."
+                )
+
+    def mover(self) -> int | None:
+        """Return who is to act; None: the game is over.
+
+        Raises:
+            SettingsError: Several are, at the same time.
+        """
+        acting = self.game.to_act()
+        if len(acting) > 1:
+            raise SettingsError(
+                "beliefs: players of this game act at the same time; they are computed for games "
+                "whose players take turns."
+            )
+        return acting[0] if acting else None
+
+    def observations(self, player: int) -> dict[int, Observation]:
+        """Return what the mover may be looking at, by its number, over all worlds."""
+        seen = {}
+        for view, [world, *_] in self._by_view[player].items():
+            seen[view] = Observation(world.game, player, window=1)
+        return seen
+
+    def advance(self, action: str, chances: Mapping[int, Mapping[str, float]]) -> dict[int, Shift]:
+        """Make the mover's move in the game and in all worlds.
+
+        Args:
+            action: The move, as the game words it.
+            chances: By number of `observations` how likely the mover makes each move.
+
+        Returns:
+            By player who did not move what it learned; empty once the game is over.
+
+        Raises:
+            SettingsError: By these chances the mover never makes this move, where it made it.
+        """
+        mover = self.mover()
+        assert mover is not None
+        if action == FORFEIT:
+            # It ends the game, so nobody can learn from it.
+            self.game.step({mover: action})
+            return {}
+        if not chances[self._views[mover]].get(action, 0.0) > 0:
+            raise SettingsError(
+                f"beliefs: {player_name(mover)} made the move {action!r}, which its policy never "
+                "makes there. Were the games played by other policies?"
+            )
+        others = [player for player in range(self.num_players) if player != mover]
+        before = {player: entropy(self.belief(player)) for player in others}
+        self.game.step({mover: action})
+        if not self.game.to_act():
+            return {}
+        moved = []
+        earlier: list[list[float]] = []
+        for world in self.worlds:
+            chance = chances[world.views[mover]].get(action, 0.0)
+            legal = world.game.legal(mover)
+            if legal is None or action not in legal:
+                continue
+            world.game.step({mover: action})
+            world.views = self._numbers.views(world.game, self.num_players)
+            earlier.append(list(world.likelihoods))
+            for player in others:
+                world.likelihoods[player] *= chance
+            moved.append(world)
+        self._views = self._numbers.views(self.game, self.num_players)
+        shifts = {}
+        for player in others:
+            worlds = []
+            likelihoods = []
+            for world, of_players in zip(moved, earlier, strict=True):
+                if world.views[player] == self._views[player]:
+                    worlds.append(world)
+                    likelihoods.append(of_players[player])
+            shifts[player] = Shift(
+                before=before[player],
+                by_rules=entropy(_belief(worlds, likelihoods, player)),
+                after=entropy(_belief_of(worlds, player)),
+            )
+        self.worlds = self._reachable(moved)
+        self._by_view = self._grouped()
+        return shifts
+
+    def belief(self, player: int, *, by_rules: bool = False) -> Belief:
+        """Return what a player should believe now.
+
+        Args:
+            player: Number of the player.
+            by_rules: Whether it knows the rules alone, and not how the others play.
+        """
+        worlds = self._by_view[player][self._views[player]]
+        if by_rules:
+            return _belief(worlds, [1.0] * len(worlds), player)
+        return _belief_of(worlds, player)
+
+    def others_marginals(self, player: int, other: int) -> list[Marginal]:
+        """Return what a player should expect another one to believe: second order.
+
+        That is the mean of the other's beliefs over the player's own posterior, since the player
+        does not see all that the other sees.
+
+        Args:
+            player: Number of the player.
+            other: Number of the other one.
+
+        Returns:
+            Per question of the other one how likely it finds each answer.
+        """
+        worlds = self._by_view[player][self._views[player]]
+        total = math.fsum(world.likelihoods[player] for world in worlds)
+        shares: dict[int, float] = {}
+        for world in worlds:
+            view = world.views[other]
+            shares[view] = shares.get(view, 0.0) + world.likelihoods[player] / total
+        expected: list[Marginal] = []
+        for view, share in shares.items():
+            if not share:
+                continue
+            of_view = marginals(_belief_of(self._by_view[other][view], other))
+            expected = expected or [{} for _ in of_view]
+            for sums, marginal in zip(expected, of_view, strict=True):
+                for answer, chance in marginal.items():
+                    sums[answer] = sums.get(answer, 0.0) + share * chance
+        return expected
+
+    def _grouped(self) -> list[dict[int, list[World]]]:
+        """Return per player the worlds by what it may know in them."""
+        by_view: list[dict[int, list[World]]] = [{} for _ in range(self.num_players)]
+        for world in self.worlds:
+            for player, view in enumerate(world.views):
+                by_view[player].setdefault(view, []).append(world)
+        return by_view
+
+    def _reachable(self, worlds: list[World]) -> list[World]:
+        """Return the worlds that some player, in a world that another takes for real, considers."""
+        considered: list[set[int]] = [set() for _ in range(self.num_players)]
+        for world in worlds:
+            if any(map(operator.eq, world.views, self._views)):
+                for player, view in enumerate(world.views):
+                    considered[player].add(view)
+        kept = []
+        for world in worlds:
+            if any(map(operator.contains, considered, world.views)):
+                kept.append(world)
+        return kept
+
+
+def check_setup(setup: Setup[Any]) -> int:
+    """Return how many starts a game has whose beliefs can be computed.
+
+    Raises:
+        SettingsError: There are too many, they are not numbered, or players can be asked nothing.
+    """
+    what = f"beliefs of {setup.env} {setup.spec.preset}"
+    num_starts = setup.environment.num_starts(setup.config)
+    if num_starts is None or num_starts > MOST_STARTS:
+        count = "its starts are not numbered"
+        if num_starts is not None:
+            count = f"it has {num_starts:.3g} starts"
+        raise SettingsError(
+            f"{what}: {count}; they are computed over all starts, of which there may be "
+            f"{MOST_STARTS}. Choose a board of 2 colours and 2 ranks such as laptop, kuhn_poker or "
+            "leduc_poker."
+        )
+    if getattr(setup.config, "other_play", False):
+        raise SettingsError(
+            f"{what}: with HANABI_OTHER_PLAY=1 players do not know how the others see the colours; "
+            "unset it to measure them."
+        )
+    if setup.spec.bad_reply == "skip":
+        raise SettingsError(
+            f"{what}: a bad reply loses a turn, and the chance of that is not computed; choose "
+            "another game."
+        )
+    if setup.tools:
+        raise SettingsError(f"{what}: players of this game call tools; set HANABI_TOOLS=none.")
+    game = setup.environment.reset(setup.config, split=ALL_STARTS, seed=0)
+    if not any(game.questions(player) for player in range(setup.spec.num_players)):
+        raise SettingsError(f"{what}: its players can be asked nothing.")
+    return num_starts
+
+
+def script_chances(setup: Setup[Any], name: str, player: int) -> Chances:
+    """Return the chances of a script's moves.
+
+    Args:
+        setup: What is played.
+        name: Name of the script.
+        player: Its seat.
+
+    Raises:
+        SettingsError: It searches or remembers what it saw, so that its chances are not known.
+    """
+    policy = setup.environment.policies[name]()
+    if isinstance(policy, MixingPolicy):
+        by_view = policy.chances
+        return lambda observations: [by_view(seen) for seen in observations]
+    # A seat of a function has no memory, so one seat serves all worlds.
+    seat = policy.seat(player, task=setup.task(ALL_STARTS, 0), game=0)
+    if not isinstance(seat, ScriptSeat):
+        raise _unknown_chances(name)
+    choose = seat.choose
+
+    def chances(observations: Sequence[Observation]) -> list[dict[str, float]]:
+        try:
+            return [chances_of(partial(choose, seen)) for seen in observations]
+        except NotImplementedError as error:
+            raise _unknown_chances(name) from error
+
+    start = setup.environment.reset(setup.config, split=ALL_STARTS, seed=0)
+    if player in start.to_act():
+        chances([Observation(start, player, window=1)])
+    return chances
+
+
+def _unknown_chances(name: str) -> SettingsError:
+    return SettingsError(
+        f"beliefs beside {name}: the chances of its moves are not known, because it searches or "
+        "remembers; choose random, a rule bot such as hint-bot or iggi, best-response, or a model."
+    )
+
+
+def marginals(belief: Belief) -> list[Marginal]:
+    """Return for each question how likely each answer is."""
+    totals: list[Marginal] = [{} for _ in next(iter(belief), ())]
+    for answers, chance in belief.items():
+        for total, answer in zip(totals, answers, strict=True):
+            total[answer] = total.get(answer, 0.0) + chance
+    return totals
+
+
+def entropy(belief: Mapping[Any, float]) -> float:
+    """Return −Σ p log2 p, in bits."""
+    return math.fsum(-chance * math.log2(chance) for chance in belief.values() if chance > 0)
+
+
+class _Numbers:
+    """Numbers what players may know: equal views have the same number, and compare fast."""
+
+    def __init__(self, numbers: Mapping[Hashable, int] | None = None) -> None:
+        self.numbers: dict[Hashable, int] = dict(numbers or {})
+
+    def views(self, game: Game, num_players: int) -> tuple[int, ...]:
+        """Return per player the number of what it may know."""
+        numbers = []
+        for player in range(num_players):
+            numbers.append(self.numbers.setdefault(game.view(player), len(self.numbers)))
+        return tuple(numbers)
+
+
+class _Starts(NamedTuple):
+    """All starts of a game."""
+
+    games: tuple[Game, ...]
+    views: tuple[tuple[int, ...], ...]
+    """Per start and player the number of what it may know."""
+    numbers: Mapping[Hashable, int]
+    """See `_Numbers`."""
+
+
+@functools.lru_cache(maxsize=8)
+def _starts(setup: Setup[Any]) -> _Starts:
+    numbers = _Numbers()
+    games = []
+    views = []
+    for number in range(check_setup(setup)):
+        game = setup.environment.reset(setup.config, split=ALL_STARTS, seed=number)
+        games.append(game)
+        views.append(numbers.views(game, setup.spec.num_players))
+    return _Starts(tuple(games), tuple(views), numbers.numbers)
+
+
+def _belief_of(worlds: Sequence[World], player: int) -> Belief:
+    """Return what a player should believe that takes these worlds for possible."""
+    return _belief(worlds, [world.likelihoods[player] for world in worlds], player)
+
+
+def _belief(worlds: Sequence[World], likelihoods: Sequence[float], player: int) -> Belief:
+    """Return how likely each combination of a player's answers is.
+
+    Args:
+        worlds: Those that the player takes for possible.
+        likelihoods: Of each of them.
+        player: Number of the player.
+    """
+    total = math.fsum(likelihoods)
+    belief: Belief = {}
+    for world, likelihood in zip(worlds, likelihoods, strict=True):
+        answers = tuple(world.game.truths(player))
+        belief[answers] = belief.get(answers, 0.0) + likelihood / total
+    return belief
