@@ -37,6 +37,7 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings import load as load_module
+from hanabi_grpo.settings.pass_through import Terminal
 
 RUNNER = CliRunner()
 LAPTOP = setup(
@@ -431,7 +432,7 @@ def test_a_slice_that_vllm_takes_for_a_gpu_that_is_not_there_fails_before_the_en
 ) -> None:
     (tmp_path / "listing").write_text(LISTING)
     write_nvidia_smi(tmp_path, f'[ "$1" = -L ] && cat {tmp_path}/listing')
-    gpus_of = {"server": server.split(","), "trainer": [trainer]}
+    gpus_of: dict[Terminal, list[str]] = {"server": server.split(","), "trainer": [trainer]}
     path = f"{tmp_path}:/usr/bin:/bin"
     check = only(list(check_slices(gpus_of, path)))
     assert (check.status, check.name) == (status, "mig slices")
@@ -443,7 +444,8 @@ def test_a_slice_that_vllm_takes_for_a_gpu_that_is_not_there_fails_before_the_en
 
 def test_slices_are_looked_for_where_a_terminal_names_one(tmp_path: Path) -> None:
     path = str(tmp_path)
-    assert list(check_slices({"server": ["0", "GPU-5d5ba0d6"], "trainer": ["1"]}, path)) == []
+    gpus_of: dict[Terminal, list[str]] = {"server": ["0", "GPU-5d5ba0d6"], "trainer": ["1"]}
+    assert list(check_slices(gpus_of, path)) == []
     check = only(list(check_slices({"server": ["MIG-a"]}, path)))
     assert (check.status, check.finding) == ("skip", "nvidia-smi is not installed")
 

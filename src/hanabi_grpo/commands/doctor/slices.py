@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.settings.pass_through import Terminal
 
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
@@ -82,11 +83,13 @@ def _read_listing(path: str | None) -> Listing | str:
     return parse_listing(answer.stdout)
 
 
-def check_slices(gpus_of: Mapping[str, Sequence[str]], path: str | None = None) -> Iterator[Check]:
+def check_slices(
+    gpus_of: Mapping[Terminal, Sequence[str]], path: str | None = None
+) -> Iterator[Check]:
     """Check the slices that terminals name; nothing where they name none.
 
     Args:
-        gpus_of: By terminal, "server" or "trainer", the GPUs that it takes: numbers or UUIDs.
+        gpus_of: By terminal the GPUs that it takes: numbers or UUIDs.
         path: The PATH on which nvidia-smi is looked for; None: that of this process.
     """
     wanted = {}
@@ -111,7 +114,7 @@ def check_slices(gpus_of: Mapping[str, Sequence[str]], path: str | None = None) 
         yield ok("mig slices", ", ".join(places))
 
 
-def _check_terminal(terminal: str, names: Sequence[str], listing: Listing) -> Check:
+def _check_terminal(terminal: Terminal, names: Sequence[str], listing: Listing) -> Check:
     """Check the slices of one terminal: one, of this machine, and one that vLLM can use."""
     variable = f"CUDA_VISIBLE_DEVICES_{terminal.upper()}"
     set_variable = f"nvidia-smi -L\nexport {variable}="
