@@ -15,10 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from gpu.look import engine_library
+from gpu.pack import ENGINE_FOR_CUDA, LEFT_OUT, matches_any
 from gpu.random_model import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +30,14 @@ MODEL = "qwen3-4b"
 """A key of `random_model.ARCHITECTURES`; its weights are a file without content."""
 STUB_GPUS = "STUB_GPUS"
 """How many GPUs the stub of NVML lists."""
-_CASE_SECONDS = 120
-"""Limit of one process."""
+_SECONDS = 900
+"""Limit of a process on a busy machine."""
+_IMPORTS = "imports"
+_PACKED = "imports of what pack.py packs"
+_ANSWER = "answer: "
+"""Begins a line for the process that reads it; libraries print others."""
+_NO_TOOLKIT = "/nonexistent"
+"""Where no nvcc is, whatever this machine has on its PATH; see `engine.nvcc_release`."""
 _PLAYERS = 2
 _GUESTS = 4
 """Slots for guest adapters, `engine.NUM_PARTNERS`."""
@@ -51,6 +61,26 @@ MODULES = (
     "vllm.v1.executor.multiproc_executor",
 )
 """What an engine imports on a GPU and never on a CPU, with what both import."""
+KEPT_LIBRARIES = (
+    "vllm/_C_stable_libtorch.abi3.so",
+    "vllm/cumem_allocator.abi3.so",
+    "vllm/fs_io_C.abi3.so",
+    "vllm/spinloop.abi3.so",
+    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
+)
+"""vLLM's compiled libraries that `pack.py` does not leave out."""
+LEFT_AWAY = (
+    "fastsafetensors",
+    "flashinfer",
+    "humming",
+    "instanttensor",
+    "nvtx",
+    "quack",
+    "tilelang",
+)
+"""Packages that the engine needs by its metadata, and a dense model on Hopper does without.
+
+A machine that gets its packages in parts (`pack.py`) need not have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +124,16 @@ class Case:
     tensor_parallel: int = 1
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to the profile."""
+    options: tuple[str, ...] = ()
+    """vLLM's own, as typed behind the server's script."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Configured` that are other than by default."""
     error: str = ""
     """The exception that is expected instead of a configuration."""
 
     def expected(self) -> Configured:
         """Return the configuration that this machine must get."""
-        return Configured(
+        default = Configured(
             data_parallel=self.data_parallel,
             tensor_parallel=self.tensor_parallel,
             balanced_inside=True,
@@ -125,6 +159,7 @@ class Case:
             largest_graph=512,
             flashinfer=(),
         )
+        return replace(default, **self.changes)
 
 
 def _slice(number: int) -> dict[str, str]:
@@ -148,6 +183,21 @@ CASES = (
         tensor_parallel=4,
         settings={"VLLM_TENSOR_PARALLEL_SIZE": "4", "VLLM_DATA_PARALLEL_SIZE": "1"},
     ),
+    Case(
+        name="8 GPUs, options of vLLM",
+        gpus=8,
+        profile="gpu-8",
+        data_parallel=4,
+        settings={"HANABI_MAX_NUM_SEQS": "64", "HANABI_DTYPE": "float32"},
+        options=("--max-num-batched-tokens", "4096"),
+        # float32 is for another kernel of attention, since FlashAttention takes 16 bits only.
+        changes={
+            "batched_tokens": 4096,
+            "graph_sizes": 19,
+            "largest_graph": 128,
+            "attention": "TRITON_ATTN",
+        },
+    ),
     Case(name="MIG, first slice of its GPU", gpus=1, profile="mig", settings=_slice(0)),
     Case(
         name="MIG, second slice of its GPU",
@@ -157,6 +207,8 @@ CASES = (
         # vLLM 0.32 asks NVML for a GPU with the slice's number; the doctor fails first.
         error="NVMLError_InvalidArgument",
     ),
+    # Where there is such a GPU, the doctor warns.
+    Case(name="MIG, second slice, 2 GPUs", gpus=2, profile="mig", settings=_slice(1)),
 )
 
 
@@ -208,7 +260,7 @@ def configure(case: Case, model: str) -> Configured:
     """Return the engine's configuration on a machine, made as the server makes it.
 
     Args:
-        case: The machine; the stubs must be on LD_LIBRARY_PATH.
+        case: The machine; the stubs must be on LD_LIBRARY_PATH, and `prepare_environment` done.
         model: A model folder.
     """
     profile = str(ROOT / "tools" / "profiles" / f"{case.profile}.env")
@@ -217,7 +269,6 @@ def configure(case: Case, model: str) -> Configured:
 
     from hanabi_grpo.commands.console import set_environ
     from hanabi_grpo.server.adapter_files import linear_shapes
-    from hanabi_grpo.server.assembly import prepare_environment
     from hanabi_grpo.server.engine import engine_args, engine_options
     from hanabi_grpo.settings import load_settings
 
@@ -228,16 +279,20 @@ def configure(case: Case, model: str) -> Configured:
     set_environ(loaded, "server")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     _pretend(len(visible))
-    prepare_environment(on_cpu=False)
+
+    from vllm.platforms import current_platform
+
+    # Imports before the fork have asked the first GPU of another machine.
+    current_platform.get_device_capability.cache_clear()
     options = engine_options(settings, model, linear_shapes(Path(model)))
-    return _configured(engine_args(options).create_engine_config())
+    return _configured(engine_args(options, case.options).create_engine_config())
 
 
 def _configured(config: Any) -> Configured:
     """Return what is compared of vLLM's configuration."""
     parallel = config.parallel_config
     compilation = config.compilation_config
-    sizes = compilation.cudagraph_capture_sizes
+    sizes = compilation.cudagraph_capture_sizes or []
     graphs = compilation.cudagraph_mode.name
     if compilation.cudagraph_specialize_lora:
         graphs += ", with and without adapters"
@@ -263,7 +318,7 @@ def _configured(config: Any) -> Configured:
         max_loras=config.lora_config.max_loras,
         graphs=graphs,
         graph_sizes=len(sizes),
-        largest_graph=max(sizes),
+        largest_graph=max(sizes, default=0),
         flashinfer=tuple(flashinfer),
     )
 
@@ -278,10 +333,54 @@ def _attention(config: Any) -> str:
         return get_attn_backend(model.get_head_size(), model.dtype, "auto").get_name()
 
 
-def import_all() -> dict[str, str]:
-    """Return the modules of `MODULES` that cannot be imported, with the reason."""
-    _pretend(1)
+def _hide_what_is_not_packed() -> None:
+    """Make `LEFT_AWAY` and what `pack.py` leaves out look as if they were not installed."""
+    site = str(metadata.distribution(ENGINE_FOR_CUDA).locate_file("")) + os.sep
+
+    class Finder(PathFinder):
+        @classmethod
+        def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+            if fullname.partition(".")[0] in LEFT_AWAY:
+                return None
+            spec = super().find_spec(fullname, path, target)
+            file = (spec and spec.origin) or ""
+            if file.startswith(site) and matches_any(file.removeprefix(site), LEFT_OUT):
+                return None
+            return spec
+
+    sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+
+
+def _compare_with_the_wheel() -> dict[str, str]:
+    """Return what `look.py` and `pack.py` say of vLLM's files and is not so."""
+    problems = {}
+    library = engine_library()
+    if library != "ok":
+        problems["look.py"] = f"it would say of a healthy machine: {library}"
+    files = [str(path) for path in metadata.files(ENGINE_FOR_CUDA) or ()]
+    for pattern in LEFT_OUT:
+        is_of_vllm = pattern.startswith("vllm/")
+        if is_of_vllm and not any(matches_any(file, [pattern]) for file in files):
+            problems[f"LEFT_OUT of pack.py, {pattern}"] = "matches no file of the wheel"
+    libraries = [file for file in files if ".so" in Path(file).suffixes]
+    kept = sorted(file for file in libraries if not matches_any(file, LEFT_OUT))
+    if kept != sorted(KEPT_LIBRARIES):
+        problems["pack.py"] = f"packs {kept}, expected are {sorted(KEPT_LIBRARIES)}"
+    return problems
+
+
+def import_all(*, packed: bool) -> dict[str, str]:
+    """Return the modules of `MODULES` that cannot be imported, with the reason.
+
+    Args:
+        packed: As on a machine that gets its packages in parts; what `look.py` and `pack.py` say of
+            the wheel is compared with it, too.
+    """
     failed = {}
+    if packed:
+        failed |= _compare_with_the_wheel()
+        _hide_what_is_not_packed()
+    _pretend(1)
     for name in MODULES:
         try:
             importlib.import_module(name)
@@ -315,35 +414,99 @@ class Result:
     seconds: float
 
 
-def _in_a_process(*arguments: str) -> "tuple[subprocess.CompletedProcess[str], float]":
+def _configure_apart(case: Case, model: str) -> dict[str, Any]:
+    """Return the configuration of a case as JSON has it, or the error, from a process of its own.
+
+    It begins with what was imported here.
+    """
     began = time.monotonic()
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.close(reader)
+        try:
+            answer = {"configured": asdict(configure(case, model))}
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with os.fdopen(writer, "w") as file:
+            json.dump(answer, file)
+        # No clean-up of what belongs to the other process.
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    os.waitpid(process, 0)
+    answer = json.loads(text) if text else {"error": "the process died without an answer"}
+    return {**answer, "name": case.name, "seconds": time.monotonic() - began}
+
+
+def check_all(model: str) -> None:
+    """Import all modules, configure all cases, and print an answer of JSON for each.
+
+    Each case has a process, which begins with what was imported here.
+
+    Args:
+        model: A model folder.
+    """
+    from hanabi_grpo.server.assembly import prepare_environment
+
+    began = time.monotonic()
+    os.environ["CUDA_HOME"] = _NO_TOOLKIT
+    prepare_environment(on_cpu=False)
+    failed = import_all(packed=False)
+    _print_answer({"name": _IMPORTS, "failed": failed, "seconds": time.monotonic() - began})
+    for case in CASES:
+        _print_answer(_configure_apart(case, model))
+
+
+def check_packed() -> None:
+    """Import all modules as on a machine that gets its packages in parts; print the answer."""
+    began = time.monotonic()
+    failed = import_all(packed=True)
+    _print_answer({"name": _PACKED, "failed": failed, "seconds": time.monotonic() - began})
+
+
+def _print_answer(answer: Mapping[str, Any]) -> None:
+    print(_ANSWER + json.dumps(answer), flush=True)
+
+
+def _answers(*arguments: str) -> dict[str, dict[str, Any]]:
+    """Return what a process of this file answers, by the name of each check.
+
+    Raises:
+        RuntimeError: It ends otherwise than with exit code 0.
+    """
     process = subprocess.run(
         [sys.executable, "-m", "gpu.cuda_packages", *arguments],
         capture_output=True,
         text=True,
-        timeout=_CASE_SECONDS,
+        timeout=_SECONDS,
         check=False,
     )
-    return process, time.monotonic() - began
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}: {process.stderr[-3000:]}")
+    answers = {}
+    for line in process.stdout.splitlines():
+        if line.startswith(_ANSWER):
+            answer = json.loads(line.removeprefix(_ANSWER))
+            answers[answer["name"]] = answer
+    return answers
 
 
-def _check_case(case: Case, model: str) -> Result:
-    process, seconds = _in_a_process("--case", case.name, model)
-    last_line = process.stderr.strip().rpartition("\n")[2]
+def _judge_case(case: Case, answer: Mapping[str, Any]) -> Result:
+    seconds = answer["seconds"]
+    error = answer.get("error", "")
     if case.error:
-        is_as_known = process.returncode != 0 and case.error in last_line
-        problem = f"{case.error} was expected; exit code {process.returncode}, {last_line}"
+        problem = f"{case.error} was expected, it is {error or answer.get('configured')}"
         return Result(
             name=case.name,
             summary=f"{case.error}, as known",
-            problems=[] if is_as_known else [problem],
+            problems=[] if error.startswith(case.error) else [problem],
             seconds=seconds,
         )
-    if process.returncode:
-        return Result(
-            name=case.name, summary="", problems=[process.stderr[-3000:]], seconds=seconds
-        )
-    actual = json.loads(process.stdout.splitlines()[-1])
+    if error:
+        return Result(name=case.name, summary="", problems=[error], seconds=seconds)
+    actual = answer["configured"]
     summary = (
         f"DP {actual['data_parallel']} × TP {actual['tensor_parallel']}, "
         f"{actual['batched_tokens']} batched tokens, "
@@ -355,33 +518,31 @@ def _check_case(case: Case, model: str) -> Result:
     return Result(name=case.name, summary=summary, problems=problems, seconds=seconds)
 
 
-def _check_imports() -> Result:
-    process, seconds = _in_a_process("--imports")
-    problems = [process.stderr[-3000:]]
-    if process.returncode == 0:
-        failed = json.loads(process.stdout.splitlines()[-1])
-        problems = [f"{name}: {reason}" for name, reason in failed.items()]
-    summary = f"{len(MODULES)} modules: worker, runner V2, FlashAttention, LoRA kernels, warm-up"
-    return Result(name="imports", summary=summary, problems=problems, seconds=seconds)
+def _judge_imports(name: str, answer: Mapping[str, Any]) -> Result:
+    return Result(
+        name=name,
+        summary=f"{len(MODULES)} modules: worker, runner V2, FlashAttention, LoRA kernels, warm-up",
+        problems=[f"{module}: {reason}" for module, reason in answer["failed"].items()],
+        seconds=answer["seconds"],
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all checks, or one for the process that does so; return the exit code."""
-    if arguments[0] == "--imports":
-        print(json.dumps(import_all()))
+    """Run all checks, or some for the process that does so; return the exit code."""
+    if arguments[0] == _PACKED:
+        check_packed()
         return 0
-    if arguments[0] == "--case":
-        _, name, model = arguments
-        [case] = [case for case in CASES if case.name == name]
-        print(json.dumps(asdict(configure(case, model))))
+    if arguments[0] == _IMPORTS:
+        check_all(arguments[1])
         return 0
     folder = Path(arguments[0])
     if not (folder / "model.safetensors").is_file():
         save_sparse_model(MODEL, folder)
-    results = [_check_imports()]
+    answers = _answers(_IMPORTS, str(folder)) | _answers(_PACKED)
+    results = [_judge_imports(name, answers[name]) for name in (_IMPORTS, _PACKED)]
     for case in CASES:
-        results.append(_check_case(case, str(folder)))
-    print("| machine | what the engine is configured to | seconds | |\n|---|---|---|---|")
+        results.append(_judge_case(case, answers[case.name]))
+    print("| check | what it found | seconds | |\n|---|---|---|---|")
     for result in results:
         verdict = "differs" if result.problems else "ok"
         print(f"| {result.name} | {result.summary} | {result.seconds:.0f} | {verdict} |")
