@@ -47,6 +47,23 @@ check_driver() {
     fi
 }
 
+# Asked of torch itself, because the driver's number does not tell whether cuda-compat is there and found. Whoever sets
+# SETUP_EXTRA may be on another machine than the one that runs.
+check_cuda() {
+    local answer
+    if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+        return 0
+    fi
+    if answer=$(.venv/bin/python -c "import torch; torch.cuda.init()" 2>&1); then
+        echo "set-up: torch can use the GPUs"
+        return 0
+    fi
+    echo "set-up: torch is installed and cannot use the GPUs of this machine. It says: $(sed -n '$p' <<<"$answer")" >&2
+    echo "set-up: where it speaks of the driver, update it to 580 or newer; or, on GPUs for data centres, install" \
+        "cuda-compat-13-0 and put its folder on LD_LIBRARY_PATH in both terminals. Then run this again." >&2
+    [ -n "${SETUP_EXTRA:-}" ]
+}
+
 # Said at once, not after uv has looked for it on the network. A path or another name is uv's business.
 check_python() {
     if [[ ${UV_PYTHON:-} =~ ^(cpython[-@]?|python)?3\.([0-9]+) ]]; then
@@ -194,5 +211,6 @@ if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ] &&
     echo "set-up: torch is a CUDA build, since no folder has a CPU wheel for this Python: gigabytes that nothing here uses." \
         "For another Python: rm -rf .venv && UV_PYTHON=3.11 bash tools/setup.sh" >&2
 fi
+if [ "$extra" = serve ]; then check_cuda; fi
 echo "$wanted" >"$stamp"
 echo "set-up: done"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 PLAN_VARIABLE = "SCRIPTED"
 """The environment variable that carries a plan, as JSON."""
+PLANTED_RANK = 2
+"""Number of the process on which a fault of one process is planted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,14 @@ class Plan:
     """Numbers of the checkpoints that cannot be written, counted from 1."""
     any_vocabulary: bool = False
     """The model's tokenizer need not know the environment's words."""
+    rows: tuple[tuple[int, ...], ...] = ()
+    """By step, how many of its episodes each player has turns in, by its index; (): in all."""
+    wrong_logprobs: PlayerSteps | None = None
+    """On rank `PLANTED_RANK` alone, the trainer's logprobs of this player are off by a nat."""
+    broken: tuple[int, ...] = ()
+    """Steps in which rank `PLANTED_RANK` alone raises an error that nobody foresaw."""
+    counts: str | None = None
+    """Folder of rank-0.json, …: how many passes through the model each rank has made."""
     plain: bool = False
     """ms-swift's own forward pass over all tokens and PEFT's own layers are used."""
     seconds: float = 0.2
@@ -54,7 +64,7 @@ class Plan:
 def read_plan() -> Plan:
     """Return the plan of this process, from its environment."""
     fields = json.loads(os.environ.get(PLAN_VARIABLE, "{}"))
-    for name in ("absent", "nan_loss"):
+    for name in ("absent", "nan_loss", "wrong_logprobs"):
         if fields.get(name) is not None:
             fields[name] = PlayerSteps(**fields[name])
     return Plan(**fields)

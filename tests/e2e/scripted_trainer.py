@@ -6,8 +6,11 @@ the same steps have the same data. What goes wrong is in the plan: see `plans.Pl
 """
 
 import asyncio
+import atexit
 import dataclasses
 import functools
+import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from plans import read_plan
+from plans import PLANTED_RANK, read_plan
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.integrations import deepspeed as hf_deepspeed
 
 from hanabi_grpo.agents.conversation import Conversation
@@ -148,7 +152,9 @@ def _adapter_in_seat(episode: Episode, seat: int) -> str:
 
 
 def _logprobs_of(model: Any, ids: list[int]) -> list[float]:
-    """Return the logprob of every token but the first one."""
+    """Return the logprob of every token but the first one; a pass that is not counted."""
+    global _num_forwards
+    _num_forwards -= 1
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids])).logits[0].float()
     targets = torch.tensor(ids[1:])[:, None]
@@ -198,6 +204,8 @@ def play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) 
     if PLAN.absent is not None and version in PLAN.absent.steps:
         absent = player_name(PLAN.absent.player)
         groups = [[_without_turns_of(absent, episode) for episode in group] for group in groups]
+    if PLAN.rows:
+        groups = _with_turns_in(PLAN.rows[version], groups)
     if version in PLAN.nan_reward:
         groups[0][0] = _with_a_reward_of_nan(groups[0][0])
     if version in PLAN.empty:
@@ -255,6 +263,21 @@ def _without_turns_of(adapter: str, episode: Episode) -> Episode:
     return dataclasses.replace(episode, turns=tuple(turns))
 
 
+def _with_turns_in(num_episodes: Sequence[int], groups: list[list[Episode]]) -> list[list[Episode]]:
+    """Return episodes in which players have turns in so many of them, counted over all groups."""
+    number = 0
+    thinned: list[list[Episode]] = []
+    for group in groups:
+        thinned.append([])
+        for episode in group:
+            for player, count in enumerate(num_episodes):
+                if number >= count:
+                    episode = _without_turns_of(player_name(player), episode)
+            thinned[-1].append(episode)
+            number += 1
+    return thinned
+
+
 def _with_a_reward_of_nan(episode: Episode) -> Episode:
     rewards = ({"score": float("nan")},) * episode.num_players
     first = dataclasses.replace(episode.turns[0], rewards=rewards)
@@ -268,11 +291,44 @@ def _nothing_played(tasks: list[TaskRow]) -> RolloutResult:
     return RolloutResult(groups=[[] for _ in tasks], dropped=tuple(dropped))
 
 
+def _is_planted(run: TrainingRun) -> bool:
+    return run._accelerator.process_index == PLANTED_RANK
+
+
+_num_forwards = 0
+"""Passes through the base model of this process, see `Plan.counts`."""
+_real_check_gap = TrainingRun._check_gap
+
+
+def check_gap(run: TrainingRun, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> None:
+    """Compare the trainer's logprobs with the sampler's, wrong ones where the plan says so."""
+    planted = PLAN.wrong_logprobs
+    if planted is not None and run.state.step in planted.steps:
+        is_wrong = _is_planted(run) and batch.player == player_name(planted.player)
+        logprobs = logprobs - float(is_wrong)
+    _real_check_gap(run, batch, logprobs, version)
+
+
+def count_forward(model: torch.nn.Module, _: Any) -> None:
+    """Count a pass through the layers of the base model."""
+    global _num_forwards
+    if isinstance(model, PreTrainedModel) and not hasattr(model, "lm_head"):
+        _num_forwards += 1
+
+
+def save_count(folder: Path) -> None:
+    """Write how many passes this process has made."""
+    rank = os.environ.get("RANK", "0")
+    (folder / f"rank-{rank}.json").write_text(json.dumps(_num_forwards))
+
+
 _real_logprobs = TrainingRun.logprobs
 
 
 def logprobs(run: TrainingRun, batch: MicroBatch, update: Update) -> torch.Tensor:
     """Return the trainer's logprobs, NaN for the player and steps of the plan."""
+    if run.state.step in PLAN.broken and _is_planted(run):
+        raise RuntimeError("planted on one rank")
     logprobs = _real_logprobs(run, batch, update)
     planted = PLAN.nan_loss
     if planted is None or run.state.step not in planted.steps:
@@ -340,6 +396,7 @@ if __name__ == "__main__":
     ServerLink.disconnect = do_nothing
     TrainingRun.probe_adapters = do_nothing
     TrainingRun.logprobs = logprobs
+    TrainingRun._check_gap = check_gap
     mismatch.surprise_score = ask_nothing
     mismatch.repeat_score = ask_nothing
     adapters.save_adapter = save_adapter
@@ -349,4 +406,7 @@ if __name__ == "__main__":
         policy.reply_logps = plain_reply_logps
         policy.join_lora_products = do_nothing
         policy.share_prefixes = do_nothing
+    if PLAN.counts is not None:
+        register_module_forward_pre_hook(count_forward)
+        atexit.register(save_count, Path(PLAN.counts))
     leave(main(sys.argv[1:]))

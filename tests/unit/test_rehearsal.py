@@ -39,11 +39,16 @@ def rehearse(name: str, *sizes: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in process.stdout.splitlines()]
 
 
+@pytest.mark.rest
 def test_the_doctors_sum_is_within_15_percent_of_what_is_alive() -> None:
     [step] = rehearse("qwen3-0.6b", "8x2048")
     assert abs(step["ratio"] - 1) < CLOSE, step
     assert step["predicted"] / step["peak"] == pytest.approx(step["ratio"], abs=1e-3)
     assert step["held"] < step["peak"]
+    # The mismatch check takes no more than the sum, and holds no scores of tokens × tokens.
+    assert step["check_tokens"] == 8192
+    assert step["held"] < step["check_peak"] < (1 + CLOSE) * step["predicted"]
+    assert "8192, 8192" not in step["check_largest_shape"]
 
 
 @pytest.mark.rest
@@ -58,6 +63,9 @@ def test_what_is_alive_of_a_4b_model_is_what_an_h100_had_allocated() -> None:
     assert first["largest_shape"] == "[151936, 2560] torch.float32"
     assert second["largest_shape"] == "[1, 40960, 9728] torch.float32"
     assert second["held"] == first["held"]
+    for step in (first, second):
+        assert step["check_peak"] == pytest.approx(13.1e9, rel=0.05)
+        assert step["check_largest_shape"] == "[151936, 2560] torch.float32"
 
 
 @pytest.mark.parametrize(
@@ -76,9 +84,29 @@ def test_what_is_alive_of_a_4b_model_is_what_an_h100_had_allocated() -> None:
             "h._logps = lambda head, x, *others: real(head, x + torch.zeros(x.shape), *others)\n",
             "found at least two devices",
         ),
+        pytest.param(
+            # Only the mismatch check computes the law of tokens.
+            "from hanabi_grpo.training.model import output_head as h; import torch\n"
+            "real = h.law_of_logits\n"
+            "h.law_of_logits = lambda x, *others: real(x + torch.zeros(x.shape), *others)\n",
+            "found at least two devices",
+            marks=pytest.mark.rest,
+        ),
+        pytest.param(
+            # As it was once: float32 with grouped heads, whose kernel holds all scores.
+            "from hanabi_grpo.training.model import output_head as h; import contextlib\n"
+            "h._without_grouped_heads = contextlib.nullcontext\n"
+            "from gpu.rehearsal import rehearse\n"
+            "largest = rehearse('small', 2, 512).check_largest_shape\n"
+            "assert '8192, 8192' not in largest, largest\n",
+            "AssertionError: [4, 8192, 8192] torch.float32",
+            marks=pytest.mark.rest,
+        ),
     ],
 )
-def test_a_tensor_on_the_wrong_device_is_found(fault: str, message: str) -> None:
+def test_a_tensor_on_the_wrong_device_or_of_all_pairs_of_tokens_is_found(
+    fault: str, message: str
+) -> None:
     script = (
         "from gpu import rehearsal\nrehearsal.load_pretended_cuda()\n"
         f"{fault}rehearsal.rehearse('small', 2, 512)\n"

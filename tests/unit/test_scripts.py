@@ -684,6 +684,31 @@ def test_setup_refuses_an_old_driver_before_it_downloads(run: Runner, tmp_path: 
     assert stamp.exists()
 
 
+@pytest.mark.usefixtures("fake_uv")
+def test_setup_is_done_when_torch_has_opened_a_gpu_and_else_shows_what_it_says(
+    run: Runner, tmp_path: Path, checkout: Path
+) -> None:
+    stamp = checkout / ".venv" / ".setup-stamp"
+    sentence = "RuntimeError: The NVIDIA driver on your system is too old (found version 12040)."
+    torch = tmp_path / "torch"
+    write_program(torch, f'printf "Traceback:\\n{sentence}\\n" >&2; exit 1')
+    install = f'[ "$1" = --version ] || {{ mkdir -p .venv/bin && cp {torch} .venv/bin/python; }}'
+    write_program(tmp_path / "bin" / "uv", install)
+    # There is no GPU here, so there is nothing to open.
+    login_node = run("setup.sh", SETUP_EXTRA="serve")
+    assert (login_node.returncode, login_node.stderr) == (0, "")
+    stamp.unlink()
+    write_program(tmp_path / "bin" / "nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'")
+    answer = run("setup.sh")
+    assert answer.returncode == 1
+    assert f"cannot use the GPUs of this machine. It says: {sentence}\n" in answer.stderr
+    assert "LD_LIBRARY_PATH in both terminals" in answer.stderr
+    assert not stamp.exists()
+    given = run("setup.sh", SETUP_EXTRA="serve")
+    assert given.returncode == 0 and sentence in given.stderr
+    assert stamp.exists()
+
+
 def test_setup_finds_a_torch_for_the_engine_and_says_when_it_got_another(
     run: Runner, fake_uv: Path, tmp_path: Path, checkout: Path
 ) -> None:

@@ -18,12 +18,8 @@ import torch
 print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available()]))
 """
 """Prints torch's version, CUDA's, and whether a GPU is there."""
-_ENGINE_LIBRARY = """
-import torch
-import vllm._C_stable_libtorch
-print('"ok"')
-"""
-"""Fails where the engine's compiled library cannot be loaded."""
+ENGINE_LIBRARY = "vllm._C_stable_libtorch"
+"""The engine's compiled library, which vLLM's platform for CUDA imports first."""
 _GPU_QUERY = [
     "nvidia-smi",
     "--query-gpu=name,driver_version,memory.total,mig.mode.current",
@@ -50,9 +46,15 @@ def look() -> dict[str, Any]:
         "shm_bytes": shutil.disk_usage(shm).free if shm.is_dir() else None,
         "disk_bytes": shutil.disk_usage(".").free,
         "torch": _evaluate(_TORCH),
-        "vllm._C_stable_libtorch": _evaluate(_ENGINE_LIBRARY),
+        ENGINE_LIBRARY: engine_library(),
         "packages": _packages(),
     }
+
+
+def engine_library() -> Any:
+    """Return "ok" where the engine's compiled library can be loaded, else why it cannot."""
+    # The driver's library, which it is linked to, is found by torch.
+    return _evaluate(f"import torch, {ENGINE_LIBRARY}\nprint('\"ok\"')")
 
 
 def _packages() -> dict[str, str]:

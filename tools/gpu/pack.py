@@ -242,7 +242,7 @@ def _chunks(wheels: Sequence[Path], left_out: Sequence[str]) -> Iterator[Chunk]:
             small = []
             large = []
             for info in archive.infolist():
-                if info.is_dir() or _matches_any(info.filename, left_out):
+                if info.is_dir() or matches_any(info.filename, left_out):
                     continue
                 if info.file_size >= _LARGE:
                     large.append(info)
@@ -256,7 +256,8 @@ def _chunks(wheels: Sequence[Path], left_out: Sequence[str]) -> Iterator[Chunk]:
                 yield Chunk(name=name, content=_compress(archive, infos))
 
 
-def _matches_any(name: str, patterns: Iterable[str]) -> bool:
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a file of a wheel is meant by patterns such as those of `LEFT_OUT`."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 

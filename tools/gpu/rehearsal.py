@@ -2,10 +2,11 @@
 
     python -m gpu.rehearsal NAME CONVERSATIONSxTOKENS...      # with tools/ on PYTHONPATH
 
-The trainer's forward and backward pass and the restoring of an optimizer run under torch's
-FakeTensorMode on device "cuda": every tensor has a shape, a type and a device, and no memory. An
-operation on tensors of different devices raises, as it would on a GPU. The bytes of all storages
-that are alive are counted, and compared with the doctor's sum (`commands/doctor/memory.py`).
+The restoring of an optimizer, the trainer's forward and backward pass and its mismatch check run
+under torch's FakeTensorMode on device "cuda": every tensor has a shape, a type and a device, and no
+memory. An operation on tensors of different devices raises, as it would on a GPU. The bytes of all
+storages that are alive are counted, and compared with the doctor's sum
+(`commands/doctor/memory.py`).
 
 Nothing is computed, so this says nothing of kernels, their workspaces and their speed, nor of what
 torch's allocator wastes between blocks. The machine needs torch's CPU build and g++, which compiles
@@ -23,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -38,6 +40,10 @@ _TURN_TOKENS = 256
 _REPLY_TOKENS = 100
 """Of a turn, as in `gpu.trainer`."""
 _SOURCE = Path(__file__).parent / "pretended_cuda.cpp"
+_VERSION = 5
+"""Of the adapters in the mismatch check."""
+_VALUE = 1.0
+"""Every number that is read off a tensor."""
 _LIMIT = 1 << 40
 """More tokens than any rehearsal has: all rows are one micro-batch."""
 
@@ -61,6 +67,13 @@ class Rehearsal:
     largest: int
     """Of a single storage that the pass made."""
     largest_shape: str
+    check_tokens: int
+    """Tokens of the mismatch check's sample, replies and prompts."""
+    check_peak: int
+    """Most that was alive at once in the mismatch check, with what is held."""
+    check_largest: int
+    """Of a single storage that the check made."""
+    check_largest_shape: str
 
     @property
     def ratio(self) -> float:
@@ -137,16 +150,22 @@ def rehearse(name: str, conversations: int, tokens: int) -> Rehearsal:
         with torch.autocast("cuda", torch.bfloat16):
             learn(model, rows, _LIMIT)
         _check_devices(parameters)
+        peak, largest, largest_shape = live.peak, live.largest, live.largest_shape
+        check_tokens = _check_policies(model, live)
         return Rehearsal(
             model=name,
             conversations=conversations,
             tokens=turns * _TURN_TOKENS,
             replies=replies,
             held=held,
-            peak=live.peak,
+            peak=peak,
             predicted=round(_predicted(name, model, conversations * turns * _TURN_TOKENS, replies)),
-            largest=live.largest,
-            largest_shape=live.largest_shape,
+            largest=largest,
+            largest_shape=largest_shape,
+            check_tokens=check_tokens,
+            check_peak=live.peak,
+            check_largest=live.largest,
+            check_largest_shape=live.largest_shape,
         )
 
 
@@ -202,6 +221,83 @@ _kept: list[Any] = []
 """Optimizers, whose moments are held as long as a run is."""
 
 
+def _check_policies(model: Any, live: Any) -> int:
+    """Let the mismatch check compare its largest sample with all suspects.
+
+    Args:
+        model: Of `_model`.
+        live: The counter, which begins anew.
+
+    Returns:
+        Tokens of the sample.
+    """
+    import torch
+
+    from bench.training_rows import made_rows
+    from hanabi_grpo.training import policy as policies
+    from hanabi_grpo.training.check_sample import ALL_TOKENS
+    from hanabi_grpo.training.micro_batch import collate
+    from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck
+
+    turns = ALL_TOKENS // _TURN_TOKENS
+    sample = made_rows(
+        num_games=1,
+        turns=turns,
+        prompt=_TURN_TOKENS - _REPLY_TOKENS,
+        reply=_REPLY_TOKENS,
+        seed=1,
+    )
+    num_replies = turns * _REPLY_TOKENS
+    live.replies = num_replies
+    live.begin()
+    with (
+        # Both try the model on small inputs and compare values, of which there are none.
+        mock.patch.object(policies, "share_prefixes", lambda _: True),
+        mock.patch.object(policies, "computes_logits", lambda _: None),
+    ):
+        policy = policies.Policy(model, [_PLAYER], temperature=1.0, has_whole_weights=True)
+    earlier = policies.EarlierVersions(model, behind=1)
+    for version in (_VERSION - 1, _VERSION):
+        earlier.keep(version)
+    check = MismatchCheck(
+        policy,
+        earlier,
+        _OneProcess(),  # type: ignore[arg-type]
+        tolerance=1.0,
+        dtype="bfloat16",
+        is_relative=True,
+        report=lambda *_, **__: None,
+    )
+    batch = collate(sample, _PLAYER, num_replies, 0, torch.device("cuda"))
+    # Base model and other adapters are suspected in turn; here there is one adapter.
+    check.check_games(
+        CheckedGames(
+            samples={_PLAYER: batch},
+            groups=[],
+            num_dropped=0,
+            version=_VERSION,
+            sampled_by=_VERSION,
+        ),
+        {},
+    )
+    return turns * _TURN_TOKENS
+
+
+class _OneProcess:
+    """In the place of accelerate: sums over processes, whose values are all 1."""
+
+    @property
+    def device(self) -> "torch.device":
+        import torch
+
+        return torch.device("cuda")
+
+    def reduce(self, sums: "torch.Tensor") -> Any:
+        num_players, num_sums = sums.shape
+        values = [[_VALUE] * num_sums for _ in range(num_players)]
+        return SimpleNamespace(tolist=lambda: values)
+
+
 def _check_devices(parameters: "dict[str, torch.nn.Parameter]") -> None:
     for name, parameter in parameters.items():
         gradient = parameter.grad
@@ -254,11 +350,17 @@ def _gpu_choices() -> Iterator[None]:
     real_attention = functional.scaled_dot_product_attention
 
     def attention(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
-        if query.dtype == torch.float32:
-            return real_attention(query, key, value, *others, **options)
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
         is_causal = options.get("is_causal", False)
-        return flash(query, key, value, 0.0, is_causal, False, scale=options.get("scale"))[0]
+        scale = options.get("scale")
+        has_mask = bool(others) or options.get("attn_mask") is not None
+        is_float32 = query.dtype == torch.float32
+        if has_mask or (is_float32 and options.get("enable_gqa", False)):
+            return real_attention(query, key, value, *others, **options)
+        if is_float32:
+            efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+            return efficient(query, key, value, None, False, 0.0, is_causal, scale=scale)[0]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, 0.0, is_causal, False, scale=scale)[0]
 
     with (
         mock.patch.object(functional, "scaled_dot_product_attention", attention),
@@ -295,7 +397,7 @@ def counter() -> Callable[[int], Any]:
             self.peak = 0
             self.largest = 0
             self.largest_shape = ""
-            self._replies = replies
+            self.replies = replies
             self._known: set[int] = set()
 
         def begin(self) -> None:
@@ -313,10 +415,15 @@ def counter() -> Callable[[int], Any]:
             return output
 
         def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if func is aten._local_scalar_dense.default:
+                return True if args[0].dtype == torch.bool else _VALUE
+            if func is aten._unique2.default:
+                # As if every number were another one.
+                return args[0].flatten(), args[0].new_empty(0), args[0].new_empty(0)
             if func is aten.index.Tensor:
                 return func(args[0], self._numbered(args[1]))
             if func in (aten.masked_select.default, aten.masked_scatter_backward.default):
-                size = args[2] if len(args) > 2 else [self._replies]
+                size = args[2] if len(args) > 2 else [self.replies]
                 return args[0].new_empty(size)
             return func(*args, **kwargs)
 
@@ -327,7 +434,7 @@ def counter() -> Callable[[int], Any]:
                 if index is None or index.dtype != torch.bool:
                     numbered.append(index)
                     continue
-                shape = (self._replies,)
+                shape = (self.replies,)
                 numbered += [index.new_empty(shape, dtype=torch.long) for _ in index.shape]
             return numbered
 

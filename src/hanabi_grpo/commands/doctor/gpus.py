@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.slices import check_slices
 from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
@@ -195,6 +196,8 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
         finding = f"{source} name GPU {', '.join(missing)}, there are only {len(gpus)}"
         yield fail("gpu split", finding, use_profile)
         return
+    if not context.planned_gpus:
+        yield from check_slices(gpus_of, context.shell.get("PATH"))
     if len(gpus_of) > 1:
         yield _check_shared(context, gpus_of, gpus[0].total, use_profile)
     if "server" in gpus_of:

@@ -1,0 +1,141 @@
+"""The check of MIG slices: does this machine have them, and can vLLM use the server's?
+
+vLLM (0.32) asks NVML for the index of the server's slice, which is the slice's number inside its
+GPU, and then for the GPU of that number (`NvmlCudaPlatform`). The first slice of any GPU therefore
+passes for GPU 0. Another one passes for another GPU, where there is one, and else the engine dies.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.settings.pass_through import Terminal
+
+_SECONDS = 10
+"""A driver in trouble can hang nvidia-smi."""
+_GPU_LINE = re.compile(r"GPU (\d+):")
+_SLICE_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)\s]+)\)")
+_PREFIX = "MIG-"
+"""How the names of slices begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One slice as `nvidia-smi -L` lists it."""
+
+    gpu: int
+    """Number of its GPU."""
+    index: int
+    """Its number inside its GPU."""
+    size: str
+    """E.g. "3g.40gb"."""
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What `nvidia-smi -L` prints."""
+
+    num_gpus: int
+    slices: tuple[Slice, ...]
+
+
+def parse_listing(text: str) -> Listing:
+    """Parse the output of `nvidia-smi -L`.
+
+    Example: "GPU 0: NVIDIA H100 (UUID: GPU-5d)" with, below it,
+    "  MIG 3g.40gb     Device  0: (UUID: MIG-c6)".
+    """
+    numbers: list[int] = []
+    slices = []
+    for line in text.splitlines():
+        gpu = _GPU_LINE.match(line)
+        if gpu:
+            numbers.append(int(gpu[1]))
+            continue
+        found = _SLICE_LINE.match(line)
+        if found and numbers:
+            size, index, uuid = found.groups()
+            slices.append(Slice(gpu=numbers[-1], index=int(index), size=size, uuid=uuid))
+    return Listing(num_gpus=len(numbers), slices=tuple(slices))
+
+
+def _read_listing(path: str | None) -> Listing | str:
+    """Return what `nvidia-smi -L` lists, or why it lists nothing.
+
+    Args:
+        path: The PATH on which nvidia-smi is looked for; None: that of this process.
+    """
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        return "nvidia-smi is not installed"
+    try:
+        answer = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nvidia-smi -L does not answer ({error})"
+    if answer.returncode:
+        return f"nvidia-smi -L ends with {answer.returncode}"
+    return parse_listing(answer.stdout)
+
+
+def check_slices(
+    gpus_of: Mapping[Terminal, Sequence[str]], path: str | None = None
+) -> Iterator[Check]:
+    """Check the slices that terminals name; nothing where they name none.
+
+    Args:
+        gpus_of: By terminal the GPUs that it takes: numbers or UUIDs.
+        path: The PATH on which nvidia-smi is looked for; None: that of this process.
+    """
+    wanted = {}
+    for terminal, names in gpus_of.items():
+        slices = [name for name in names if name.startswith(_PREFIX)]
+        if slices:
+            wanted[terminal] = slices
+    if not wanted:
+        return
+    listing = _read_listing(path)
+    if isinstance(listing, str):
+        yield skip("mig slices", listing)
+        return
+    places = []
+    for terminal, names in wanted.items():
+        check = _check_terminal(terminal, names, listing)
+        if check.status == "ok":
+            places.append(check.finding)
+        else:
+            yield check
+    if len(places) == len(wanted):
+        yield ok("mig slices", ", ".join(places))
+
+
+def _check_terminal(terminal: Terminal, names: Sequence[str], listing: Listing) -> Check:
+    """Check the slices of one terminal: one, of this machine, and one that vLLM can use."""
+    variable = f"CUDA_VISIBLE_DEVICES_{terminal.upper()}"
+    set_variable = f"nvidia-smi -L\nexport {variable}="
+    first_slices = [one for one in listing.slices if one.index == 0]
+    proposed = first_slices if terminal == "server" else listing.slices
+    remedy = set_variable + (proposed[0].uuid if proposed else "MIG-…")
+    if len(names) > 1:
+        finding = f"the {terminal} has {len(names)} slices; CUDA shows a process the first alone"
+        return fail("mig slices", finding, set_variable + names[0])
+    [name] = names
+    slices = {one.uuid: one for one in listing.slices}
+    if name not in slices:
+        finding = f"the {terminal}'s {name} is none of the {len(slices)} slices of this machine"
+        return fail("mig slices", finding, remedy)
+    own = slices[name]
+    place = f"the {terminal} has slice {own.index} of GPU {own.gpu} ({own.size})"
+    if terminal != "server" or own.index == 0:
+        return ok("mig slices", place)
+    place += f"; vLLM takes that for GPU {own.index}"
+    if own.index < listing.num_gpus:
+        finding = f"{place}, and reads its memory and kind there"
+        return warn("mig slices", finding, remedy)
+    finding = f"{place}, which does not exist: the engine would die (NVMLError_InvalidArgument)"
+    return fail("mig slices", finding, remedy)
