@@ -513,8 +513,8 @@ def test_a_model_without_a_server_is_refused() -> None:
             "simple has 2.22e+06 starts, and at most 100000 are played",
         ),
         (
-            ["random", "--all-starts", "--env", "kuhn_poker", "--preset", "kuhn_poker"],
-            "kuhn_poker does not number its starts",
+            ["random", "--all-starts", "--env", "openspiel:liars_dice", "--preset", "liars_dice"],
+            "liars_dice does not number its starts",
         ),
         (["iggi", "--temperature", "-1"], "--temperature -1.0: must be 0 (greedy) or more"),
         (["iggi", "--players", "9"], "players"),

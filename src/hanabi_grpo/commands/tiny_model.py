@@ -57,8 +57,8 @@ def tiny_model(
         Style,
         typer.Option(
             help="Of the prompts that it reads: compact, a word for each fact, or full, English "
-            "with the rules, by a tokenizer learned from the environment's texts. Play with "
-            "HANABI_OBSERVATION=full then (elsewhere HANABI_STYLE=full)."
+            "with the rules, by a tokenizer learned from the environment's texts. Play Hanabi with "
+            "HANABI_OBSERVATION=full then."
         ),
     ] = Style.COMPACT,
     teacher: Annotated[
