@@ -1,7 +1,6 @@
 """A small MCP server for tests: sums, a note of which process it is, errors, and a slow tool."""
 
 import os
-import sys
 import time
 
 from mcp.server.mcpserver import MCPServer
@@ -43,6 +42,4 @@ def sleep_for(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    if "--silent" in sys.argv:
-        time.sleep(60)
     desk.run()

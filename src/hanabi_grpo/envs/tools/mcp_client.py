@@ -222,6 +222,9 @@ class _Connection:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._lock = threading.Lock()
+        self._is_ending = False
+        """Set before the loop is asked to end: a request that came later would never run."""
         self._client: concurrent.futures.Future[Client] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._run, args=(server,), name=f"MCP server {server.command[0]}", daemon=True
@@ -240,8 +243,9 @@ class _Connection:
             ) from error
 
     def is_usable(self) -> bool:
-        """Return whether it was made by this process and is still open."""
-        return self._pid == os.getpid() and self._thread.is_alive()
+        """Return whether it was made by this process and nobody has begun to end it."""
+        is_own = self._pid == os.getpid()
+        return is_own and not self._is_ending and self._thread.is_alive()
 
     def run(self, request: "Callable[[Client], Awaitable[_T]]", seconds: float) -> _T:
         """Return what a request brings, see `_Server.ask`."""
@@ -252,8 +256,13 @@ class _Connection:
 
         from mcp import MCPError
 
+        with self._lock:
+            if not self.is_usable():
+                raise ConnectionError("the MCP server has ended")
+            answer = asyncio.run_coroutine_threadsafe(answered(), self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(answered(), self._loop).result()
+            # The loop may end by itself before it has taken the request up.
+            return answer.result(timeout=seconds + _END_SECONDS)
         except Exception as error:
             if isinstance(error, MCPError) and error.code == _INVALID_PARAMS:
                 raise ToolError(str(error)) from error
@@ -263,9 +272,12 @@ class _Connection:
 
     def close(self) -> None:
         """End the server, and wait for that for a moment."""
-        if self._pid != os.getpid() or not self._thread.is_alive():
+        if self._pid != os.getpid():
             return
-        self._loop.call_soon_threadsafe(self._closing.set)
+        with self._lock:
+            if self.is_usable():
+                self._loop.call_soon_threadsafe(self._closing.set)
+            self._is_ending = True
         self._thread.join(timeout=_END_SECONDS)
 
     def _run(self, server: _Server) -> None:
