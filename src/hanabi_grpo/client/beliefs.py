@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from hanabi_grpo.client.profiles import reply_chances
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.posterior import (
@@ -28,6 +31,7 @@ from hanabi_grpo.envs.posterior import (
 from hanabi_grpo.envs.questions import Question
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import MAX_SCORED, ScoredPrompt
+from hanabi_grpo.runs.task_statistics import clustered_error
 from hanabi_grpo.token_filter import ALL_TOKENS
 from hanabi_grpo.types import Episode, player_name
 
@@ -92,14 +96,8 @@ class ServedPlayer:
 
     def __post_init__(self) -> None:
         """Refuse a player that remembers more than its turn, by a SettingsError."""
-        config = self.setup.config
-        if config.window != 1:
-            raise SettingsError(
-                f"beliefs of {self.setup.spec.preset}: HANABI_MEMORY={config.memory}: they are "
-                "computed for players whose reply depends on this turn's message alone; train and "
-                "measure with HANABI_MEMORY=turn."
-            )
-        self._system = self.setup.environment.system_message(config, self.player)
+        check_memory(self.setup)
+        self._system = self.setup.environment.system_message(self.setup.config, self.player)
 
     def chances(self, seen: Sequence[Observation]) -> list[dict[str, float]]:
         """Return the chance of each legal action, at temperature 1.
@@ -112,10 +110,7 @@ class ServedPlayer:
         spreads_evenly = self.setup.spec.bad_reply == "random_legal"
         by_world = []
         for (_, replies), logprobs in zip(prompts, self._scores(prompts), strict=True):
-            by_reply = [math.exp(logprob) for logprob in logprobs]
-            if spreads_evenly:
-                rest = max(0.0, 1 - math.fsum(by_reply)) / len(replies)
-                by_reply = [chance + rest for chance in by_reply]
+            by_reply, _ = reply_chances(logprobs, spreads_evenly=spreads_evenly)
             by_world.append(dict(zip(replies, by_reply, strict=True)))
         return by_world
 
@@ -224,6 +219,21 @@ class BeliefFigures:
     """KL(exact ‖ what the player says)."""
     answered: Mean | None = None
     """See `Stated.answered`."""
+
+
+def check_memory(setup: Setup[Any]) -> None:
+    """Refuse models that remember more than their turn.
+
+    Raises:
+        SettingsError: They do.
+    """
+    config = setup.config
+    if config.window != 1:
+        raise SettingsError(
+            f"beliefs of {setup.spec.preset}: HANABI_MEMORY={config.memory}: they are computed for "
+            "players whose reply depends on this turn's message alone; train and measure with "
+            "HANABI_MEMORY=turn."
+        )
 
 
 def measure_beliefs(
@@ -413,26 +423,18 @@ def belief_document(measured: Measured, num_players: int) -> dict[str, Any]:
 def mean(values: Iterable[tuple[int, float]]) -> Mean:
     """Return the mean of some values, with its standard error.
 
-    Values of one game belong together: with sums S_g of n_g values in game g, the error of
-    m = Σ S_g / Σ n_g is √(Σ (S_g − m n_g)² G / (G − 1)) / Σ n_g over G games.
+    Values of one game belong together: they form a cluster, see `task_statistics.estimate`.
 
     Args:
         values: Each with the number of its game.
     """
-    sums: dict[int, float] = defaultdict(float)
-    counts: dict[int, int] = defaultdict(int)
-    for game, value in values:
-        sums[game] += value
-        counts[game] += 1
-    count = sum(counts.values())
-    if not count:
+    by_game = list(values)
+    if not by_game:
         return Mean(math.nan, math.nan, 0)
-    center = math.fsum(sums.values()) / count
-    num_games = len(sums)
-    if num_games == 1:
-        return Mean(center, math.nan, count)
-    spread = math.fsum((sums[game] - center * counts[game]) ** 2 for game in sums)
-    return Mean(center, math.sqrt(spread * num_games / (num_games - 1)) / count, count)
+    games, of_values = zip(*by_game, strict=True)
+    _, clusters = np.unique(games, return_inverse=True)
+    center, error, _ = clustered_error(np.asarray(of_values, dtype=np.float64), clusters)
+    return Mean(center, error, len(by_game))
 
 
 def log_loss(marginal: Marginal, truth: str) -> float:

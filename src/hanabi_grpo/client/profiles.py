@@ -145,6 +145,25 @@ def mean_chances(policies: Sequence[Chances]) -> Chances:
     return chances
 
 
+def reply_chances(logprobs: Sequence[float], *, spreads_evenly: bool) -> tuple[list[float], float]:
+    """Return how likely each legal action is made, from the probabilities of replies.
+
+    Args:
+        logprobs: Of each legal action as a whole reply, in nats.
+        spreads_evenly: Whether a random legal action replaces a bad reply.
+
+    Returns:
+        The probability of each action, with its share of bad replies where these are spread; and
+        the probability of a bad reply.
+    """
+    chances = [math.exp(logprob) for logprob in logprobs]
+    bad = max(0.0, 1 - sum(chances))
+    if spreads_evenly:
+        share = bad / len(chances)
+        chances = [chance + share for chance in chances]
+    return chances, bad
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     """How a player acts in one information set."""
@@ -183,11 +202,7 @@ def _chances(
         prompts.append(prompt)
     answers = []
     for logprobs in client.score(seat, prompts):
-        legal = [math.exp(logprob) for logprob in logprobs]
-        rest = max(0.0, 1 - sum(legal))
-        if spreads_evenly:
-            rest_per_action = rest / len(legal)
-            legal = [chance + rest_per_action for chance in legal]
+        legal, rest = reply_chances(logprobs, spreads_evenly=spreads_evenly)
         total = sum(legal)
         answers.append(_Answer(legal=[chance / total for chance in legal], illegal=rest))
     return answers

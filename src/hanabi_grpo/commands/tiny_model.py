@@ -1,6 +1,5 @@
 """`hanabi-grpo tiny-model`: make the model of a game for machines without a GPU."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,19 +8,17 @@ import typer
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
-from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, is_local_model, tiny_model_folder
+from hanabi_grpo.settings.defaults import (
+    LAPTOP,
+    TINY_MODEL,
+    PromptStyle,
+    is_local_model,
+    tiny_model_folder,
+)
 from hanabi_grpo.settings.shipped import shipped_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.sft.tiny_model import Recipe
-
-
-class Style(StrEnum):
-    """How prompts are written."""
-
-    COMPACT = "compact"
-    FULL = "full"
-
 
 _MAX_SHOWN = 5
 """Unknown words that a message lists."""
@@ -54,13 +51,13 @@ def tiny_model(
         int | None, typer.Option(min=1, help="Games of each preset that it learns from.")
     ] = None,
     style: Annotated[
-        Style,
+        PromptStyle,
         typer.Option(
             help="Of the prompts that it reads: compact, a word for each fact, or full, English "
             "with the rules, by a tokenizer learned from the environment's texts. Play Hanabi with "
             "HANABI_OBSERVATION=full then."
         ),
-    ] = Style.COMPACT,
+    ] = PromptStyle.COMPACT,
     teacher: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +82,7 @@ def tiny_model(
 
     loaded = load_settings()
     settings = loaded.settings
-    is_compact = style is Style.COMPACT
+    is_compact = style is PromptStyle.COMPACT
     is_usual = is_compact and teacher is None
     is_board_of_settings = is_usual and env is None and not preset and players is None
     env = env or settings.env

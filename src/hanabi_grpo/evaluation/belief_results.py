@@ -9,6 +9,7 @@ from hanabi_grpo.client.beliefs import (
     ScriptPlayer,
     ServedPlayer,
     belief_document,
+    check_memory,
     measure_beliefs,
 )
 from hanabi_grpo.client.lineups import Lineup
@@ -71,12 +72,8 @@ def check_lineup(setup: Setup[Any], lineup: Lineup) -> None:
             )
         if isinstance(ref, ScriptRef):
             script_chances(setup, str(ref), player)
-    if lineup.needs_server and setup.config.window != 1:
-        raise SettingsError(
-            f"beliefs of {setup.spec.preset}: HANABI_MEMORY={setup.config.memory}: they are "
-            "computed for models whose reply depends on this turn's message alone; train and "
-            "measure with HANABI_MEMORY=turn."
-        )
+    if lineup.needs_server:
+        check_memory(setup)
 
 
 def lineup_beliefs(

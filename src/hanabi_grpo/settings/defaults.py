@@ -4,6 +4,7 @@ The names of tiny models are here too.
 """
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from importlib import metadata
 from typing import Any
 
@@ -12,6 +13,14 @@ from hanabi_grpo.envs.base import tools_of
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.settings.shipped import TINY_MODEL as TINY_MODEL
 from hanabi_grpo.settings.shipped import shipped_model
+
+
+class PromptStyle(StrEnum):
+    """How the prompts are written that a tiny model reads."""
+
+    COMPACT = "compact"
+    FULL = "full"
+
 
 LAPTOP = "laptop"
 """Preset of Hanabi that is played on a CPU where nothing else is set."""
@@ -120,7 +129,7 @@ def is_local_model(name: str) -> bool:
 
 
 def tiny_model_folder(
-    presets: Sequence[str], players: int, env: str = HANABI, *, style: str = "compact"
+    presets: Sequence[str], players: int, env: str = HANABI, *, style: str = PromptStyle.COMPACT
 ) -> str:
     """Return where the tiny model of some presets is.
 
@@ -134,7 +143,7 @@ def tiny_model_folder(
         tiny_model_folder(["mini"], 3) == "outputs/tiny-mini-3-players"
         tiny_model_folder(["kuhn_poker"], 2, "kuhn_poker") == "outputs/tiny-kuhn_poker"
     """
-    is_compact = style == "compact"
+    is_compact = style == PromptStyle.COMPACT
     if is_compact and env == HANABI and [*presets, players] == [LAPTOP, _DEFAULT_PLAYERS]:
         return shipped_model()
     parts: list[str] = []
@@ -152,7 +161,7 @@ def tiny_model_folder(
 
 
 def tiny_model_command(
-    presets: Sequence[str], players: int, env: str = HANABI, *, style: str = "compact"
+    presets: Sequence[str], players: int, env: str = HANABI, *, style: str = PromptStyle.COMPACT
 ) -> str:
     """Return the command that makes the tiny model of some presets in `tiny_model_folder`."""
     command = ".venv/bin/hanabi-grpo tiny-model"
@@ -162,7 +171,7 @@ def tiny_model_command(
         command += f" --preset {preset}"
     if _has_players(env):
         command += f" --players {players}"
-    if style != "compact":
+    if style != PromptStyle.COMPACT:
         command += f" --style {style}"
     return command
 

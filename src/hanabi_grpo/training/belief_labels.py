@@ -77,18 +77,15 @@ class BeliefLabels:
             if not is_trained(episode, seat, trained_seats):
                 continue
             for prompt, answer in self._labels(episode, seat, self.chats[player]):
-                num_tokens = len(prompt) + len(answer)
-                row = TokenRow(
-                    ids=[*prompt, *answer],
-                    mask=[False] * num_tokens,
-                    logprobs=[0.0] * num_tokens,
-                    advantages=[0.0] * num_tokens,
-                    weights=[] if has_weights else None,
-                    trained=None if trains_all else [],
-                    steps=[] if with_steps else None,
-                    teacher_gaps=[] if with_teacher else None,
-                    belief=[False] * len(prompt) + [True] * len(answer),
+                row = TokenRow.unsampled(
+                    prompt,
+                    answer,
                     game=number,
+                    has_weights=has_weights,
+                    trains_all=trains_all,
+                    with_steps=with_steps,
+                    with_teacher=with_teacher,
+                    belief=[False] * len(prompt) + [True] * len(answer),
                 )
                 rows.append(row)
         return rows

@@ -115,18 +115,15 @@ def lesson_rows(
             conversation = [*before, *turn.prompt_ids, *turn.reply_ids]
             for lesson_ids, chance in _labels(turn):
                 prompt = [*before, *_prompt_ids(turn)]
-                num_tokens = len(prompt) + len(lesson_ids)
-                row = TokenRow(
-                    ids=[*prompt, *lesson_ids],
-                    mask=[False] * num_tokens,
-                    logprobs=[0.0] * num_tokens,
-                    advantages=[0.0] * num_tokens,
-                    weights=[] if has_weights else None,
-                    trained=None if trains_all else [],
-                    steps=[] if with_steps else None,
+                row = TokenRow.unsampled(
+                    prompt,
+                    lesson_ids,
+                    game=number,
+                    has_weights=has_weights,
+                    trains_all=trains_all,
+                    with_steps=with_steps,
                     lesson=[0.0] * len(prompt) + [weight * chance] * len(lesson_ids),
                     lesson_chance=chance,
-                    game=number,
                 )
                 rows.append(row)
     return rows

@@ -11,6 +11,7 @@ nobody sampled them, so they have no logprobs to compare with and no advantage.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -53,6 +54,52 @@ class TokenRow:
     """True on tokens of the right answer to a question, see `belief_labels`; None: none is."""
     game: int = NO_GAME
     """Number of the game in the step, the same for all its players and on every rank."""
+
+    @classmethod
+    def unsampled(
+        cls,
+        prompt: Sequence[int],
+        said: Sequence[int],
+        *,
+        game: int,
+        has_weights: bool,
+        trains_all: bool,
+        with_steps: bool,
+        with_teacher: bool = False,
+        lesson: list[float] | None = None,
+        lesson_chance: float = 1.0,
+        belief: list[bool] | None = None,
+    ) -> Self:
+        """Return a row that ends with what nobody sampled.
+
+        Args:
+            prompt: Ids before it.
+            said: Its ids.
+            game: Number of the game in the step.
+            has_weights: Whether rows of replies have weights, and so on: rows of a micro-batch have
+                the same columns.
+            trains_all: Whether all tokens of a reply carry loss.
+            with_steps: Whether rows say in which step of the game each token was said.
+            with_teacher: Whether a model that teaches adds to rows of replies.
+            lesson: See the column.
+            lesson_chance: See the column.
+            belief: See the column.
+        """
+        num_tokens = len(prompt) + len(said)
+        return cls(
+            ids=[*prompt, *said],
+            mask=[False] * num_tokens,
+            logprobs=[0.0] * num_tokens,
+            advantages=[0.0] * num_tokens,
+            weights=[] if has_weights else None,
+            trained=None if trains_all else [],
+            steps=[] if with_steps else None,
+            teacher_gaps=[] if with_teacher else None,
+            lesson=lesson,
+            lesson_chance=lesson_chance,
+            belief=belief,
+            game=game,
+        )
 
     @property
     def num_computed(self) -> int:

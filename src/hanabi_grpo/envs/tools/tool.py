@@ -19,6 +19,8 @@ MAX_STUCK = 4
 """Calls of one slow tool that a process lets run on after their time is over."""
 _late: list[threading.Thread] = []
 """Threads of calls that have not returned though their time is over."""
+_late_lock = threading.Lock()
+"""Of `_late`: many games' calls run side by side."""
 _CUT = " (cut)"
 _MAX_REASON = 200
 """Characters of an exception that a player is told."""
@@ -126,8 +128,9 @@ def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
         return _call(tool, argument)
     thread_name = f"tool {tool.name}"
     # Calls of other games that are still in their time do not count.
-    _late[:] = [thread for thread in _late if thread.is_alive()]
-    num_stuck = sum(thread.name == thread_name for thread in _late)
+    with _late_lock:
+        _late[:] = [thread for thread in _late if thread.is_alive()]
+        num_stuck = sum(thread.name == thread_name for thread in _late)
     if num_stuck >= MAX_STUCK:
         return Outcome(
             text=f"{tool.name}: {num_stuck} earlier calls have not returned; go on without it.",
@@ -142,7 +145,8 @@ def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
     try:
         return answers.get(timeout=seconds)
     except queue.Empty:
-        _late.append(thread)
+        with _late_lock:
+            _late.append(thread)
         return Outcome(
             text=f"{tool.name}: no result within {seconds:g} s; go on without it.",
             error=CallError.TIMEOUT,

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
-from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
-from hanabi_grpo.sft.tiny_model.recipe import FULL, Recipe
+from hanabi_grpo.settings.defaults import LAPTOP, PromptStyle, tiny_model_command
+from hanabi_grpo.sft.tiny_model.recipe import Recipe
 from hanabi_grpo.terminal import VisibleConsole
 from hanabi_grpo.training import quiet
 
@@ -157,7 +157,7 @@ def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
     return _CARD.format(
         env=recipe.env,
         title=recipe.env.capitalize(),
-        words="texts" if recipe.style == FULL else "words",
+        words="texts" if recipe.style == PromptStyle.FULL else "words",
         table="\n".join(rows),
         command=command,
         manifest=TINY_MANIFEST,

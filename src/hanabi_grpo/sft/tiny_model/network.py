@@ -9,8 +9,9 @@ from rich.progress import Progress
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.settings.defaults import PromptStyle
 from hanabi_grpo.sft.samples import Sample, length_batches, padded, reply_logits
-from hanabi_grpo.sft.tiny_model.recipe import FULL, Recipe
+from hanabi_grpo.sft.tiny_model.recipe import Recipe
 from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
@@ -72,7 +73,7 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model, parts = untrained_model(
-            chat.tokenizer, recipe.word_parts(), reads_text=recipe.style == FULL
+            chat.tokenizer, recipe.word_parts(), reads_text=recipe.style == PromptStyle.FULL
         )
         for loss in warm_start(model, samples, recipe, parts):
             progress.update(bar, advance=1, description=f"warm start, loss {loss:.3f}")

@@ -15,15 +15,13 @@ from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.vocabulary import game_texts, game_words
+from hanabi_grpo.settings.defaults import PromptStyle
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.sources import SUITE, NoisyPolicy, starts_of
 from hanabi_grpo.sft.tiny_model.tokenizer import build_text_tokenizer, build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind
-
-COMPACT = "compact"
-FULL = "full"
 
 _VERSION = 1
 """Raised when architecture, loss or schedule changes, which no probe of the data would show."""
@@ -69,7 +67,7 @@ class Recipe:
     """True where the prompts list the legal moves, as in the rollouts (HANABI_LEGAL_MOVES)."""
     deductions: str = "possible"
     """What the prompts work out (HANABI_DEDUCTIONS)."""
-    style: str = COMPACT
+    style: str = PromptStyle.COMPACT.value
     """Of the prompts: `compact`, a word for each fact, or `full`, English with the rules
     (HANABI_OBSERVATION in Hanabi, HANABI_STYLE elsewhere)."""
     teacher: str | None = None
@@ -103,7 +101,7 @@ class Recipe:
         """
         environment = registry.get(env)
         values = {"noise": environment.teacher_noise, **_DEFAULTS.get(env, {})}
-        if fields.get("style") == FULL:
+        if fields.get("style") == PromptStyle.FULL:
             # A first turn has the rules in front of it, and is unlike the others.
             values["single_turn_share"] = 0.0
         first_preset = next(iter(environment.presets.values()))
@@ -127,7 +125,7 @@ class Recipe:
             "observation": self.style,
             "deductions": self.deductions,
         }
-        if self.style != COMPACT:
+        if self.style != PromptStyle.COMPACT:
             fields["style"] = self.style
         if self.memory is not None:
             fields["memory"] = self.memory
@@ -158,7 +156,7 @@ class Recipe:
 
     def chat(self) -> ChatFormat:
         """Return the chat format of a tokenizer that knows the texts of all presets."""
-        if self.style == COMPACT:
+        if self.style == PromptStyle.COMPACT:
             return ChatFormat.from_tokenizer(build_tokenizer(self.words()))
         return ChatFormat.from_tokenizer(build_text_tokenizer(self._texts()))
 
@@ -210,7 +208,7 @@ class Recipe:
         if self.deductions == "possible":
             # Left out, so that models from before there were others keep their hash.
             del fields["deductions"]
-        if self.style == COMPACT:
+        if self.style == PromptStyle.COMPACT:
             del fields["style"]
         for optional in ("teacher", "memory"):
             if fields[optional] is None:
@@ -238,7 +236,7 @@ class Recipe:
 
         # A dict keeps the order of first appearance.
         words: dict[str, None] = {}
-        if self.style != COMPACT:
+        if self.style != PromptStyle.COMPACT:
             return ()
         for setup in self.setups():
             if setup.env == HANABI:
@@ -252,7 +250,7 @@ class Recipe:
     def word_parts(self) -> dict[str, tuple[str, ...]]:
         """Return what words of the presets share with others, see `Environment.word_parts`."""
         parts: dict[str, tuple[str, ...]] = {}
-        if self.style != COMPACT:
+        if self.style != PromptStyle.COMPACT:
             return parts
         for setup in self.setups():
             parts |= setup.environment.word_parts(setup.config)

@@ -6,6 +6,7 @@ from typing import Any
 PAD = "<|endoftext|>"
 START = "<|im_start|>"
 END = "<|im_end|>"
+_SPECIAL = (PAD, START, END)
 _UNKNOWN = "<unk>"
 _THINK = ("<think>", "</think>")
 CHAT_TEMPLATE = (
@@ -29,26 +30,15 @@ def build_tokenizer(vocabulary: Sequence[str]) -> Any:
     Text is split at whitespace, so line breaks of the chat template cost no token; decoding gives
     the words back with single spaces between them. A word outside the vocabulary becomes `<unk>`.
     """
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
-    special = (PAD, START, END)
     roles = ("system", "user", "assistant")
     # A dict keeps the order and drops what comes twice.
-    words = dict.fromkeys((*special, _UNKNOWN, *_THINK, *roles, *vocabulary))
+    words = dict.fromkeys((*_SPECIAL, _UNKNOWN, *_THINK, *roles, *vocabulary))
     numbers = {word: number for number, word in enumerate(words)}
     core = Tokenizer(models.WordLevel(numbers, unk_token=_UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.add_special_tokens([AddedToken(word, special=True) for word in special])
-    core.add_tokens([AddedToken(word, special=False) for word in _THINK])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token=END,
-        pad_token=PAD,
-        unk_token=_UNKNOWN,
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-    )
+    return _chat_tokenizer(core, unk_token=_UNKNOWN)
 
 
 def build_text_tokenizer(texts: Iterable[str], size: int = TEXT_VOCABULARY) -> Any:
@@ -62,10 +52,8 @@ def build_text_tokenizer(texts: Iterable[str], size: int = TEXT_VOCABULARY) -> A
         texts: What players read and write.
         size: Most tokens, the special ones included.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    special = [PAD, START, END]
     core = Tokenizer(models.BPE())
     lines = pre_tokenizers.Split(Regex(r"\n"), behavior="merged_with_previous")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -73,13 +61,26 @@ def build_text_tokenizer(texts: Iterable[str], size: int = TEXT_VOCABULARY) -> A
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size - len(_THINK),
-        special_tokens=special,
+        special_tokens=list(_SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
         max_token_length=_LONGEST_TOKEN,
     )
     core.train_from_iterator(dict.fromkeys(texts), trainer)
-    core.add_special_tokens([AddedToken(word, special=True) for word in special])
+    return _chat_tokenizer(core)
+
+
+def _chat_tokenizer(core: Any, **special_tokens: str) -> Any:
+    """Return a transformers tokenizer around one of `tokenizers`, with ChatML's tokens.
+
+    Args:
+        core: The tokenizer.
+        **special_tokens: Further ones of transformers, such as `unk_token`.
+    """
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+
+    core.add_special_tokens([AddedToken(word, special=True) for word in _SPECIAL])
     core.add_tokens([AddedToken(word, special=False) for word in _THINK])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -87,4 +88,5 @@ def build_text_tokenizer(texts: Iterable[str], size: int = TEXT_VOCABULARY) -> A
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
+        **special_tokens,
     )
