@@ -398,10 +398,13 @@ def test_sessions_leave_no_thread_behind() -> None:
         connection.recv()
         connection.send(seen("Right.", done=True, reward=1.0))
 
-    def threads() -> set[str]:
-        return {thread.name for thread in threading.enumerate() if "openenv" in thread.name}
-
     with game_server(play) as port:
+
+        def threads() -> set[str]:
+            # Another test's game may still be waiting for its server in this process.
+            names = {thread.name for thread in threading.enumerate()}
+            return {name for name in names if "openenv" in name and str(port) in name}
+
         referee = begin(port)
         assert len(threads()) == 1
         referee.step({0: "7"})
