@@ -1,10 +1,11 @@
-"""A real trainer with HANABI_OVERLAP=1 whose server is a sleep.
+"""A real trainer with HANABI_OVERLAP whose server is a sleep.
 
 Games are made when they are asked for, by scripts; the rest is as in `scripted_trainer`. The plan
 says how long an answer takes (`Plan.seconds`) and whether a player's games come from the version
 before (`Plan.stale`).
 """
 
+import json
 import sys
 import time
 from typing import Any
@@ -24,8 +25,8 @@ from hanabi_grpo.types import player_name
 PLAN = scripted_trainer.PLAN
 _pushed: dict[int, dict[str, torch.Tensor]] = {}
 """LoRA weights by version."""
-_answers: dict[int, RolloutResult] = {}
-"""Played games that were not fetched yet, by version."""
+_answers: dict[str, RolloutResult] = {}
+"""Played games that were not fetched yet, by their request."""
 _real_prepare = ServerLink.prepare
 
 
@@ -49,6 +50,10 @@ def _set_weights(model: Any, version: int, player: str) -> None:
                 value.copy_(weights[name])
 
 
+def _key(request: GamesRequest) -> str:
+    return json.dumps([request.version, request.tasks])
+
+
 def prepare(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
     """Play the games of a version; the request for them only takes time.
 
@@ -61,19 +66,21 @@ def prepare(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: in
         version: The version that plays.
     """
     if PLAN.stale is None or version == 0:
-        _answers[version] = scripted_trainer.play(link, tasks, names, version)
+        result = scripted_trainer.play(link, tasks, names, version)
     else:
         player = player_name(PLAN.stale)
         _set_weights(link.model, version - 1, player)
-        _answers[version] = scripted_trainer.play(link, tasks, names, version)
+        result = scripted_trainer.play(link, tasks, names, version)
         _set_weights(link.model, version, player)
-    return _real_prepare(link, tasks, names, version)
+    request = _real_prepare(link, tasks, names, version)
+    _answers[_key(request)] = result
+    return request
 
 
 def fetch(link: Any, request: GamesRequest) -> RolloutResult:
     """Return the games of a request after the time that they take."""
     time.sleep(PLAN.seconds)
-    return _answers.pop(request.version)
+    return _answers.pop(_key(request))
 
 
 if __name__ == "__main__":

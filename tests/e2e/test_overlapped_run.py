@@ -1,4 +1,4 @@
-"""HANABI_OVERLAP=1 through the real trainer.
+"""HANABI_OVERLAP through the real trainer.
 
 The games come from scripts, and a thread that sleeps is the server.
 """
@@ -30,7 +30,7 @@ PARITY_TOLERANCE = 1e-4
 
 
 def overlapped(folder: Path, model: Path, **variables: str) -> Path:
-    return write_settings(folder, model, HANABI_OVERLAP="1", **variables)
+    return write_settings(folder, model, **{"HANABI_OVERLAP": "1", **variables})
 
 
 def read_seeds(folder: Path) -> list[list[int]]:
@@ -99,6 +99,66 @@ def assert_logprobs_agree(rows: list[dict[str, Any]]) -> None:
         assert row["time/wait"] < row["time/rollout"]
     for row in rows:
         assert math.isfinite(row["loss"])
+
+
+FAST = {
+    "MAX_STEPS": "6",
+    "SAVE_STEPS": "6",
+    "LEARNING_RATE": "0.01",
+    "WARMUP_STEPS": "0",
+    "HANABI_CLIP_LOW": "1e-5",
+    "HANABI_CLIP_HIGH": "1e-5",
+    "HANABI_OVERLAP": "3",
+}
+
+
+def test_three_steps_ahead_games_are_three_versions_old_and_the_tasks_and_parity_are_the_same(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    plan = Plan(seconds=0.7)
+    run_trainer(overlapped(tmp_path / "ppo", tiny_model, **FAST), script=OVERLAP_TRAINER, plan=plan)
+    decoupled = overlapped(
+        tmp_path / "decoupled",
+        tiny_model,
+        HANABI_DECOUPLED_LOSS="1",
+        HANABI_SAMPLER_CORRECTION="token_truncate",
+        **FAST,
+    )
+    run_trainer(decoupled, script=OVERLAP_TRAINER, plan=plan)
+    one_ahead = overlapped(tmp_path / "one", tiny_model, **{**FAST, "HANABI_OVERLAP": "1"})
+    run_trainer(one_ahead, script=OVERLAP_TRAINER, plan=plan)
+    for name in ("ppo", "decoupled"):
+        rows = read_metrics(tmp_path / name)
+        assert column(rows, "staleness") == [0, 1, 2, 3, 3, 3]
+        assert read_seeds(tmp_path / name) == read_seeds(tmp_path / "one")
+        for row in rows:
+            assert math.isfinite(row["loss"])
+            for player in PLAYERS:
+                assert row[f"{player}/parity"] < PARITY_TOLERANCE
+    # Against the policy that sampled, a clip of 1e-5 stops tokens of every later step; against the
+    # policy of now it stops none, since a step makes one update.
+    clipped = column(read_metrics(tmp_path / "ppo"), "clip_ratio/region_mean")
+    assert min(clipped[1:]) > 0
+    assert column(read_metrics(tmp_path / "decoupled"), "clip_ratio/region_mean") == [0] * 6
+
+
+def test_a_resumed_run_asks_for_all_steps_ahead_again_and_leaves_out_no_task(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    variables = {"MAX_STEPS": "6", "HANABI_OVERLAP": "2"}
+    run_trainer(overlapped(whole, tiny_model, **variables), script=OVERLAP_TRAINER)
+    process = start_trainer(
+        overlapped(cut, tiny_model, **variables), script=OVERLAP_TRAINER, plan=Plan(seconds=3)
+    )
+    wait_until((cut / "checkpoint-2").exists, 300)
+    psutil.Process(process.pid).kill()
+    process.communicate()
+    resume_at(cut, 2)
+    run_trainer(overlapped(cut, tiny_model, **variables), script=OVERLAP_TRAINER)
+    assert read_seeds(cut) == read_seeds(whole)
+    assert column(read_metrics(cut), "staleness") == [0, 1, 0, 1, 2, 2]
 
 
 def test_a_server_that_samples_from_the_version_before_is_caught_although_its_stamps_are_right(

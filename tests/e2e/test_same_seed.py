@@ -136,10 +136,11 @@ def test_two_runs_of_one_seed_are_the_same_run_and_so_is_a_resumed_one(
     "variables",
     [
         {"HANABI_OVERLAP": 1},
+        {"HANABI_OVERLAP": 3, "MAX_STEPS": 5},
         {"HANABI_RESAMPLE_FLAT": 2, "NUM_GENERATIONS": 2, "HANABI_TASKS_PER_STEP": 8},
         {"DEEPSPEED": "zero2", "NPROC_PER_NODE": 2, "PER_DEVICE_TRAIN_BATCH_SIZE": 4},
     ],
-    ids=["overlap", "resampled", "two-processes"],
+    ids=["overlap", "three-steps-ahead", "resampled", "two-processes"],
 )
 def test_two_runs_of_other_kinds_are_the_same_run_too(
     server: Server, tmp_path: Path, variables: dict[str, object]

@@ -18,7 +18,7 @@ from hanabi_grpo.errors import AdapterError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server import adapter_loader
-from hanabi_grpo.server.adapter_loader import HeldAdapter
+from hanabi_grpo.server.adapter_loader import MAX_VERSIONS, HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
 from store_parts import (
     CONFIG,
@@ -215,25 +215,27 @@ async def test_a_version_in_use_is_kept_until_its_games_end(
 
 
 @anyio
-async def test_a_fourth_version_is_refused_while_games_hold_three(
+async def test_a_version_too_many_is_refused_while_games_hold_all_the_others(
     store: AdapterStore, engine: Loads
 ) -> None:
-    await push(store, 1, 1.0)
-    async with store.lease({"player_0": 1}):
-        await push(store, 2, 2.0)
-        async with store.lease({"player_0": 2}), store.lease({"player_0": 2}):
-            await push(store, 3, 3.0)
+    newest = MAX_VERSIONS
+    async with AsyncExitStack() as games:
+        for version in range(1, newest):
+            await push(store, version, float(version))
+            await games.enter_async_context(store.lease({"player_0": version}))
+        async with store.lease({"player_0": newest - 1}):
+            await push(store, newest, float(newest))
             before = served(store)
             with pytest.raises(
                 VersionError,
-                match=r"holds 3 versions of player_0 \(player_0@1 by 1 rollout\(s\), player_0@2 "
-                r"by 2 rollout\(s\), "
-                r"player_0@3 by 0 rollout\(s\)\), at most 3 fit",
+                match=rf"holds {newest} versions of player_0 \(player_0@1 by 1 rollout\(s\), .*"
+                rf"player_0@{newest - 1} by 2 rollout\(s\), "
+                rf"player_0@{newest} by 0 rollout\(s\)\), at most {newest} fit",
             ):
-                await push(store, 4, 4.0)
+                await push(store, newest + 1, 1.5)
             assert served(store) == before
-        assert (await store.commit(4))["player_0"]["version"] == 4
-    assert engine.names == ["player_0@4", "player_1@4", "player_2@4"]
+    assert (await store.commit(newest + 1))["player_0"]["version"] == newest + 1
+    assert engine.names == [f"{name}@{newest + 1}" for name in PLAYERS]
 
 
 @anyio

@@ -86,6 +86,31 @@ def test_games_come_from_the_version_that_was_asked_although_a_newer_one_is_push
     assert what_was_played(link.play(SECOND, PLAYERS, 8)) != expected
 
 
+def test_requests_of_several_steps_are_under_way_at_once_each_with_its_own_version(
+    app: RunningApp, link: ServerLink
+) -> None:
+    third = [task_row(5), task_row(6)]
+    fourth = [task_row(7)]
+    expected = what_was_played(link.play(third, PLAYERS, 7))
+    app.engine.seconds = 0.3
+    ahead = PlayAhead(link, PLAYERS)
+    assert ahead.ask(SECOND, 7)
+    assert ahead.ask(third, 7)
+    assert wait_until(lambda: app.scheduler.games_in_flight == 8)
+    push(link, 8)
+    assert ahead.ask(fourth, 8)
+    assert wait_until(lambda: app.scheduler.games_in_flight == 10)
+    push(link, 9)
+    assert ahead.num_asked == 3
+    taken = [ahead.take(tasks, 9) for tasks in (SECOND, third, fourth)]
+    assert [games.version for games in taken] == [7, 7, 8]
+    assert [versions(games.result) for games in taken] == [{7}, {7}, {8}]
+    assert what_was_played(taken[1].result) == expected
+    assert ahead.num_asked == 0
+    assert wait_until(lambda: len(app.engine.loaded) == 2)
+    assert link.incidents.counts == {}
+
+
 def test_a_request_that_a_push_overtook_is_refused_and_made_again_with_the_version_that_is_served(
     app: RunningApp, link: ServerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +198,7 @@ def test_a_lost_request_is_written_down_and_its_step_plays_in_the_plain_way(
 ) -> None:
     source = Source(**{place: raising(kind("no answer"))})
     ahead = PlayAhead(source, PLAYERS)
-    ahead.ask(FIRST, 7)
+    assert ahead.ask(FIRST, 7) == (place == "fetch")
     assert ahead.take(FIRST, 8).version == 8
     assert source.played == [(FIRST, 8)]
     [(kind_word, message)] = source.recorded

@@ -34,12 +34,20 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "NPROC_PER_NODE=2 DEEPSPEED=none: several processes need DEEPSPEED=zero1",
     ),
     (
-        {"overlap": True, "deepspeed": "zero3"},
+        {"overlap": 1, "deepspeed": "zero3"},
         r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2",
     ),
     (
-        {"resample_flat": 2, "overlap": True},
-        "HANABI_RESAMPLE_FLAT=2 with HANABI_OVERLAP=1: .*unset one",
+        {"resample_flat": 2, "overlap": 1},
+        "HANABI_RESAMPLE_FLAT=2 with HANABI_OVERLAP=1: .*unset one of them",
+    ),
+    (
+        {"decoupled_loss": True, "sampler_correction": "token_truncate"},
+        "HANABI_DECOUPLED_LOSS=1 with HANABI_OVERLAP=0: .*set HANABI_OVERLAP",
+    ),
+    (
+        {"decoupled_loss": True, "overlap": 2},
+        "HANABI_DECOUPLED_LOSS=1 with HANABI_SAMPLER_CORRECTION=none: .*take",
     ),
     (
         {"resample_flat": 1, "advantage": "return_to_go"},
@@ -55,6 +63,21 @@ def test_what_contradicts_itself_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         batch_plan(Settings(**values))
+
+
+@pytest.mark.parametrize(
+    ("typed", "steps"), [("0", 0), ("false", 0), ("1", 1), ("true", 1), ("Yes", 1), ("8", 8)]
+)
+def test_overlap_is_a_number_of_steps_and_still_reads_the_booleans_that_it_was(
+    typed: str, steps: int
+) -> None:
+    assert Settings.model_validate({"overlap": typed}).overlap == steps
+
+
+@pytest.mark.parametrize("typed", ["9", "-1", "2.5", "maybe"])
+def test_overlap_refuses_more_steps_than_a_server_has_room_for(typed: str) -> None:
+    with pytest.raises(ValidationError, match="overlap"):
+        Settings.model_validate({"overlap": typed})
 
 
 def test_a_supervisor_may_set_a_start_and_resume_latest() -> None:

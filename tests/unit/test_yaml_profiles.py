@@ -76,7 +76,7 @@ CUDA_VISIBLE_DEVICES: 0,1
     assert settings.learning_rate == 1e-5
     assert settings.partners == ("iggi", "base")
     assert settings.freeze == ("player_1",)
-    assert settings.overlap is True
+    assert settings.overlap == 1
     assert settings.eval_lineups == "served;served,iggi"
     # YAML's octal numbers are none here.
     assert settings.max_steps == 10

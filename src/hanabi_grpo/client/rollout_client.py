@@ -186,7 +186,8 @@ class RolloutClient:
     def from_settings(cls, settings: Settings) -> Self:
         """Prepare a client for the server that the settings name."""
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        seconds = settings.rollout_timeout
+        # Games that are asked for ahead wait behind those of the steps before them.
+        seconds = settings.rollout_timeout * max(1, settings.overlap)
         return cls(
             server_url(settings),
             api_key=key,

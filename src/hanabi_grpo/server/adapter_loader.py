@@ -25,13 +25,15 @@ from hanabi_grpo.errors import AdapterError, NoRoomError
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sampler
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
+from hanabi_grpo.settings.defaults import MAX_OVERLAP
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-MAX_VERSIONS = 3
+MAX_VERSIONS = MAX_OVERLAP + 2
 """Versions of one adapter of the session in the engine: the served one, and older ones that games
-still use."""
+still use. One more than games of HANABI_OVERLAP can have, since a request may end a moment after
+its last game."""
 
 MAX_FROZEN = 16
 """Guest adapters on one server, see `frozen_adapters`."""

@@ -86,8 +86,8 @@ def engine_options(
         "max_num_seqs": settings.max_num_seqs,
         "enable_lora": True,
         "max_lora_rank": settings.largest_rank,
-        # How many adapters one batch may mix.
-        "max_loras": settings.players + NUM_PARTNERS,
+        # How many adapters one batch may mix; with HANABI_OVERLAP their versions play side by side.
+        "max_loras": settings.players * (1 + settings.overlap) + NUM_PARTNERS,
         # Adapters kept in host memory: as many as the server may hold. Beyond that, vLLM (0.32,
         # `LRUCacheWorkerLoRAManager`) drops the least recently used one and reads it again from
         # its path when a request names it; a missing file would raise inside the engine core and

@@ -36,6 +36,8 @@ REPLY_LIMIT = (
     "CPU 16 with a preset that has tools."
 )
 """Description of MAX_COMPLETION_LENGTH."""
+MAX_OVERLAP = 8
+"""Most steps whose games are played ahead. Nobody learns from older games without losing by it."""
 CPU_REPLY = 4
 """Tokens of one reply of a tiny model."""
 CPU_CALL_REPLY = 16

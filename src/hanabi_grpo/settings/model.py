@@ -78,6 +78,7 @@ _WITH_CRITIC = " and ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC
 _WITH_CREDIT = " and ".join(names_needing(Learned.CREDIT_SUM, Learned.CREDIT_MIXER))
 _MAX_SEED = 2**31 - 1
 """Largest seed that every library takes."""
+_STEPS_OF_BOOLEAN = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
 _MAX_STEPS = 500
 """Steps of a run without MAX_STEPS and NUM_TRAIN_EPOCHS."""
 _GUEST_TOKENS = 1_000_000
@@ -100,6 +101,13 @@ def _is_lora_rank(rank: int) -> bool:
 
 def _is_sequential_limit(limit: float) -> bool:
     return limit == 0 or limit > 1
+
+
+def _number_of_steps(value: object) -> object:
+    """Read HANABI_OVERLAP as it was typed before 0.3, true or false, too."""
+    if isinstance(value, str):
+        return _STEPS_OF_BOOLEAN.get(value.strip().lower(), value)
+    return value
 
 
 def _default_max_steps(given: dict[str, Any]) -> int | None:
@@ -750,9 +758,20 @@ class Settings(BaseModel):
         ge=1,
         affects=Affects.LEARNING,
     )
-    overlap: bool = trainer(
+    overlap: Annotated[int, BeforeValidator(_number_of_steps)] = trainer(
         "HANABI_OVERLAP",
-        "Play the next step's games while learning from this step, with weights one step old.",
+        "Steps whose games are played ahead while the trainer learns; their weights are as many "
+        "steps old (max_async_level, maximum staleness). The server makes room for their versions.",
+        0,
+        ge=0,
+        le=defaults.MAX_OVERLAP,
+        both=True,
+        affects=Affects.LEARNING,
+    )
+    decoupled_loss: bool = trainer(
+        "HANABI_DECOUPLED_LOSS",
+        "With HANABI_OVERLAP, the clip compares with the policy at the beginning of the step, not "
+        "with the older one that sampled; HANABI_SAMPLER_CORRECTION weighs the difference.",
         False,
         affects=Affects.LEARNING,
     )

@@ -24,8 +24,8 @@ def check_sleep(settings: "Settings") -> None:
         )
     if settings.overlap:
         raise SettingsError(
-            "HANABI_SLEEP=1 with HANABI_OVERLAP=1: then games are played while the trainer learns, "
-            "so the engine never sleeps; unset one of them."
+            f"HANABI_SLEEP=1 with HANABI_OVERLAP={settings.overlap}: then games are played while "
+            "the trainer learns, so the engine never sleeps; unset one of them."
         )
     if len(base_models(settings)) > 1:
         raise SettingsError(

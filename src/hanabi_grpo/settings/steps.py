@@ -53,11 +53,12 @@ def batch_plan(settings: Settings) -> BatchPlan:
         SettingsError: The games do not divide, or settings do not go together.
     """
     check_updates(settings)
+    _check_decoupled_loss(settings)
     if settings.overlap and deepspeed_stage(settings) == _ZERO_3:
         raise SettingsError(
-            f"HANABI_OVERLAP=1 with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process holds "
-            "whole adapters, so those of the version that sampled cannot be kept; take zero2, or "
-            "unset HANABI_OVERLAP."
+            f"HANABI_OVERLAP={settings.overlap} with DEEPSPEED={settings.deepspeed}: under ZeRO-3 "
+            "no process holds whole adapters, so those of the version that sampled cannot be kept; "
+            "take zero2, or unset HANABI_OVERLAP."
         )
     if settings.reference != "base" and deepspeed_stage(settings) == _ZERO_3:
         raise SettingsError(
@@ -258,6 +259,24 @@ def _check_players(settings: Settings) -> None:
         )
 
 
+def _check_decoupled_loss(settings: Settings) -> None:
+    """Refuse HANABI_DECOUPLED_LOSS where it does nothing, or where nothing corrects for age."""
+    if not settings.decoupled_loss:
+        return
+    if not settings.overlap:
+        raise SettingsError(
+            "HANABI_DECOUPLED_LOSS=1 with HANABI_OVERLAP=0: games are sampled by the policy that "
+            "learns from them, so both losses are one; set HANABI_OVERLAP, or unset "
+            "HANABI_DECOUPLED_LOSS."
+        )
+    if settings.sampler_correction == "none":
+        raise SettingsError(
+            "HANABI_DECOUPLED_LOSS=1 with HANABI_SAMPLER_CORRECTION=none: nothing would weigh "
+            "games by how likely they are under the policy of now; take "
+            "HANABI_SAMPLER_CORRECTION=token_truncate, or unset HANABI_DECOUPLED_LOSS."
+        )
+
+
 def _check_resampling(settings: Settings) -> None:
     """Refuse HANABI_RESAMPLE_FLAT where it makes no sense."""
     if not settings.resample_flat:
@@ -265,8 +284,9 @@ def _check_resampling(settings: Settings) -> None:
     given = f"HANABI_RESAMPLE_FLAT={settings.resample_flat}"
     if settings.overlap:
         raise SettingsError(
-            f"{given} with HANABI_OVERLAP=1: a step's games are a version old when they show which "
-            "tasks are flat, and the server plays further ones with a newer version; unset one."
+            f"{given} with HANABI_OVERLAP={settings.overlap}: a step's games are of an older "
+            "version when they show which tasks are flat, and the server plays further ones with a "
+            "newer one; unset one of them."
         )
     if settings.advantage not in GROUP_ESTIMATORS:
         raise SettingsError(

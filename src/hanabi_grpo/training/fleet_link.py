@@ -2,7 +2,7 @@
 
 A version counts as pushed when all servers have it. A step's tasks are shared out whole and put
 together again in the order of the request. A server that dies is waited for by its own link; the
-games of the others are kept. With HANABI_OVERLAP=1 all games that were asked for ahead are lost
+games of the others are kept. With HANABI_OVERLAP all games that were asked for ahead are lost
 with any server: a step's games have one version.
 """
 

@@ -28,8 +28,13 @@ HANABI_TRAIN_THOUGHTS=0.
 | N | the player's sampled tokens of the step, over all processes | DAPO, "Token-Level … Loss" |
 
 π is this trainer's forward pass (`policy`) at the temperature of sampling. π_old is the same pass
-before the step's first update, or with HANABI_OVERLAP=1 under the version that sampled (`overlap`).
+before the step's first update, or with HANABI_OVERLAP under the version that sampled (`overlap`).
 π_sampler came with the tokens; `mismatch` has checked that both say the same.
+
+With HANABI_DECOUPLED_LOSS, π_old is the policy before the step's first update with HANABI_OVERLAP
+too. Then v is the ratio of two versions, and the clip bounds what a step changes instead of what
+all steps since the sampling have changed: decoupled PPO (Hilton et al. 2021, arXiv 2110.00641,
+equation 2; for language models AReaL, arXiv 2505.24298, equation 5).
 
 The columns stand apart in `MicroBatch` and meet here alone. ms-swift computes the same with
 `loss_type=dapo`; `tests/conformance/test_loss.py` holds both equal, bit by bit.

@@ -7,7 +7,7 @@ the last `RECENT_TASKS` tasks with it; a partner with whom nothing was played ye
 that it comes up soon. Departures: weights of HANABI_PARTNERS multiply the chances, partner and seat
 are drawn as a pair, and the scores are of the run's own training games.
 
-A step's draws look at games of earlier steps alone, and with HANABI_OVERLAP=1 at one step fewer,
+A step's draws look at games of earlier steps alone, and with HANABI_OVERLAP at as many steps fewer,
 because its games are asked for while those of the step before are learned from. So a resumed run
 draws what the whole run would have drawn.
 """
@@ -18,14 +18,15 @@ from statistics import fmean
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.settings.defaults import MAX_OVERLAP
 from hanabi_grpo.settings.partners import Partner, pairs
 from hanabi_grpo.training.metrics import score_of
 from hanabi_grpo.types import Episode, is_trained, player_name
 
 RECENT_TASKS = 32
 """Tasks with a partner in a seat whose mean score counts."""
-_NUM_KEPT_STEPS = 2
-"""Newest steps of which everything is kept, for draws that look at one step fewer."""
+_NUM_KEPT_STEPS = MAX_OVERLAP + 1
+"""Newest steps of which everything is kept, for draws that look at HANABI_OVERLAP steps fewer."""
 
 Result = tuple[int, float]
 """Step of a task's games, and their mean score from 0 to 1."""

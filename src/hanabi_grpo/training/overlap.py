@@ -1,4 +1,6 @@
-"""HANABI_OVERLAP=1: the server plays the next step's games while the trainer learns.
+"""HANABI_OVERLAP=K: the server plays the games of the next K steps while the trainer learns.
+
+With K = 1:
 
 | step | the trainer syncs | takes games of | asks for games of step, with version | learns to |
 |---|---|---|---|---|
@@ -6,14 +8,16 @@
 | 1 | 1 | version 0 | 2, with 1 | version 2 |
 | 2 | 2 | version 1 | 3, with 2 | version 3 |
 
-From the second step on games are one version old, never more: a step's request is sent after the
-weight sync before it. The server holds on to the version that a request uses until its games have
-ended, also while a newer one is committed. Games in flight at a kill are nobody's: nothing of them
-was trained on, and a resumed run plays their tasks again.
+With K = 3 step 0 asks for the steps 1, 2 and 3 at once, and step s for step s + 3. From step K on
+games are K versions old, never more: a step's request is sent after the weight sync K steps before
+it. The server holds on to the version that a request uses until its games have ended, also while
+newer ones are committed. Games in flight at a kill are nobody's: nothing of them was trained on,
+and a resumed run plays their tasks again.
 """
 
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -51,17 +55,22 @@ class _Flight:
 class PlayAhead:
     """Hands each step exactly its own tasks' games, in the main process.
 
-    With `ask`, of games that it has asked for a step ahead. A request that the server did not
-    answer with games (it died, was replaced, or the next sync overtook it) is made again in the
-    plain way, with the version that is served then. What else goes wrong in the thread, `take`
-    raises.
+    With `ask`, of games that it has asked for ahead, in the order of the steps. A request that the
+    server did not answer with games (it died, was replaced, or the next sync overtook it) is made
+    again in the plain way, with the version that is served then. What else goes wrong in the
+    thread, `take` raises.
     """
 
     def __init__(self, link: Link, adapter_names: tuple[str, ...]) -> None:
         """Prepare for the run's adapters; nothing is asked yet."""
         self._link = link
         self._adapter_names = adapter_names
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()
+
+    @property
+    def num_asked(self) -> int:
+        """The steps that were asked for and are not taken yet."""
+        return len(self._flights)
 
     def take(self, tasks: list[TaskRow], version: int) -> StepGames:
         """Return the games of a step's tasks: asked for ahead, or played now.
@@ -74,10 +83,8 @@ class PlayAhead:
             ServerError: As in `ServerLink.play`, or games by others than those who were asked for.
         """
         start = time.perf_counter()
-        flight = self._flight
-        self._flight = None
-        if flight is not None:
-            games = self._land(flight, tasks, start)
+        if self._flights:
+            games = self._land(self._flights.popleft(), tasks, start)
             if games is not None:
                 return games
         asked_at = time.perf_counter()
@@ -90,21 +97,24 @@ class PlayAhead:
             wait_seconds=end - start,
         )
 
-    def ask(self, tasks: list[TaskRow], version: int) -> None:
-        """Ask for the games of the next step, and return at once.
+    def ask(self, tasks: list[TaskRow], version: int) -> bool:
+        """Ask for the games of the first step that nobody asked for, and return at once.
 
         Args:
-            tasks: Those of the next step.
+            tasks: Those of the step.
             version: That is served now and plays them.
+
+        Returns:
+            Whether the request is under way; else the step plays them itself.
         """
         try:
             request = self._link.prepare(tasks, self._adapter_names, version)
         except ServerError as error:
             # Uploading a partner failed; the next step waits for the server and uploads again.
             self._record_repetition(version, error)
-            return
+            return False
         answer: Future[tuple[Any, float]] = Future()
-        self._flight = _Flight(tasks=tasks, request=request, answer=answer)
+        self._flights.append(_Flight(tasks=tasks, request=request, answer=answer))
 
         def fly() -> None:
             start = time.perf_counter()
@@ -118,13 +128,14 @@ class PlayAhead:
 
         # It ends with the process: nobody has to wait for it.
         threading.Thread(target=fly, daemon=True).start()
+        return True
 
     def _land(self, flight: _Flight, tasks: list[TaskRow], start: float) -> StepGames | None:
         """Return games that were asked for ahead; None where they have to be played now."""
         version = flight.request.version
         try:
             with remind_while_waiting(
-                f"the games of version {version}, which were asked for a step ahead"
+                f"the games of version {version}, which were asked for ahead"
             ):
                 games, seconds = flight.answer.result()
         except ServerError as error:

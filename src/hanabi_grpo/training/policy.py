@@ -342,7 +342,7 @@ def without_checkpointing(layers: Sequence[GradientCheckpointingLayer]) -> Itera
 class EarlierVersions:
     """All adapters' weights at the last weight syncs, on the CPU. Every rank keeps its own copy.
 
-    With HANABI_OVERLAP=1 games are sampled with version v and learned from at v + 1, so π_old in
+    With HANABI_OVERLAP=K games are sampled with version v and learned from at v + K, so π_old in
     PPO's ratio (`loss`) is version v. Its logprobs are this trainer's own under the kept weights,
     so that the mismatch check and HANABI_SAMPLER_CORRECTION compare trainer and sampler at one
     version. The mismatch check looks at the version before the one that should have sampled.

@@ -104,7 +104,7 @@ class PlayedStep:
     version: int
     """Of the adapters that learn from them: finished steps."""
     games: StepGames
-    """As they came from the servers; with HANABI_OVERLAP=1 of the version before."""
+    """As they came from the servers; with HANABI_OVERLAP of an earlier version."""
     used: UsedGames
     """Which of them are counted, and which are learned from."""
     seats: SeatAssignment
@@ -234,7 +234,7 @@ class TrainingRun:
                 settings.parity_tolerance,
             )
         self._earlier = EarlierVersions(
-            self._policy.model, behind=int(settings.overlap) + int(is_relative)
+            self._policy.model, behind=settings.overlap + int(is_relative)
         )
         self._mismatch = MismatchCheck(
             self._policy,
@@ -449,9 +449,7 @@ class TrainingRun:
             link = self._parts.link
             link.use_partner_record(self._partners_seen_at(step))
             games = self._ahead.take(tasks, version)
-            if self._settings.overlap and step + 1 < self._parts.max_steps:
-                link.use_partner_record(self._partners_seen_at(step + 1))
-                self._ahead.ask(self._tasks.of_step(step + 1, self._plan.tasks), version)
+            self._ask_ahead(step, version)
             self._remember_late_tasks(tasks, games)
             seats = SeatAssignment.at_version(
                 self._settings,
@@ -492,9 +490,19 @@ class TrainingRun:
             )
         return played
 
+    def _ask_ahead(self, step: int, version: int) -> None:
+        """Ask for the games of the next HANABI_OVERLAP steps, as far as that is not done."""
+        first = step + 1 + self._ahead.num_asked
+        last = min(step + self._settings.overlap, self._parts.max_steps - 1)
+        for later_step in range(first, last + 1):
+            self._parts.link.use_partner_record(self._partners_seen_at(later_step))
+            tasks = self._tasks.of_step(later_step, self._plan.tasks)
+            if not self._ahead.ask(tasks, version):
+                return
+
     def _partners_seen_at(self, step: int) -> PartnerRecord:
         """Return what the draws of a step's partners may know, the same in a resumed run."""
-        return self.state.partners.before(step - int(self._settings.overlap))
+        return self.state.partners.before(step - self._settings.overlap)
 
     def _remember_partners(self, step: int, played: PlayedStep) -> None:
         """Count a step's games with partners, for later draws and for checkpoints."""
@@ -679,6 +687,11 @@ class TrainingRun:
             # π_old, and what is compared with the sampler, is the policy that sampled.
             with self._metrics.timed("time/recall"), self._earlier.using(sampled_by):
                 self._fix_old_logprobs(batches, sampled_by)
+            if self._settings.decoupled_loss:
+                # What was compared stays compared; π_old is the policy of now.
+                with self._metrics.timed("time/recall"):
+                    for batch in batches:
+                        batch.old_logprobs = self._policy.fixed_logprobs(batch)
         elif any(batch.part for batch in batches):
             with self._metrics.timed("time/recall"):
                 self._fix_old_logprobs(batches, sampled_by)

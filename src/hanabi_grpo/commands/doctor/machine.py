@@ -13,7 +13,8 @@ from hanabi_grpo.runs.run_folder import check_fresh, holder_of
 
 _SHARED_MEMORY = Path("/dev/shm")
 _VERSIONS_IN_FLIGHT = 3
-"""Versions of an adapter at once: one is served, one is staged, and games still use a third."""
+"""Versions of an adapter at once: one is served, one is staged, and games still use a third. With
+HANABI_OVERLAP above 1 games use as many older ones."""
 _PARALLEL_BYTES = 1 << 30
 """What processes that share a model or gradients exchange through shared memory (NCCL)."""
 _LARGE_MODEL_BYTES = 200 * 10**6
@@ -105,7 +106,8 @@ def shared_memory_checks(context: Context) -> Check | None:
     if context.serves and context.adapter_parameters:
         bytes_per_number = 4 if settings.dtype == "float32" else 2
         parameters = context.adapter_parameters * context.num_adapters
-        needed = _VERSIONS_IN_FLIGHT * bytes_per_number * parameters
+        versions = _VERSIONS_IN_FLIGHT + max(0, settings.overlap - 1)
+        needed = versions * bytes_per_number * parameters
         finding += f", adapters take up to {amount(needed, 'B')}"
     elif context.serves and settings.device == "gpu":
         needed = _LARGE_MODEL_BYTES
