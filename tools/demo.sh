@@ -10,6 +10,7 @@
 #                one for a single player: frozen_lake, sokoban; a team that adds up: vote, debate, summary,
 #                pioneer_observer, revise; with a tool: vote-calculator, debate-calculator; or one whose seats hold a part each: split_sum, split_sum-2, hat_line (docs/teams.md)
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
+#   DEMO_MODEL_SEED  seed of the tiny model and its pretraining (0; in Hanabi unset: the shipped one)
 #   DEMO_STEPS   steps of 128 games (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
@@ -23,7 +24,7 @@ source tools/launch.sh
 game=${DEMO_ENV:-hanabi}
 if [ "$game" = tictactoe ]; then game=tic_tac_toe; fi
 deals=${DEMO_DEALS:-1000}
-for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
+for knob in DEMO_SEED DEMO_MODEL_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
     if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
         echo "demo: $knob='${!knob}': must be a whole number." >&2
         exit 2
@@ -43,7 +44,7 @@ source tools/session.sh
 case $game in
     hanabi)
         steps=60
-        own_board=""
+        own_board=${DEMO_MODEL_SEED:+yes}
         for variable in PRESET PLAYERS COLORS RANKS HAND_SIZE INFORMATION_TOKENS LIFE_TOKENS DEDUCTIONS; do
             if given "HANABI_$variable"; then own_board=yes; fi
         done
@@ -108,14 +109,15 @@ esac
 steps=${DEMO_STEPS:-$steps}
 if [ "$game" != hanabi ]; then
     # A preset has its environment's name, or begins with it.
-    export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game${HANABI_PLAYERS:+-$HANABI_PLAYERS-players}
+    export HANABI_ENV=${game%%-*} HANABI_PRESET=$game
+    export MODEL=outputs/tiny-$game${HANABI_PLAYERS:+-$HANABI_PLAYERS-players}${DEMO_MODEL_SEED:+-seed-$DEMO_MODEL_SEED}
     export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
     unset DATASET
     say "0 of 5: the tiny model of $game, made once: $MODEL"
-    run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0
+    run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
 elif [ -n "$own_board" ]; then
     say "0 of 5: the tiny model of this board: $MODEL"
-    run - hanabi-grpo tiny-model --out "$MODEL" --seed 0
+    run - hanabi-grpo tiny-model --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
 fi
 start_session "${DEMO_PORT:-}"
 
