@@ -5,6 +5,7 @@ The servers are processes of their own (`server`), reached through `training.fle
 
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from safetensors.torch import save
 
 from hanabi_grpo.client.answers import checked_games
 from hanabi_grpo.client.calls import read_answer
+from hanabi_grpo.client.fleet import share_tasks
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.rollout.messages import RolloutAnswer, RolloutRequest, TaskRequest, read_tasks
@@ -37,10 +39,13 @@ from scale.simulation import Costs, Game
 TINY_MODEL = Path(__file__).parents[2] / "data/tiny-model"
 GROUP = 16
 """NUM_GENERATIONS."""
+_NEARLY_AT_ONCE = EngineSpeed(pass_seconds=1e-5, sequence_seconds=0.0)
+"""So fast that everything else is what takes time."""
 _START_SECONDS = 120.0
 _SETTLE_SECONDS = 0.3
 """After which a server has nothing left to do."""
 _MANY_TASKS = 1 << 20
+_MANY_SERVERS = 64
 
 
 def qwen3_4b_shapes() -> Shapes:
@@ -113,9 +118,9 @@ class Fleet:
         self.version += 1
         self.link.push_exported(adapters, self.version)
 
-    def server_seconds(self) -> float:
-        """Return the processor time of all servers so far."""
-        time.sleep(_SETTLE_SECONDS)
+    def server_seconds(self, settle: float = _SETTLE_SECONDS) -> float:
+        """Return the processor time of all servers so far, once they have had time to finish."""
+        time.sleep(settle)
         seconds = 0.0
         for process in self.processes:
             times = process.cpu_times()
@@ -131,7 +136,6 @@ def running_fleet(
     speed: EngineSpeed,
     num_replicas: int = 1,
     shapes: Shapes = SMALL_SHAPES,
-    instant: bool = False,
     reply_tokens: int = 128,
     preset: str = "laptop",
 ) -> Iterator[Fleet]:
@@ -143,7 +147,6 @@ def running_fleet(
         speed: Of each GPU.
         num_replicas: GPUs of each server.
         shapes: Of the layers that adapters cover.
-        instant: Whether replies take no time.
         reply_tokens: Length of each reply.
         preset: The board.
 
@@ -160,7 +163,6 @@ def running_fleet(
                 speed=speed,
                 num_replicas=num_replicas,
                 shapes=shapes,
-                instant=instant,
             )
             command = [sys.executable, "-m", "scale.server", plan_to_text(plan)]
             started.append(
@@ -206,15 +208,30 @@ class RealStep:
     seconds: float
     """From the request until the trainer has all episodes."""
     groups: list[list[Episode]]
+    foreign: float
+    """Share of the processor's time meanwhile that other programs took."""
 
 
 def real_step(fleet: Fleet, num_episodes: int) -> RealStep:
     """Play one step on all servers as a trainer does."""
     tasks = fleet.tasks(num_episodes)
+    busy_before = _busy_seconds()
+    own_before = fleet.server_seconds(settle=0.0) + time.process_time()
     start = time.perf_counter()
     result = fleet.link.play(tasks, fleet.names, fleet.version)
     seconds = time.perf_counter() - start
-    return RealStep(seconds=seconds, groups=result.groups)
+    own = fleet.server_seconds(settle=0.0) + time.process_time() - own_before
+    foreign = (_busy_seconds() - busy_before - own) / seconds
+    return RealStep(seconds=seconds, groups=result.groups, foreign=max(0.0, foreign))
+
+
+def _busy_seconds() -> float:
+    """Return how long the cores that this process may use have worked since the machine's start."""
+    times = psutil.cpu_times(percpu=True)
+    seconds = 0.0
+    for core in os.sched_getaffinity(0):
+        seconds += sum(times[core]) - times[core].idle - times[core].iowait
+    return seconds
 
 
 def games_of(groups: list[list[Episode]]) -> list[Game]:
@@ -239,7 +256,7 @@ class Measured:
 def measure(
     folder: Path, *, num_episodes: int = 512, reply_tokens: int = 128, preset: str = "laptop"
 ) -> Measured:
-    """Measure every part on one real server whose engine answers at once.
+    """Measure every part on one real server whose engine takes nearly no time.
 
     Args:
         folder: An empty one.
@@ -248,13 +265,11 @@ def measure(
         preset: The board.
     """
     shapes = qwen3_4b_shapes()
-    speed = EngineSpeed(pass_seconds=1.0, sequence_seconds=0.0)
     with running_fleet(
         folder,
         1,
-        speed=speed,
+        speed=_NEARLY_AT_ONCE,
         shapes=shapes,
-        instant=True,
         reply_tokens=reply_tokens,
         preset=preset,
     ) as fleet:
@@ -277,7 +292,7 @@ def _measure_games(
     tasks = fleet.tasks(num_episodes)
     start = time.process_time()
     request = fleet.link.prepare(tasks, fleet.names, fleet.version)
-    prepare = (time.process_time() - start) / len(tasks)
+    share_tasks(request.tasks, _MANY_SERVERS)
     rows = []
     for task in request.tasks:
         rows.append({name: task[name] for name in TaskRequest.__struct_fields__ if name in task})
@@ -291,6 +306,8 @@ def _measure_games(
             "seats": request.own,
         },
     )
+    requested = read_tasks(body)
+    prepare = (time.process_time() - start) / len(tasks)
     servers_before = fleet.server_seconds()
     content = _answer(fleet, body)
     server = fleet.server_seconds() - servers_before
@@ -302,7 +319,7 @@ def _measure_games(
     memory_before = psutil.Process().memory_info().rss
     own_before = time.process_time()
     answer = read_answer("", RolloutAnswer, content, "measuring")
-    result = checked_games(answer, read_tasks(body))
+    result = checked_games(answer, requested)
     decode = (time.process_time() - own_before) / num_episodes
     memory = psutil.Process().memory_info().rss - memory_before
     own_before = time.process_time()

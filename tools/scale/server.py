@@ -44,8 +44,6 @@ class ServerPlan:
     """GPUs, each with a copy of the model."""
     shapes: Shapes
     """Of the linear layers that an adapter covers."""
-    instant: bool = False
-    """Replies take no time at all: for measuring what everything else takes."""
 
 
 class WideChat(ChatFormat):
@@ -64,7 +62,6 @@ class RatedEngine(StandIn):
         """Begin idle."""
         super().__init__()
         self.num_copies = plan.num_replicas
-        self._is_instant = plan.instant
         self._replicas: list[Replica[asyncio.Future[None]]] = []
         for _ in range(plan.num_replicas):
             self._replicas.append(Replica(plan.speed))
@@ -79,10 +76,9 @@ class RatedEngine(StandIn):
         adapter: AdapterHandle | None,
         game: int | None = None,
     ) -> Sample:
-        """Return as many ids as are allowed, which spell no move: a random one is played instead."""
+        """Return as many ids as are allowed; they spell no move, so a random one is played."""
         number = (game or 0) % len(self._replicas)
-        if not self._is_instant:
-            await self._wait(number, sampling.max_tokens)
+        await self._wait(number, sampling.max_tokens)
         return self._samples(sampling.max_tokens)
 
     def _samples(self, num_tokens: int) -> Sample:

@@ -14,8 +14,9 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
+from hanabi_grpo.client.fleet import REQUESTS_AT_ONCE, cut_request
 from scale.replica import EngineSpeed, Replica
 
 Game = tuple[int, ...]
@@ -47,6 +48,18 @@ class Costs:
     episode_memory: float
     """Bytes of the trainer's memory that one decoded episode takes."""
 
+    def slowed(self, foreign: float) -> "Costs":
+        """Return the costs where other programs take a share of the processor."""
+        factor = 1.0 / (1.0 - foreign)
+        seconds = {}
+        for name in _SECONDS:
+            seconds[name] = getattr(self, name) * factor
+        return replace(self, **seconds)
+
+
+_SECONDS = ("turn", "encode", "prepare", "receive", "decode", "accept", "push", "store")
+"""Fields of `Costs` that are processor time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -75,10 +88,8 @@ class Work:
     """Of all adapters of a team."""
     sync_seconds: float = 0.0
     """Of a weight sync with one server beyond sending and storing bytes: export, loading."""
-    requests: Callable[[int], list[int]] = field(default=lambda num_groups: [num_groups])
-    """Into how many groups each a server's share is cut; see `client.fleet.request_sizes`."""
-    requests_at_once: int = 1
     seed: int = 0
+    """Decides which games are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +223,10 @@ class _Simulation:
             share += number < num_groups % len(self.servers)
             if not share:
                 continue
-            for size in self._work.requests(share):
-                games = rng.choices(self._work.games, k=size * self._work.group_size)
-                server.unasked.append(_Request(server, games, len(games)))
-            for _ in range(min(self._work.requests_at_once, len(server.unasked))):
+            for num_games in request_sizes(share, self._work.group_size):
+                games = rng.choices(self._work.games, k=num_games)
+                server.unasked.append(_Request(server, games, num_games))
+            for _ in range(min(REQUESTS_AT_ONCE, len(server.unasked))):
                 self._at(prepared, lambda now, server=server: self._ask(now, server))
         while self._events:
             now, _, action = heapq.heappop(self._events)
@@ -305,6 +316,14 @@ class _Simulation:
             self._ask(now, request.server)
 
         self._at(end, done)
+
+
+def request_sizes(num_groups: int, group_size: int) -> list[int]:
+    """Return the games of each request by which the client asks one server for so many groups."""
+    tasks = []
+    for seed in range(num_groups):
+        tasks.append({"env_config": {}, "suite": "train", "seed": seed})
+    return [len(part) * group_size for part in cut_request(tasks, group_size)]
 
 
 def sync_seconds(cluster: Cluster, work: Work, costs: Costs) -> float:
