@@ -318,6 +318,28 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     assert 0 < single.cached_tokens < single.prompt_tokens
 
 
+def test_the_digest_of_an_adapter_is_computed_once_for_all_servers(
+    apps: tuple[RunningApp, RunningApp],
+    fleet: Callable[..., FleetLink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digested: list[bytes] = []
+    compute = rollout_client.weights_digest
+
+    def count(weights: bytes) -> str:
+        digested.append(weights)
+        return compute(weights)
+
+    monkeypatch.setattr(rollout_client, "weights_digest", count)
+    monkeypatch.setattr(fleet_link, "weights_digest", count)
+    link = fleet()
+    link.connect(0)
+    link.push(None, PLAYERS, 7)
+    assert digested == [adapter_bytes(0.5)] * len(PLAYERS)
+    for app in apps:
+        assert app.store.versions() == {"player_0": 7, "player_1": 7}
+
+
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(
     apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
 ) -> None:

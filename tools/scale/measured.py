@@ -22,6 +22,7 @@ from safetensors.torch import save
 from hanabi_grpo.client.answers import checked_games
 from hanabi_grpo.client.calls import read_answer
 from hanabi_grpo.client.fleet import share_tasks
+from hanabi_grpo.client.rollout_client import weights_digest
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.rollout.messages import RolloutAnswer, RolloutRequest, TaskRequest, read_tasks
@@ -253,6 +254,15 @@ class Measured:
     """Of a team's adapters of Qwen3-4B's size."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCosts:
+    """Processor time of a byte of an adapter, see `Costs`."""
+
+    push: float
+    digest: float
+    store: float
+
+
 def measure(
     folder: Path, *, num_episodes: int = 512, reply_tokens: int = 128, preset: str = "laptop"
 ) -> Measured:
@@ -280,14 +290,19 @@ def measure(
         own_before = time.process_time()
         fleet.push(adapters)
         push = (time.process_time() - own_before) / adapter_bytes
+        own_before = time.process_time()
+        for body, _ in adapters.values():
+            weights_digest(body)
+        digest = (time.process_time() - own_before) / adapter_bytes
         store = (fleet.server_seconds() - servers_before) / adapter_bytes
         # The first games fill caches.
         real_step(fleet, GROUP)
-        return _measure_games(fleet, num_episodes, adapter_bytes, push=push, store=store)
+        costs = AdapterCosts(push=push - digest, digest=digest, store=store)
+        return _measure_games(fleet, num_episodes, adapter_bytes, costs)
 
 
 def _measure_games(
-    fleet: Fleet, num_episodes: int, adapter_bytes: int, *, push: float, store: float
+    fleet: Fleet, num_episodes: int, adapter_bytes: int, adapters: AdapterCosts
 ) -> Measured:
     tasks = fleet.tasks(num_episodes)
     start = time.process_time()
@@ -339,8 +354,9 @@ def _measure_games(
         receive=receive,
         decode=decode,
         accept=accept,
-        push=push,
-        store=store,
+        push=adapters.push,
+        digest=adapters.digest,
+        store=adapters.store,
         episode_bytes=len(content) / num_episodes,
         episode_memory=memory / num_episodes,
     )

@@ -41,6 +41,8 @@ class Costs:
     """Trainer: one episode compared with what was asked for."""
     push: float
     """Trainer: one byte of an adapter, sent to one server."""
+    digest: float
+    """Trainer: one byte of an adapter, for its sha256, whatever the number of servers."""
     store: float
     """Server: one byte of an adapter, received, checked and written."""
     episode_bytes: float
@@ -57,7 +59,7 @@ class Costs:
         return replace(self, **seconds)
 
 
-_SECONDS = ("turn", "encode", "prepare", "receive", "decode", "accept", "push", "store")
+_SECONDS = ("turn", "encode", "prepare", "receive", "decode", "accept", "push", "digest", "store")
 """Fields of `Costs` that are processor time."""
 
 
@@ -333,11 +335,13 @@ def sync_seconds(cluster: Cluster, work: Work, costs: Costs) -> float:
     them, and each server stores its own meanwhile.
     """
     sent = cluster.num_servers * work.adapter_bytes
+    digesting = work.adapter_bytes * costs.digest
     stored = work.adapter_bytes * costs.store
     if cluster.one_core:
-        return work.sync_seconds + sent * costs.push + cluster.num_servers * stored
+        stored *= cluster.num_servers
+        return work.sync_seconds + digesting + sent * costs.push + stored
     sending = max(sent * costs.push, sent / cluster.bytes_per_second)
-    return work.sync_seconds + sending + stored
+    return work.sync_seconds + digesting + sending + stored
 
 
 def simulate(cluster: Cluster, work: Work, costs: Costs) -> Step:

@@ -95,7 +95,8 @@ def lines(
         episodes: Episodes a step.
     """
     costs = measured.costs
-    one = measured.adapter_bytes * (max(costs.push, 1 / bytes_per_second) + costs.store)
+    each = max(costs.push, 1 / bytes_per_second) + costs.digest + costs.store
+    one = measured.adapter_bytes * each
     for num_episodes in episodes:
         work = Work(
             num_episodes=num_episodes,
@@ -120,7 +121,7 @@ def lines(
 
 
 HEAD = """\
-| episodes | servers | step, s | weight sync, s | games, s | after them, s | idle | full batch | loop | \
+| episodes | servers | step, s | sync, s | games, s | after, s | idle | full batch | loop | \
 in, MB | out, MB | process 0, s | limit |
 |---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|
 """

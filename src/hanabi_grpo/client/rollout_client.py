@@ -150,6 +150,11 @@ def _describe_base(settings: Settings, name: str) -> dict[str, str]:
     }
 
 
+def weights_digest(weights: bytes) -> str:
+    """Return the sha256 of an adapter's bytes, in hexadecimal digits."""
+    return hashlib.sha256(weights).hexdigest()
+
+
 class RolloutClient:
     """One connection to one rollout server; used as a context it releases its session at the end.
 
@@ -333,13 +338,18 @@ class RolloutClient:
             self.close()
 
     def push(
-        self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
+        self,
+        version: int,
+        adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]],
+        digests: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Upload every adapter, commit them, and check the receipts.
 
         Args:
             version: Policy version, the optimizer steps behind the weights.
             adapters: By name, safetensors bytes and PEFT configuration.
+            digests: By name the `weights_digest`, where several servers get the same adapters;
+                None: they are computed.
 
         Returns:
             {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256",
@@ -350,7 +360,7 @@ class RolloutClient:
         """
         pushed = {}
         for name, (weights, config) in adapters.items():
-            sha256 = hashlib.sha256(weights).hexdigest()
+            sha256 = weights_digest(weights) if digests is None else digests[name]
             pushed[name] = (version, sha256, config_digest(config))
             what = f"pushing {name}@{version}"
             self._upload(what, f"/adapters/{name}", version, weights, config, sha256=sha256)
@@ -397,7 +407,7 @@ class RolloutClient:
         Raises:
             ServerError: The server refused it, or its receipt does not match the upload.
         """
-        sha256 = hashlib.sha256(weights).hexdigest()
+        sha256 = weights_digest(weights)
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
         what = f"uploading {seat}"
@@ -476,7 +486,7 @@ class RolloutClient:
             0,
             weights,
             config,
-            sha256=hashlib.sha256(weights).hexdigest(),
+            sha256=weights_digest(weights),
             headers={"x-token-ids": json.dumps([list(ids) for ids in sequences])},
         )
         try:

@@ -25,6 +25,7 @@ from hanabi_grpo.client.fleet import (
     share_tasks,
     side_by_side,
 )
+from hanabi_grpo.client.rollout_client import weights_digest
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
@@ -114,9 +115,11 @@ class FleetLink:
 
     def push_exported(self, exported: Adapters, version: int) -> None:
         """Do what `push` does, with adapters in the servers' number format."""
+        # Once for all servers: with many of them it would be most of what this process does.
+        digests = {name: weights_digest(weights) for name, (weights, _) in exported.items()}
         calls = {}
         for server, link in self.links.items():
-            calls[server] = partial(link.push_exported, exported, version)
+            calls[server] = partial(link.push_exported, exported, version, digests)
         side_by_side(calls)
         self._check_alike()
 
