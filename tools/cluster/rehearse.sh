@@ -2,7 +2,7 @@
 # run.sh on one machine without GPUs: four network namespaces on a bridge stand for four machines. Linux, no root needed.
 #
 #   bash tools/cluster/rehearse.sh                 # two servers, two trainer machines, the tiny model, MAX_STEPS=2
-#   KILL_AFTER=60 bash tools/cluster/rehearse.sh   # all that runs on the second server machine is killed after 60 seconds
+#   KILL_AT_STEP=2 bash tools/cluster/rehearse.sh  # after step 2 all that runs on the second server machine is killed
 #
 # Each namespace has an address and ports of its own and nothing else; they share files, as a cluster's machines do.
 set -euo pipefail
@@ -24,9 +24,10 @@ printf '#!/bin/sh\nexec nsenter --net=/run/netns/"$@"\n' >/run/on
 chmod +x /run/on
 # Gloo takes the address of the machine's name, which is that of no namespace here.
 export CLUSTER_SHELL=/run/on GPUS=0 GLOO_SOCKET_IFNAME=eth0 MAX_STEPS=${MAX_STEPS:-2} REPORT_TO=none
-if [ -n "${KILL_AFTER:-}" ]; then
+export OUTPUT_DIR=${OUTPUT_DIR:-$PWD/outputs/cluster-$(date +%Y%m%d-%H%M%S)}
+if [ -n "${KILL_AT_STEP:-}" ]; then
     (
-        sleep "$KILL_AFTER"
+        until [ "$(cat "$OUTPUT_DIR/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$KILL_AT_STEP" ]; do sleep 0.5; done
         echo "rehearse: 10.77.0.2 is killed"
         ip netns pids 10.77.0.2 | xargs -r kill -KILL
     ) &
