@@ -59,11 +59,14 @@ def check(
     reply_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 128,
 ) -> None:
     """Play steps on real servers on this machine, and simulate the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        costs = measure(Path(folder), num_episodes=1024, reply_tokens=reply_tokens).costs
     for number in servers or [1, 2, 4]:
         with tempfile.TemporaryDirectory() as folder:
             typer.echo(
                 compare(
                     Path(folder),
+                    costs,
                     num_servers=number,
                     num_episodes=number * episodes,
                     reply_tokens=reply_tokens,

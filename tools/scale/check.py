@@ -8,12 +8,11 @@ from scale.measured import (
     SMALL_SHAPES,
     games_of,
     made_adapters,
-    measure,
     real_step,
     running_fleet,
 )
 from scale.replica import EngineSpeed
-from scale.simulation import Cluster, Work, simulate
+from scale.simulation import Cluster, Costs, Work, simulate
 
 SPEED = EngineSpeed(pass_seconds=7.5e-3, sequence_seconds=6e-5)
 """About that of `table.calibrated`."""
@@ -49,31 +48,26 @@ class Comparison:
 
 def compare(
     folder: Path,
+    costs: Costs,
     *,
     num_servers: int,
     num_episodes: int,
     reply_tokens: int = 128,
     speed: EngineSpeed = SPEED,
-    num_measured: int = 1024,
 ) -> Comparison:
-    """Play one step on real servers, and simulate it with what the parts cost here and now.
+    """Play one step on real servers, and simulate it.
 
     All processes share one core: set this process's affinity before.
 
     Args:
         folder: An empty one.
+        costs: Of the parts on this machine, with replies of the same length.
         num_servers: Server processes, with one GPU each.
         num_episodes: Of the step.
         reply_tokens: Length of each reply.
         speed: Of each GPU.
-        num_measured: Games with which the costs are measured.
     """
-    first = folder / "measured"
-    second = folder / "step"
-    first.mkdir()
-    second.mkdir()
-    costs = measure(first, num_episodes=num_measured, reply_tokens=reply_tokens).costs
-    with running_fleet(second, num_servers, speed=speed, reply_tokens=reply_tokens) as fleet:
+    with running_fleet(folder, num_servers, speed=speed, reply_tokens=reply_tokens) as fleet:
         fleet.push(made_adapters(SMALL_SHAPES, fleet.names))
         # The first games fill caches.
         real_step(fleet, num_servers * GROUP)
