@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from swift.arguments import RLHFArguments
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hanabi_grpo.errors import SettingsError
@@ -22,6 +21,12 @@ from hanabi_grpo.settings.pass_through import (
     option_tables,
 )
 from hanabi_grpo.training.pipeline import swift_options
+
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ImportError:
+    # Before 0.33.
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 OURS = {"hanabi_settings"}
 """Options that the project adds to ms-swift's."""

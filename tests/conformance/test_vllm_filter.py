@@ -128,6 +128,39 @@ def test_vllms_sampler_hands_on_what_ours_shows_after_the_temperature(
     torch.testing.assert_close(shown, logprobs[tokens], rtol=1e-5, atol=1e-6)
 
 
+_LAST = 7
+"""Parameters of the second model runner's method up to top-p, which all versions have."""
+
+
+def parameters(method: Any) -> list[str]:
+    return list(inspect.signature(method).parameters)
+
+
+def further_arguments() -> list[bool]:
+    """Return what vLLM's version hands its method behind top-p."""
+    values = {"has_topp_only_rows": True, "use_fused_sampler": False}
+    return [values[name] for name in parameters(vllm_filter.stock_sample_random)[_LAST:]]
+
+
+def test_what_a_newer_vllm_hands_on_besides_reaches_its_own_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM 0.33 has `has_topp_only_rows` before `use_fused_sampler`."""
+    handed: list[Any] = []
+
+    def newer(self: Any, logits: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, Any]:
+        handed.extend(arguments)
+        logits.fill_(0.0)
+        return logits.argmax(-1), logits
+
+    monkeypatch.setattr(vllm_filter, "stock_sample_random", newer)
+    top_k = columns(2, 1.0)["k"]
+    arguments: Any = ("map", "map_np", "pos", top_k, None, True, False)
+    _, whole = vllm_filter.sample_random(SimpleNamespace(), logits_of(), *arguments)  # type: ignore[arg-type]
+    assert handed == list(arguments)
+    torch.testing.assert_close(whole, logits_of())
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
 def test_the_second_model_runner_draws_what_passes_and_hands_on_the_whole_logits(
     monkeypatch: pytest.MonkeyPatch, top_k: int, top_p: float
@@ -143,7 +176,7 @@ def test_the_second_model_runner_draws_what_passes_and_hands_on_the_whole_logits
     states = SimpleNamespace(temperature=SimpleNamespace(gpu=None), seeds=SimpleNamespace(gpu=None))
     sampler: Any = SimpleNamespace(sampling_states=states, use_fp64_gumbel=False)
     filters = columns(top_k, top_p)
-    arguments = (None, None, None, filters["k"], filters["p"], False)
+    arguments = (None, None, None, filters["k"], filters["p"], *further_arguments())
     _, stock_logits = vllm_filter.stock_sample_random(sampler, logits_of(), *arguments)
     assert stock_logits.isinf().any(), "vLLM hands on what passes alone"
     _, whole = vllm_filter.sample_random(sampler, logits_of(), *arguments)
@@ -155,9 +188,10 @@ def test_the_second_model_runner_draws_what_passes_and_hands_on_the_whole_logits
 def test_the_second_model_runner_makes_logprobs_of_what_the_replaced_method_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = inspect.signature(vllm_filter.sample_random)
-    stock = inspect.signature(vllm_filter.stock_sample_random)
-    assert list(own.parameters) == list(stock.parameters)
+    assert (
+        parameters(vllm_filter.sample_random)[:_LAST]
+        == parameters(vllm_filter.stock_sample_random)[:_LAST]
+    )
     monkeypatch.setattr(second_sampler, "gumbel_sample", lambda logits, *_, **__: logits.argmax(-1))
 
     class Processed(second_sampler.Sampler):
@@ -167,12 +201,13 @@ def test_the_second_model_runner_makes_logprobs_of_what_the_replaced_method_retu
 
         def __init__(self) -> None:
             filters = columns(2, 1.0)
+            all_rows = further_arguments()[:-1]
             self.logprobs_mode = "processed_logprobs"
             self.use_fp64_gumbel = False
             self.use_flashinfer = True
             self.use_xpu_sampler = False
             self.sampling_states: Any = SimpleNamespace(
-                get_top_k_top_p=lambda *_: (filters["k"], filters["p"]),
+                get_top_k_top_p=lambda *_: (filters["k"], filters["p"], *all_rows),
                 temperature=SimpleNamespace(gpu=None),
                 seeds=SimpleNamespace(gpu=None),
             )

@@ -5,6 +5,7 @@ Bad servers are in tests/faults.
 
 import hashlib
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from bad_server import bad_server, http, says, silent
 from fake_engine import LAPTOP, task
+from hanabi_grpo.client.calls import bounded_client
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.envs.base import Setup
@@ -20,6 +22,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
+from local_service import LocalService, QuietHandler, served
 from server_app import (
     PEFT_CONFIG,
     PLAYERS,
@@ -87,6 +90,29 @@ def test_a_receipt_that_is_not_for_what_was_sent_is_an_error(
         if "receipts" in answer(right):
             with pytest.raises(ServerError, match="receipt for player_1 is None"):
                 client.push(7, {"player_0": (BODY, PEFT_CONFIG), "player_1": (BODY, PEFT_CONFIG)})
+
+
+class _KeepsAll(QuietHandler):
+    """Takes an upload in small pieces."""
+
+    def do_PUT(self) -> None:
+        left = int(self.headers["Content-Length"])
+        while left:
+            left -= len(self.rfile.read(min(left, 64 << 10)))
+        self.give(b"{}")
+
+
+def test_an_upload_is_not_copied_again_for_every_piece_that_is_sent() -> None:
+    body = bytes(64 << 20)
+    with served(LocalService(_KeepsAll)) as server, bounded_client(timeout=60.0) as http_client:
+        tracemalloc.start()
+        try:
+            answer = http_client.put(server.url, content=body)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert answer.status_code == 200
+    assert peak < len(body) / 4
 
 
 def test_headers_name_the_run_from_the_opening_to_the_release_and_the_key_is_always_there() -> None:

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import task, task_row
+from hanabi_grpo.client import rollout_client
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.fleet import (
     check_alike,
+    cut_request,
     each_server,
     merge_shares,
     server_url,
@@ -173,6 +175,72 @@ def test_every_task_is_played_once_and_comes_back_to_its_place(
     assert share_tasks(with_seats, num_servers) == shares
 
 
+def test_a_long_request_is_cut_the_first_part_half_as_long_and_no_task_that_is_named_twice() -> (
+    None
+):
+    tasks = [task(seed) for seed in (0, 1, 2, 3, 0, 4, 5)]
+    assert cut_request(tasks, 2, most_games=14) == [[0, 1, 2, 3, 4, 5, 6]]
+    assert cut_request(tasks, 2, most_games=8) == [[0, 4], [1, 2, 3, 5], [6]]
+    # A task's games are never divided, even where they are more than a request should have.
+    assert cut_request(tasks, 2, most_games=2) == [[0, 4], [1], [2], [3], [5], [6]]
+    assert cut_request([], 2) == [[]]
+
+
+def test_very_many_games_come_in_several_requests_and_are_those_of_one(
+    apps: tuple[RunningApp, RunningApp],
+    fleet: Callable[..., FleetLink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = fleet(apps[:1])
+    link.connect(0)
+    link.push(None, PLAYERS, 7)
+    in_one = link.play(TASKS, PLAYERS, 7)
+    seeds = Counter(apps[0].engine.seeds)
+    apps[0].engine.seeds.clear()
+    sizes: list[int] = []
+
+    def cut(tasks: Sequence[Mapping[str, Any]], num_games: int) -> list[list[int]]:
+        parts = cut_request(tasks, num_games, most_games=4)
+        sizes.extend(len(part) for part in parts)
+        return parts
+
+    monkeypatch.setattr(rollout_client, "cut_request", cut)
+    in_parts = link.play(TASKS, PLAYERS, 7)
+    assert sizes == [1, 2, 2]
+    assert in_parts == in_one
+    assert Counter(apps[0].engine.seeds) == seeds, "the size of a request changes no reply"
+
+
+def test_a_request_of_several_that_fails_ends_all_and_no_further_one_is_made(
+    apps: tuple[RunningApp, RunningApp],
+    fleet: Callable[..., FleetLink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = fleet(apps[:1])
+    link.connect(0)
+    link.push(None, PLAYERS, 7)
+    [server_link] = link.links.values()
+    num_asked = 0
+    play_one = server_link.client._play
+
+    def count(fields: Mapping[str, Any]) -> RolloutResult:
+        nonlocal num_asked
+        num_asked += 1
+        return play_one(fields)
+
+    monkeypatch.setattr(server_link.client, "_play", count)
+    with pytest.raises(ServerError, match="player_0@8 is required"):
+        server_link.client.play(
+            [task(seed) for seed in range(40)],
+            num_games=500,
+            max_tokens=4,
+            temperature=1.0,
+            seats=("player_0@8", "player_1@8"),
+        )
+    assert num_asked <= 2, "20,000 games are six requests"
+    assert apps[0].scheduler.games_played == 0
+
+
 def test_calls_are_made_at_the_same_time_and_the_first_failure_is_raised_once_all_have_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -248,6 +316,28 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     assert single.cached_tokens == shared.cached_tokens
     assert single.prompt_tokens == shared.prompt_tokens
     assert 0 < single.cached_tokens < single.prompt_tokens
+
+
+def test_the_digest_of_an_adapter_is_computed_once_for_all_servers(
+    apps: tuple[RunningApp, RunningApp],
+    fleet: Callable[..., FleetLink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digested: list[bytes] = []
+    compute = rollout_client.weights_digest
+
+    def count(weights: bytes) -> str:
+        digested.append(weights)
+        return compute(weights)
+
+    monkeypatch.setattr(rollout_client, "weights_digest", count)
+    monkeypatch.setattr(fleet_link, "weights_digest", count)
+    link = fleet()
+    link.connect(0)
+    link.push(None, PLAYERS, 7)
+    assert digested == [adapter_bytes(0.5)] * len(PLAYERS)
+    for app in apps:
+        assert app.store.versions() == {"player_0": 7, "player_1": 7}
 
 
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(

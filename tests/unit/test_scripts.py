@@ -345,6 +345,50 @@ def test_four_machines_with_addresses_of_their_own_reach_each_other(
         assert f"10.77.0.{client} - - " in logs["server-10.77.0.2"]
 
 
+KILLED = """\
+if [ "$1" = serve ]; then exec python3 -m http.server --bind 0.0.0.0 "$PORT"; fi
+[ "$1" = train ] || exit 0
+echo "key=$HANABI_API_KEY"
+until_it() { # until_it ANSWERS|IS-SILENT, for at most a minute
+    for _ in $(seq 300); do
+        if python3 -c "
+import urllib.request
+urllib.request.urlopen('http://10.77.0.2:$VLLM_SERVER_PORT', timeout=1)
+" 2>/dev/null; then now=ANSWERS; else now=IS-SILENT; fi
+        if [ "$now" = "$1" ]; then echo "$1" && return; fi
+        sleep 0.2
+    done
+    exit 9
+}
+until_it ANSWERS
+[ "$NODE_RANK" = 0 ] || exit 0
+mkdir "$OUTPUT_DIR"
+printf '{}\\n{}\\n' >"$OUTPUT_DIR/metrics.jsonl"
+until_it IS-SILENT
+until_it ANSWERS
+"""
+
+
+def test_a_server_machine_that_is_killed_serves_again_while_the_trainer_waits(
+    launch: Runner, checkout: Path, command_line: Path
+) -> None:
+    namespace = ["unshare", "--user", "--map-root-user", "--net", "true"]
+    if subprocess.run(namespace, capture_output=True).returncode:
+        pytest.skip("network namespaces cannot be made here (unshare --user --net)")
+    write_program(command_line, KILLED)
+    answer = launch(
+        "cluster/rehearse.sh",
+        OUTPUT_DIR=str(checkout / "run"),
+        KILL_AT_STEP="2",
+        RESTART_SECONDS="1",
+    )
+    logs = cluster_logs(checkout, answer)
+    assert "rehearse: 10.77.0.2 is killed" in answer.stdout
+    assert logs["trainer-0"].split()[-3:] == ["ANSWERS", "IS-SILENT", "ANSWERS"]
+    assert "the server on 10.77.0.2 ended with exit code" in logs["server-10.77.0.2"]
+    assert "started again" not in logs["server-10.77.0.1"]
+
+
 @pytest.mark.parametrize(
     "script",
     [*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"],

@@ -9,8 +9,9 @@
 #   HANABI_API_KEY      key of the servers (made up)
 #   CLUSTER_SHELL       a program that runs `bash -c LINE` on a machine, called with both (unset: srun in a job, else ssh)
 #
-# Other settings belong into .env or a profile, which all machines read. When the trainer ends or this script is stopped,
-# all parts are. NOT RUN on GPUs, nor on two machines; tools/cluster/rehearse.sh plays four on one.
+# Other settings belong into .env or a profile, which all machines read. A server that ends, or whose machine is gone, is
+# started again every RESTART_SECONDS (10): the trainer waits for it (HANABI_SERVER_TIMEOUT). When the trainer ends or this
+# script is stopped, all parts are. NOT RUN on GPUs, nor on two machines; tools/cluster/rehearse.sh plays four on one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 read -ra servers <<<"${SERVERS:?the machines that play}"
@@ -40,18 +41,30 @@ part() {
         exec 3<&0; env $(printf '%q ' "$@") </dev/null & part=\$!
         (cat <&3; kill -TERM \$part) >/dev/null 2>&1 & watch=\$!
         wait \$part; code=\$?; kill \$watch 2>/dev/null; exit \$code"
-    on "$machine" "$line" < <(echo "$key" && exec tail -f /dev/null --pid=$$) >"$run-logs/$log" 2>&1 &
+    run_part "$machine" "$line" >"$run-logs/$log" 2>&1 &
+}
+
+run_part() { # run_part MACHINE LINE, again and again where the part is a server
+    local code
+    while true; do
+        code=0
+        on "$1" "$2" < <(echo "$key" && exec tail -f /dev/null --pid=$$) || code=$?
+        [ -n "${restarts:-}" ] || return "$code"
+        echo "cluster: the server on $1 ended with exit code $code; it is started again in ${RESTART_SECONDS:-10} s"
+        sleep "${RESTART_SECONDS:-10}"
+    done
 }
 
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
+restarts=yes
 for machine in "${servers[@]}"; do
     settings=(HANABI_HOST=0.0.0.0 PORT="$port")
     [ "$gpus" = 0 ] || settings+=(CUDA_VISIBLE_DEVICES_SERVER="$visible" VLLM_DATA_PARALLEL_SIZE="$gpus")
     part "server-$machine.log" "$machine" "${settings[@]}" bash tools/rollout/rollout_hanabi_gym.sh
 done
-pids=()
+restarts='' pids=()
 for rank in "${!trainers[@]}"; do
     settings=(NNODES="${#trainers[@]}" NODE_RANK="$rank" MASTER_ADDR="${trainers[0]}" OUTPUT_DIR="$run")
     settings+=(VLLM_SERVER_HOST="$(IFS=,; echo "${servers[*]}")" VLLM_SERVER_PORT="$port" DEEPSPEED="${DEEPSPEED:-zero2}")

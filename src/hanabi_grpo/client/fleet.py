@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.values import split_address
+from hanabi_grpo.types import DroppedGame
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,14 @@ SAME_ON_ALL = {
     "max_model_len": "length of a conversation",
 }
 """Fields of a server's identity that must be the same on all servers, with their names."""
+REQUEST_GAMES = 4096
+"""Most games of one request; more are asked for in several, of which two are in flight.
+
+A server of 16 copies of a model with 256 replies each plays as many at once. The trainer reads one
+answer while the games of the next are played, holds the text of two answers at most, and
+HANABI_ROLLOUT_TIMEOUT is the time of one of them.
+"""
+REQUESTS_AT_ONCE = 2
 _Answer = TypeVar("_Answer")
 _Item = TypeVar("_Item")
 
@@ -90,8 +100,7 @@ def share_tasks(tasks: Sequence[Mapping[str, Any]], num_servers: int) -> list[li
     turns: dict[str, int] = {}
     for position, task in enumerate(tasks):
         env = task.get("env", "hanabi")
-        key = [task.get("env"), task["env_config"], task["suite"], task["seed"]]
-        name = json.dumps(key, sort_keys=True)
+        name = _task_name(task)
         positions.setdefault(name, []).append(position)
         max_turns = setup(env, task["env_config"]).spec.max_turns
         turns[name] = turns.get(name, 0) + max_turns
@@ -102,6 +111,47 @@ def share_tasks(tasks: Sequence[Mapping[str, Any]], num_servers: int) -> list[li
         load[server] += turns[name]
         shares[server].extend(positions[name])
     return [sorted(share) for share in shares]
+
+
+def _task_name(task: Mapping[str, Any]) -> str:
+    """Return what is the same for a task that is named twice, whoever plays it."""
+    key = [task.get("env"), task["env_config"], task["suite"], task["seed"]]
+    return json.dumps(key, sort_keys=True)
+
+
+def cut_request(
+    tasks: Sequence[Mapping[str, Any]], num_games: int, *, most_games: int = REQUEST_GAMES
+) -> list[list[int]]:
+    """Cut a request to one server into several of bounded size.
+
+    The first one is half as long as the others. Two are in flight, and the server plays them in
+    turn: so one is always in the middle when the other ends, and the last games of a request never
+    have the engine to themselves.
+
+    Args:
+        tasks: Tasks as `RolloutClient.play` takes them; one that is named twice is not divided,
+            since its games are counted on.
+        num_games: Games of each task.
+        most_games: Games of a request; one task may have more.
+
+    Returns:
+        Per request the positions of its tasks in ascending order; one request where all fit.
+    """
+    if len(tasks) * num_games <= most_games:
+        return [list(range(len(tasks)))]
+    positions: dict[str, list[int]] = {}
+    for position, task in enumerate(tasks):
+        positions.setdefault(_task_name(task), []).append(position)
+    requests: list[list[int]] = [[]]
+    room = most_games // 2
+    for same in positions.values():
+        needed = len(same) * num_games
+        if needed > room and requests[-1]:
+            requests.append([])
+            room = most_games
+        requests[-1].extend(same)
+        room -= needed
+    return [sorted(request) for request in requests]
 
 
 def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item]]) -> list[_Item]:
@@ -118,6 +168,26 @@ def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item
     for positions, items in zip(shares, parts, strict=True):
         items_by_position.update(zip(positions, items, strict=True))
     return [items_by_position[position] for position in sorted(items_by_position)]
+
+
+def merge_results(
+    shares: Sequence[Sequence[int]], results: Sequence[RolloutResult]
+) -> RolloutResult:
+    """Return several answers as one, groups in the order of the tasks.
+
+    Args:
+        shares: Per answer the positions of its tasks.
+        results: The answers.
+    """
+    dropped: list[DroppedGame] = []
+    for result in results:
+        dropped += result.dropped
+    return RolloutResult(
+        groups=merge_shares(shares, [result.groups for result in results]),
+        dropped=tuple(dropped),
+        prompt_tokens=sum(result.prompt_tokens for result in results),
+        cached_tokens=sum(result.cached_tokens for result in results),
+    )
 
 
 def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:

@@ -12,6 +12,7 @@ import json
 import logging
 import secrets
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
@@ -28,7 +29,13 @@ from hanabi_grpo.client.answers import (
     checked_scores,
 )
 from hanabi_grpo.client.calls import MAX_ANSWER, WHO, bounded_client, call
-from hanabi_grpo.client.fleet import server_url
+from hanabi_grpo.client.fleet import (
+    REQUESTS_AT_ONCE,
+    cut_request,
+    merge_results,
+    server_url,
+    side_by_side,
+)
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import PROTOCOL, game_claims, session_headers, tokenizer_hash
@@ -141,6 +148,11 @@ def _describe_base(settings: Settings, name: str) -> dict[str, str]:
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "chat_hash": ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking).hash,
     }
+
+
+def weights_digest(weights: bytes) -> str:
+    """Return the sha256 of an adapter's bytes, in hexadecimal digits."""
+    return hashlib.sha256(weights).hexdigest()
 
 
 class RolloutClient:
@@ -327,13 +339,18 @@ class RolloutClient:
             self.close()
 
     def push(
-        self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
+        self,
+        version: int,
+        adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]],
+        digests: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Upload every adapter, commit them, and check the receipts.
 
         Args:
             version: Policy version, the optimizer steps behind the weights.
             adapters: By name, safetensors bytes and PEFT configuration.
+            digests: By name the `weights_digest`, where several servers get the same adapters;
+                None: they are computed.
 
         Returns:
             {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256",
@@ -344,7 +361,7 @@ class RolloutClient:
         """
         pushed = {}
         for name, (weights, config) in adapters.items():
-            sha256 = hashlib.sha256(weights).hexdigest()
+            sha256 = weights_digest(weights) if digests is None else digests[name]
             pushed[name] = (version, sha256, config_digest(config))
             what = f"pushing {name}@{version}"
             self._upload(what, f"/adapters/{name}", version, weights, config, sha256=sha256)
@@ -391,7 +408,7 @@ class RolloutClient:
         Raises:
             ServerError: The server refused it, or its receipt does not match the upload.
         """
-        sha256 = hashlib.sha256(weights).hexdigest()
+        sha256 = weights_digest(weights)
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
         what = f"uploading {seat}"
@@ -470,7 +487,7 @@ class RolloutClient:
             0,
             weights,
             config,
-            sha256=hashlib.sha256(weights).hexdigest(),
+            sha256=weights_digest(weights),
             headers={"x-token-ids": json.dumps([list(ids) for ids in sequences])},
         )
         try:
@@ -492,7 +509,9 @@ class RolloutClient:
     ) -> RolloutResult:
         """Play each task `num_games` times, see `RolloutRequest`.
 
-        One that is named twice gets two groups of different games, numbered on.
+        One that is named twice gets two groups of different games, numbered on. Very many games are
+        asked for in several requests, see `fleet.cut_request`; all of them are played, or none
+        is returned.
 
         Args:
             tasks: Each a `TaskRequest` as a mapping; other keys are the caller's own and are not
@@ -519,27 +538,68 @@ class RolloutClient:
         for task in tasks:
             fields = TaskRequest.__struct_fields__
             rows.append({name: task[name] for name in fields if name in task})
+        given = {
+            "num_games": num_games,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": token_filter.top_p,
+            "top_k": token_filter.top_k,
+            "sampling_seed": sampling_seed,
+            "seats": seats,
+            "teachers": msgspec.to_builtins(teachers),
+        }
+        parts = cut_request(rows, num_games)
+        if len(parts) == 1:
+            return self._play({"tasks": rows, **given})
+        return self._play_parts(rows, parts, given)
+
+    def _play_parts(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        parts: Sequence[Sequence[int]],
+        given: Mapping[str, Any],
+    ) -> RolloutResult:
+        """Play tasks in several requests, a few of which are in flight, in their order.
+
+        Args:
+            rows: The tasks as on the wire.
+            parts: Per request the positions of its tasks.
+            given: The other fields of every request.
+
+        Raises:
+            ServerError: A request failed; those that were in flight have ended, and no further one
+                was made.
+        """
+        results: dict[int, RolloutResult] = {}
+        waiting = deque(range(len(parts)))
+
+        def play_some() -> None:
+            while True:
+                try:
+                    number = waiting.popleft()
+                except IndexError:
+                    return
+                tasks = [rows[position] for position in parts[number]]
+                try:
+                    results[number] = self._play({"tasks": tasks, **given})
+                except BaseException:
+                    waiting.clear()
+                    raise
+
+        workers = {f"{self.url}, request {n + 1}": play_some for n in range(REQUESTS_AT_ONCE)}
+        side_by_side(workers)
+        return merge_results(parts, [results[number] for number in range(len(parts))])
+
+    def _play(self, fields: Mapping[str, Any]) -> RolloutResult:
+        """Make one request for games, see `play`."""
         what = "playing games"
         try:
-            request = read_struct(
-                RolloutRequest,
-                {
-                    "tasks": rows,
-                    "num_games": num_games,
-                    "max_tokens": max_tokens,
-                    "temperature": temperature,
-                    "top_p": token_filter.top_p,
-                    "top_k": token_filter.top_k,
-                    "sampling_seed": sampling_seed,
-                    "seats": seats,
-                    "teachers": msgspec.to_builtins(teachers),
-                },
-            )
+            request = read_struct(RolloutRequest, fields)
         except ValueError as error:
             raise SettingsError(f"{what}: {error}.") from error
         requested = read_tasks(request)
         num_seats = sum(len(task.refs) for task in requested)
-        max_bytes = MAX_ANSWER + num_games * num_seats * _PLAYER_BYTES
+        max_bytes = MAX_ANSWER + request.num_games * num_seats * _PLAYER_BYTES
         answer = self._call(
             RolloutAnswer, what, "POST", "/rollout/", tries=1, **self._long(request, max_bytes)
         )

@@ -1,4 +1,4 @@
-"""Logprobs of the whole distribution where vLLM (0.32) draws from a part of it.
+"""Logprobs of the whole distribution where vLLM (0.32, 0.33) draws from a part of it.
 
 With `logprobs_mode=processed_logprobs` vLLM returns logprobs after the temperature and after top-p
 and top-k. The trainer computes the whole distribution, so what is returned here is what vLLM had
@@ -68,7 +68,7 @@ def sample_random(
     pos: torch.Tensor,
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
-    use_fused_sampler: bool,
+    *further: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample as vLLM's second model runner does, see the module; it makes logprobs of the logits.
 
@@ -80,7 +80,7 @@ def sample_random(
         pos: See above.
         top_k: [rows] top-k; None: no row has one.
         top_p: [rows] top-p; None: no row has one.
-        use_fused_sampler: Passed on.
+        *further: Passed on: `use_fused_sampler`, from 0.33 on behind `has_topp_only_rows`.
     """
     whole = processed_logits
     if top_k is not None or top_p is not None:
@@ -93,6 +93,6 @@ def sample_random(
         pos,
         top_k,
         top_p,
-        use_fused_sampler,
+        *further,
     )
     return tokens, whole

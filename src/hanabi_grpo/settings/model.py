@@ -522,7 +522,7 @@ class Settings(BaseModel):
     )
     rollout_timeout: float = trainer(
         "HANABI_ROLLOUT_TIMEOUT",
-        "Seconds to wait for one step's games.",
+        "Seconds to wait for the games of one request, 4096 at most.",
         1800.0,
         gt=0,
         affects=Affects.PLACE,

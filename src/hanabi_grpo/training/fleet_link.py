@@ -19,19 +19,26 @@ from hanabi_grpo.client.curves import Curve
 from hanabi_grpo.client.fleet import (
     check_alike,
     each_server,
+    merge_results,
     merge_shares,
     server_name,
     share_tasks,
     side_by_side,
 )
+from hanabi_grpo.client.rollout_client import weights_digest
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.link import GamesRequest, ProbedReplica, ServerLink, training_seed
+from hanabi_grpo.training.link import (
+    Adapters,
+    GamesRequest,
+    ProbedReplica,
+    ServerLink,
+    training_seed,
+)
 from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.model.adapters import export_adapter
-from hanabi_grpo.types import DroppedGame
 
 Shares = Mapping[str, list[int]]
 """Per server the positions of its tasks in the request; servers without a task are left out."""
@@ -104,9 +111,15 @@ class FleetLink:
         """
         dtype = self._first_link.dtype
         exported = {name: export_adapter(model, name, dtype) for name in names}
+        self.push_exported(exported, version)
+
+    def push_exported(self, exported: Adapters, version: int) -> None:
+        """Do what `push` does, with adapters in the servers' number format."""
+        # Once for all servers: with many of them it would be most of what this process does.
+        digests = {name: weights_digest(weights) for name, (weights, _) in exported.items()}
         calls = {}
         for server, link in self.links.items():
-            calls[server] = partial(link.push_exported, exported, version)
+            calls[server] = partial(link.push_exported, exported, version, digests)
         side_by_side(calls)
         self._check_alike()
 
@@ -151,7 +164,7 @@ class FleetLink:
             return link.play(share, names, version)
 
         shares = self._share([task.request() for task in tasks])
-        result = _merged(shares, self._on_each(shares, play_share, tasks))
+        result = merge_results(list(shares.values()), self._on_each(shares, play_share, tasks))
         self._check_alike()
         return result
 
@@ -202,7 +215,7 @@ class FleetLink:
         accepted = []
         for server, part, result in zip(shares, request.parts, results, strict=True):
             accepted.append(self.links[server].accept(part, result))
-        return _merged(shares, accepted)
+        return merge_results(list(shares.values()), accepted)
 
     @property
     def curves(self) -> tuple[Curve, ...]:
@@ -273,22 +286,3 @@ def make_link(settings: Settings, run_folder: Path) -> Link:
     if len(servers) > 1:
         return FleetLink(settings, run_folder)
     return ServerLink(servers[0], run_folder)
-
-
-def _merged(shares: Shares, results: Sequence[RolloutResult]) -> RolloutResult:
-    """Return the servers' answers as one, groups in the order of the request."""
-    groups = []
-    dropped: list[DroppedGame] = []
-    prompt_tokens = 0
-    cached_tokens = 0
-    for result in results:
-        groups.append(result.groups)
-        dropped += result.dropped
-        prompt_tokens += result.prompt_tokens
-        cached_tokens += result.cached_tokens
-    return RolloutResult(
-        groups=merge_shares(list(shares.values()), groups),
-        dropped=tuple(dropped),
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-    )

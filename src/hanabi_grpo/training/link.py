@@ -134,6 +134,7 @@ class ServerLink:
         self._num_log_lines = 0
         self._version = 0
         self._adapters: Adapters = {}
+        self._digests: Mapping[str, str] | None = None
         self._name = name
         self._prefix = f"[{name}] " if name else ""
         self.client = RolloutClient.from_settings(settings)
@@ -192,10 +193,19 @@ class ServerLink:
         exported = {name: export_adapter(model, name, self.dtype) for name in names}
         self.push_exported(exported, version)
 
-    def push_exported(self, exported: Adapters, version: int) -> None:
-        """Do what `push` does, with adapters in the server's number format."""
+    def push_exported(
+        self, exported: Adapters, version: int, digests: Mapping[str, str] | None = None
+    ) -> None:
+        """Do what `push` does, with adapters in the server's number format.
+
+        Args:
+            exported: The adapters.
+            version: That they become on the server.
+            digests: See `RolloutClient.push`.
+        """
         self._version = version
         self._adapters = exported
+        self._digests = digests
         self._reliably(self._send, f"the weight sync of version {version}")
 
     @property
@@ -440,7 +450,7 @@ class ServerLink:
         return newer
 
     def _send(self) -> None:
-        answer = self.client.push(self._version, self._adapters)
+        answer = self.client.push(self._version, self._adapters, self._digests)
         if answer["instance_id"] != self.instance_id:
             raise ServerError(
                 f"{self.client.url}: the receipt is from instance {answer['instance_id']}."
