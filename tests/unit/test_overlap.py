@@ -5,6 +5,7 @@ source that fails.
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from fake_engine import task_row
+from hanabi_grpo.client import fleet, rollout_client
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError, VersionError
 from hanabi_grpo.settings import Settings
@@ -109,6 +111,26 @@ def test_requests_of_several_steps_are_under_way_at_once_each_with_its_own_versi
     assert ahead.num_asked == 0
     assert wait_until(lambda: len(app.engine.loaded) == 2)
     assert link.incidents.counts == {}
+
+
+def test_games_ahead_come_in_one_request_however_many_they_are(
+    app: RunningApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later part would name a version that is not served any more."""
+    settings = Settings(num_generations=2, vllm_server_port=app.port, overlap=1)
+    ahead_link = ServerLink(settings, tmp_path)
+    ahead_link.instance_id = app.identity.instance_id
+    push_to(ahead_link.client, app, version=7)
+    ahead_link.partners.load({}, ahead_link.instance_id)
+    monkeypatch.setattr(rollout_client, "cut_request", partial(fleet.cut_request, most_games=2))
+    app.engine.seconds = 0.3
+    ahead = PlayAhead(ahead_link, PLAYERS)
+    assert ahead.ask([*FIRST, *SECOND], 7)
+    assert wait_until(lambda: app.scheduler.games_in_flight == 8)
+    push(ahead_link, 8)
+    assert versions(ahead.take([*FIRST, *SECOND], 8).result) == {7}
+    assert ahead_link.incidents.counts == {}
+    ahead_link.client.close()
 
 
 def test_a_request_that_a_push_overtook_is_refused_and_made_again_with_the_version_that_is_served(

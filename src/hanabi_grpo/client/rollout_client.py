@@ -168,6 +168,7 @@ class RolloutClient:
         api_key: str | None = None,
         timeouts: ClientTimeouts | None = None,
         judge: str = "",
+        cuts_requests: bool = True,
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -177,8 +178,10 @@ class RolloutClient:
             timeouts: Longest waits.
             judge: What a trainer expects of the server's judge, see
                 `settings.judge.judge_description`.
+            cuts_requests: Ask for very many games in several requests.
         """
         self.url = url
+        self._cuts_requests = cuts_requests
         self._judge = judge
         self.trainer_id = uuid.uuid4().hex
         """Identifies this trainer process to the server, which serves one at a time."""
@@ -205,6 +208,9 @@ class RolloutClient:
             api_key=key,
             timeouts=ClientTimeouts(rollout=seconds, busy=seconds),
             judge=judge_description(settings),
+            # The server holds on to a version for requests that it has, not for those to come, and
+            # with HANABI_OVERLAP the next version is pushed meanwhile.
+            cuts_requests=not settings.overlap,
         )
 
     @property
@@ -548,6 +554,8 @@ class RolloutClient:
             "seats": seats,
             "teachers": msgspec.to_builtins(teachers),
         }
+        if not self._cuts_requests:
+            return self._play({"tasks": rows, **given})
         parts = cut_request(rows, num_games)
         if len(parts) == 1:
             return self._play({"tasks": rows, **given})
