@@ -42,11 +42,15 @@ declare -A arms=(
         HANABI_WHITEN_ADVANTAGES=1 HANABI_REWARD_CLIP=10 HANABI_ADVANTAGE_CLIP=4 HANABI_DUAL_CLIP=1.4 HANABI_KL_IN=reward
         BETA=0.01 HANABI_KL_TARGET=0.1 HANABI_REFERENCE=start HANABI_TRAIN_THOUGHTS=0 TOP_P=0.99 TOP_K=100
         NUM_GENERATIONS=1 HANABI_TASKS_PER_STEP=192 HANABI_ENTROPY_BONUS=0"
+    # Against conventions that only the team itself understands, see strangers.sh.
+    [other_play]="HANABI_OTHER_PLAY=1"
+    [more_entropy]="HANABI_ENTROPY_BONUS=0.8 HANABI_ENTROPY_TARGET=0.4"
+    [pool]="HANABI_PARTNERS=earlier*3,iggi,hint-bot,piers HANABI_PARTNER_SHARE=0.5"
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
 order=(turn turn_unscaled grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1
-    updates_4 no_bonus marshal shared)
+    updates_4 no_bonus marshal other_play more_entropy pool shared)
 single_turns
 default_env LR_SCHEDULER_TYPE constant
 RECIPE_START=${RECIPE_START:-iggi}
