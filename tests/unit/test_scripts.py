@@ -590,6 +590,9 @@ def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
     answer = launch("recipes/credit_ablation.sh", "own", BOARD="laptop")
     assert answer.returncode == 2
     assert "'own': must be one of group ippo" in answer.stderr
+    answer = launch("recipes/poker.sh", "poker")
+    assert answer.returncode == 2
+    assert "'poker': must be kuhn_poker or leduc_poker" in answer.stderr
     answer = launch("recipes/strangers.sh", STRANGER_SEEDS="0,1")
     assert answer.returncode == 2
     assert "STRANGER_SEEDS='0,1': must be whole numbers, as in '0 1 2'" in answer.stderr

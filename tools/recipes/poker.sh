@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Last players that are close to an equilibrium: self-play with a reference policy that follows the players.
+#
+#   bash tools/recipes/poker.sh                      # Kuhn poker, about 15 minutes for a seed on two idle cores
+#   POKER_SEEDS=0 bash tools/recipes/poker.sh leduc_poker
+#
+#   POKER_SEEDS   seeds of tiny model, adapters, deals and sampling (0 1 2)
+#   POKER_OUT     folder (outputs/poker); what is there already is not done again
+#
+# Each step plays 512 games, is paid in chips, and pulls the players by BETA towards what they were some steps ago (magnetic
+# mirror descent, arXiv 2206.05825; the moving reference as in R-NaD, arXiv 2206.15378). The reference may be old while the
+# players still move, and the rate falls to 0 by a cosine. DEMO_STEPS and settings of training win over those below.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+game=${1:-kuhn_poker} out=${POKER_OUT:-outputs/poker}
+case $game in
+    kuhn_poker)
+        steps=600 bonus=0.05 reference=every:50 ;;
+    leduc_poker)
+        steps=800 bonus=0.3 reference=every:200 ;;
+    *)
+        echo "poker: '$game': must be kuhn_poker or leduc_poker." >&2
+        exit 2 ;;
+esac
+export DEMO_ENV=$game DEMO_STEPS=${DEMO_STEPS:-$steps} DEMO_DEALS=${DEMO_DEALS:-100}
+export HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-64} NUM_GENERATIONS=${NUM_GENERATIONS:-8}
+export LEARNING_RATE=${LEARNING_RATE:-3e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-cosine}
+export BETA=${BETA:-0.5} HANABI_REFERENCE=${HANABI_REFERENCE:-$reference} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-$bonus}
+for seed in ${POKER_SEEDS:-0 1 2}; do
+    folder=$out/$game-$seed
+    if [ ! -e "$folder/exploit.json" ]; then
+        rm -rf "$folder" # one that was interrupted
+        DEMO_SEED=$seed DEMO_MODEL_SEED=$seed DEMO_OUT=$folder bash tools/demo.sh
+    fi
+done
+.venv/bin/python tools/recipes/poker_table.py "$out" "$game"
