@@ -5,6 +5,7 @@ Bad servers are in tests/faults.
 
 import hashlib
 import json
+import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 
 from bad_server import bad_server, http, says, silent
 from fake_engine import LAPTOP, task
+from hanabi_grpo.client import calls
 from hanabi_grpo.client.calls import bounded_client
+from hanabi_grpo.client.fleet import side_by_side
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.envs.base import Setup
@@ -113,6 +116,31 @@ def test_an_upload_is_not_copied_again_for_every_piece_that_is_sent() -> None:
             tracemalloc.stop()
     assert answer.status_code == 200
     assert peak < len(body) / 4
+
+
+def test_answers_of_several_servers_are_decoded_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decode = calls.read_struct
+    at_once: list[int] = []
+    decoding = 0
+
+    def count(kind: type, content: bytes) -> Any:
+        nonlocal decoding
+        decoding += 1
+        at_once.append(decoding)
+        time.sleep(0.05)
+        decoding -= 1
+        return decode(kind, content)
+
+    monkeypatch.setattr(calls, "read_struct", count)
+    with bad_server(says(http(b"{}"))) as server:
+        clients = {str(number): RolloutClient(server.url) for number in range(4)}
+        answers = side_by_side({name: client.health for name, client in clients.items()})
+        for client in clients.values():
+            client.close()
+    assert answers == [{}] * 4
+    assert at_once == [1] * 4
 
 
 def test_headers_name_the_run_from_the_opening_to_the_release_and_the_key_is_always_there() -> None:

@@ -103,6 +103,13 @@ def test_the_requests_are_those_of_the_client_and_an_answer_is_read_while_others
     assert step.idle < 0.01
 
 
+def test_other_programs_slow_the_processor_down_by_no_more_than_their_fair_share() -> None:
+    costs = replace(NOTHING, turn=3.0, episode_bytes=5.0)
+    assert costs.slowed(0.0) == costs
+    assert costs.slowed(0.25) == replace(costs, turn=4.0)
+    assert costs.slowed(0.9) == replace(costs, turn=6.0)
+
+
 def test_a_weight_sync_grows_with_the_servers_by_processor_or_link() -> None:
     costs = replace(NOTHING, push=2.0, digest=3.0, store=5.0)
     work = replace(TWO_GAMES, adapter_bytes=10, sync_seconds=1.0)

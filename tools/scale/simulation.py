@@ -51,8 +51,12 @@ class Costs:
     """Bytes of the trainer's memory that one decoded episode takes."""
 
     def slowed(self, foreign: float) -> "Costs":
-        """Return the costs where other programs take a share of the processor."""
-        factor = 1.0 / (1.0 - foreign)
+        """Return the costs where other programs take a share of the processor.
+
+        They may take all that is left over without being in the way: beside one busy program, one
+        that is not always busy still gets half of the time when it asks.
+        """
+        factor = 1.0 / max(1.0 - foreign, _FAIR_SHARE)
         seconds = {}
         for name in _SECONDS:
             seconds[name] = getattr(self, name) * factor
@@ -61,6 +65,7 @@ class Costs:
 
 _SECONDS = ("turn", "encode", "prepare", "receive", "decode", "accept", "push", "digest", "store")
 """Fields of `Costs` that are processor time."""
+_FAIR_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

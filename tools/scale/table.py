@@ -120,7 +120,7 @@ def lines(
             )
 
 
-HEAD = """\
+_HEAD = """\
 | episodes | servers | step, s | sync, s | games, s | after, s | idle | full batch | loop | \
 in, MB | out, MB | process 0, s | limit |
 |---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|
@@ -148,4 +148,4 @@ def markdown(lines: Iterable[Line]) -> str:
             step.limit,
         )
         rows.append(f"| {' | '.join(cells)} |\n")
-    return HEAD + "".join(rows)
+    return _HEAD + "".join(rows)

@@ -27,6 +27,13 @@ WHO = (
     "VLLM_SERVER_PORT."
 )
 """Next step of an error about an answer that makes no sense."""
+_DECODING = threading.Lock()
+"""Held while an answer is decoded.
+
+Decoding games keeps the interpreter's lock for as long as it takes. If the threads of many servers
+did so in turn, one that still reads would come last, and its server gives up a client that does not
+read for a while (`server.connections`). So it waits for one of them at most.
+"""
 _MAX_CONNECTIONS = 100
 _KEEP_IDLE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
@@ -103,7 +110,8 @@ def call(
                 f"{url}: {what}: the answer cannot be read: {error}. {WHO}"
             ) from error
         if response.status_code == httpx.codes.OK:
-            return read_answer(url, kind, response.content, what)
+            with _DECODING:
+                return read_answer(url, kind, response.content, what)
         num_lost = 0
         refusal = _refusal(url, response, what)
         pause = retry_after(response) if response.status_code in _LATER_STATUSES else None

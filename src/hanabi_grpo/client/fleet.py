@@ -193,8 +193,8 @@ def merge_results(
 def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
     """Make calls concurrently, each in its own thread, and return their answers in order.
 
-    All calls have ended before this returns, so that no server has two requests at once. The
-    threads are daemons: Ctrl-C does not wait for them.
+    All calls have ended before this returns, so that no server still plays for a caller that has
+    given up. The threads are daemons: Ctrl-C does not wait for them.
 
     Raises:
         BaseException: The exception of the first call that failed; those of the others are logged.

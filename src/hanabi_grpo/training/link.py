@@ -1,8 +1,8 @@
 """The trainer's link to one rollout server, in the place where ms-swift keeps its `VLLMClient`.
 
 A server that dies is waited for, recognised by its new instance id, given the run's adapters again
-and asked for the same games again. Games reach the trainer only as the whole answer to one request,
-so none is consumed twice.
+and asked for the same games again. Games reach the trainer only when all that were asked for have
+come, so none is consumed twice.
 """
 
 import itertools
