@@ -16,9 +16,11 @@ from hanabi_grpo.commands.console import (
     stop_flag,
 )
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.terminal import ColumnKind, FittedTable
 from hanabi_grpo.training import quiet
+from hanabi_grpo.types import player_names
 
 
 def warm_start(
@@ -54,7 +56,19 @@ def warm_start(
         float | None, typer.Option(help="Learn only from games of at least this score.")
     ] = None,
     who: Annotated[
-        str | None, typer.Option(help="Learn only the replies of this policy: iggi, player_0.")
+        str | None,
+        typer.Option(
+            help="Learn only the replies of this policy, or of the person of this name: iggi, "
+            "player_0, human, Ann."
+        ),
+    ] = None,
+    seats: Annotated[
+        str | None,
+        typer.Option(
+            help="Learn only the replies of these seats, e.g. player_1 or player_0,player_2; "
+            "without --shared, only their adapters are trained.",
+            show_default="all",
+        ),
     ] = None,
     shared: Annotated[
         bool, typer.Option("--shared", help="Train one adapter for all players.")
@@ -85,6 +99,7 @@ def warm_start(
     from hanabi_grpo.sft.sources import Sources
 
     quiet.after_imports()
+    setup = game_setup(settings, env, preset, players)
     sources = Sources(
         lineups=tuple(lineups or ()),
         paths=tuple(games or ()),
@@ -93,10 +108,11 @@ def warm_start(
         learn_noise=learn_noise,
         min_score=min_score,
         who=who,
+        seats=_seats(seats, setup.spec.num_players),
     )
     work = WarmStart(
         settings=settings,
-        setup=game_setup(settings, env, preset, players),
+        setup=setup,
         sources=sources,
         out=out,
         steps=steps,
@@ -125,6 +141,24 @@ def warm_start(
     console.print(_table(rows))
     for line in work.next_steps():
         sayer(console)(line)
+
+
+def _seats(text: str | None, num_players: int) -> tuple[int, ...] | None:
+    """Return the seats of --seats, each once, in their order; None for all.
+
+    Raises:
+        SettingsError: One of them is no seat of the game.
+    """
+    if text is None:
+        return None
+    names = player_names(num_players)
+    chosen = {name.strip() for name in text.split(",")}
+    if not chosen <= set(names):
+        raise SettingsError(
+            f"--seats {text!r}: this game has the seats {', '.join(names)}; name some of them, "
+            "with commas."
+        )
+    return tuple(seat for seat, name in enumerate(names) if name in chosen)
 
 
 def _table(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> FittedTable:

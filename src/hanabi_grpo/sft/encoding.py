@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -77,7 +77,8 @@ class Encoder:
         """
         turns = game.episode.turns
         started, start_id = self.setup.environment.recorded(self.setup.config, game)
-        shown = _replay(started, game, self.setup.config.window)
+        learners = {turn.player for turn, taught in zip(turns, is_taught, strict=True) if taught}
+        shown = _replay(started, game, self.setup.config.window, learners)
         turns_of_player: dict[int, list[_ReplayedTurn]] = defaultdict(list)
         for turn, (message, action), taught in zip(turns, shown, is_taught, strict=True):
             replayed = _ReplayedTurn(turn=turn, message=message, action=action, is_taught=taught)
@@ -169,13 +170,20 @@ class Encoder:
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 
-def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[str, str]]:
+def _replay(
+    game: Game, recording: Recording, window: int | None, learners: Collection[int]
+) -> list[tuple[str, str]]:
     """Play a game again from its start.
+
+    Recorded prompts must be those of today where a model has answered and is learned from. A person
+    or a script has chosen among actions, whatever the words were, and what the others have read is
+    part of no sample.
 
     Args:
         game: The game at its start.
         recording: The recorded game.
         window: Turns that players remember; None: the whole game.
+        learners: Players with a reply that is learned.
 
     Returns:
         For each turn the message that was shown, and the action in today's wording.
@@ -198,7 +206,8 @@ def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[
             observation = Observation(game, turn.player, window)
             # What a tool has said is in the record; nothing is called again.
             message = results.get(turn.player, observation.message())
-            if turn.prompt and turn.prompt != message:
+            is_read = turn.player in learners and bool(turn.reply_ids)
+            if is_read and turn.prompt and turn.prompt != message:
                 raise SettingsError(
                     f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is "
                     f"{message[:60]!r}; set the variables of the game as they were, such as "

@@ -193,7 +193,11 @@ class WarmStart:
         if self.full:
             return (WHOLE_MODEL,)
         mode = SHARED_ADAPTER if self.shared else "per_player"
-        return adapter_names(self.setup.spec.num_players, mode)
+        names = adapter_names(self.setup.spec.num_players, mode)
+        seats = self.sources.seats
+        if self.shared or seats is None:
+            return names
+        return tuple(names[seat] for seat in seats)
 
     def _describe_split(
         self, samples: Sequence[Sample], taught: Sequence[Sample], held_out: Sequence[Sample]
