@@ -1,6 +1,6 @@
 """`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,6 +70,13 @@ def warm_start(
             show_default="all",
         ),
     ] = None,
+    beliefs: Annotated[
+        str,
+        typer.Option(
+            help="Share of the learned replies that name a hidden card when asked, e.g. 0.3, or "
+            "player_0=0.3,player_1=0. The labels are the true cards."
+        ),
+    ] = "0",
     shared: Annotated[
         bool, typer.Option("--shared", help="Train one adapter for all players.")
     ] = False,
@@ -95,6 +102,7 @@ def warm_start(
     settings = loaded.settings
     # Imported after the switches are set: libraries read them once.
     quiet.before_imports()
+    from hanabi_grpo.sft.learning import belief_text
     from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
     from hanabi_grpo.sft.sources import Sources
 
@@ -122,6 +130,7 @@ def warm_start(
         full=full,
         every_start=every_start,
         resume=resume,
+        beliefs=beliefs,
     )
     console = make_console()
     aside = make_console(aside=True)
@@ -138,7 +147,7 @@ def warm_start(
         except StoppedError as error:
             sayer(aside)(f"stopped: {error}; the same command with --resume continues.")
             raise typer.Exit(INTERRUPTED) from None
-    console.print(_table(rows))
+    console.print(_table(rows, belief_text))
     for line in work.next_steps():
         sayer(console)(line)
 
@@ -161,16 +170,26 @@ def _seats(text: str | None, num_players: int) -> tuple[int, ...] | None:
     return tuple(seat for seat, name in enumerate(names) if name in chosen)
 
 
-def _table(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> FittedTable:
-    columns = ("learns", "after step", "held-out loss", "held-out accuracy", "replies")
+def _table(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    belief_text: Callable[[Mapping[str, Any]], str],
+) -> FittedTable:
+    rows = list(rows)
+    columns = ["learns", "after step", "held-out loss", "held-out accuracy", "replies"]
+    has_beliefs = any("beliefs" in row for _, row in rows)
+    if has_beliefs:
+        columns.append("held-out belief loss")
     kinds = (ColumnKind.NAME, *[ColumnKind.FIGURE] * (len(columns) - 1))
     table = FittedTable("", columns, kinds)
     for label, row in rows:
-        table.add_row(
+        cells = [
             f"{row['name']} ({label})",
             str(row["step"]),
             f"{row['loss']:.4f}",
             f"{row['accuracy']:.3f}",
             str(row["num_replies"]),
-        )
+        ]
+        if has_beliefs:
+            cells.append(belief_text(row))
+        table.add_row(*cells)
     return table

@@ -39,6 +39,8 @@ class Sample:
     ids: "array[int]"
     is_reply: "array[int]"
     """As long as `ids`: 1 for each token of a reply that is learned, its end token included."""
+    question_start: int | None = None
+    """Where the turn begins whose question is answered (`beliefs`); None: the replies are moves."""
 
 
 def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
@@ -72,6 +74,8 @@ def data_digest(samples: Sequence[Sample]) -> str:
         digest.update(f"{sample.player} {sample.start} {len(sample.ids)};".encode())
         digest.update(sample.ids.tobytes())
         digest.update(sample.is_reply.tobytes())
+        if sample.question_start is not None:
+            digest.update(f"question {sample.question_start};".encode())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
 
