@@ -43,8 +43,7 @@ def parse_shares(value: PerPlayer, setup: Setup[Any]) -> tuple[float, ...]:
     """
     names = player_names(setup.spec.num_players)
     try:
-        is_single = isinstance(value, str) and not ("=" in value or "," in value)
-        numbers = entries(float(value) if is_single else value)
+        numbers = entries(value)
     except ValueError as error:
         raise SettingsError(
             f"{OPTION} {value}: {error}; give a share for all players, or one for each, as in "
@@ -61,9 +60,7 @@ def parse_shares(value: PerPlayer, setup: Setup[Any]) -> tuple[float, ...]:
                 f"{OPTION} {value}: a share of the learned replies is at least 0 and below 1, e.g. "
                 "0.3."
             )
-    shares = tuple(
-        value_of(value if not is_single else numbers[""], name, OPTION) for name in names
-    )
+    shares = tuple(value_of(value, name, OPTION) for name in names)
     if not any(shares):
         return ()
     if not has_questions(setup):

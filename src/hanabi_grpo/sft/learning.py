@@ -248,7 +248,7 @@ def learn(
         if lesson.is_evaluated(step):
             all_figures = [held_out_figures(model, student, lesson) for student in students]
             for student, figures in zip(students, all_figures, strict=True):
-                student.remember(figures["loss"])
+                student.remember(figures.get("objective", figures["loss"]))
             yield all_figures
 
 
@@ -282,7 +282,8 @@ def measure(
         Of moves `loss` in nats per token of a reply, and `accuracy`, the share of the `num_replies`
         replies that greedy sampling would give exactly after the same conversation. Where there are
         answers to questions about hidden cards, `beliefs`: by player `loss` in nats per answer, its
-        end included, `accuracy` and `num_answers`.
+        end included, `accuracy` and `num_answers`; and `objective`, the loss in nats per token over
+        moves and answers together, by which the best parameters are chosen.
     """
     moves = []
     answers: dict[str, list[Sample]] = {}
@@ -298,6 +299,8 @@ def measure(
         "num_replies": measured.num_replies,
     }
     beliefs = {}
+    total_loss = measured.loss
+    num_tokens = measured.num_tokens
     for player in sorted(answers):
         measured = _measure(model, answers[player][:_HELD_OUT_SAMPLES], micro_batch, autocast)
         beliefs[player] = {
@@ -305,8 +308,11 @@ def measure(
             "accuracy": measured.num_exact / measured.num_replies,
             "num_answers": measured.num_replies,
         }
+        total_loss += measured.loss
+        num_tokens += measured.num_tokens
     if beliefs:
         figures["beliefs"] = beliefs
+        figures["objective"] = total_loss / num_tokens
     return figures
 
 

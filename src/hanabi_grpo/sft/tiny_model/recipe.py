@@ -17,7 +17,7 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.vocabulary import game_texts, game_words
 from hanabi_grpo.settings.defaults import PromptStyle
 from hanabi_grpo.settings.game import HANABI
-from hanabi_grpo.settings.per_player import PerPlayer
+from hanabi_grpo.settings.per_player import PerPlayer, entries
 from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
@@ -224,7 +224,7 @@ class Recipe:
             del fields["deductions"]
         if self.style == PromptStyle.COMPACT:
             del fields["style"]
-        if not self.beliefs:
+        if not any(entries(self.beliefs).values()):
             del fields["beliefs"]
         for optional in ("teacher", "memory"):
             if fields[optional] is None:
