@@ -46,7 +46,7 @@ GROUPS = {
         "dataset",
         "settings",
     ),
-    "Play": ("play", "collect"),
+    "Play": ("play", "collect", "import-hanab-live"),
     "Measure": (
         "evaluate",
         "cross-play",

@@ -48,6 +48,8 @@ ALL_STARTS = "eval-all-starts"
 See `Environment.num_starts`."""
 SHARED_ADAPTER = "shared"
 """The one adapter of a run whose players share it."""
+HUMAN = "human"
+"""Policy spec of a person, in lineups and in the seats of recorded games."""
 
 
 def adapter_of(player: str, adapters: Container[str]) -> str:

@@ -176,6 +176,11 @@ def test_partners_that_a_run_trained_with_are_no_strangers(tmp_path: Path) -> No
     write_checkpoint(run, 9, fill, {"trained_with": met}, needed_bytes=0)
     # Another checkpoint of a run that it met is none either.
     assert relations(run) == [TRAINED_WITH, "", TAUGHT_BY, TRAINED_WITH, OWN_RUN]
+    # A warm start, such as a clone of people, has no settings beside its checkpoint.
+    clone = save_checkpoint(tmp_path / "clone", 0, [0.5, 0.6])
+    write_checkpoint(run, 10, fill, {"trained_with": {f"{clone.parent}": 4}}, needed_bytes=0)
+    history = history_of(parse_checkpoint(str(run)), None)
+    assert history.relation(CheckpointRef(place=clone)) == TRAINED_WITH
 
 
 def test_partners_that_were_met_are_marked_and_in_no_mean(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ NAMED = {
     "openenv": {"HANABI_ENV", "HANABI_PRESET", "HANABI_PLAYERS"},
 }
 """Variables that the help of a command must name."""
-WITHOUT = {"settings", "report", "compare", "digest"}
+WITHOUT = {"settings", "report", "compare", "digest", "import-hanab-live"}
 """Commands that show all settings, or look at a run folder or at nothing but their options."""
 HEAVY = {
     "torch",

@@ -13,9 +13,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from boards import scripted_episodes
+from fake_engine import CHAT, LAPTOP
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.rollout.recordings import read_recordings
 from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
+from hanabi_grpo.sft.encoding import Encoder
+from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.types import Episode, ReplyKind
 from server_app import WordEngine, running_app
 
@@ -83,6 +90,37 @@ def test_a_person_is_asked_until_a_reply_is_legal() -> None:
     assert result.output.count("You are the second player in a game of Kuhn poker.") == 1
     assert "That is not an action." in result.output
     assert f"your return {episode.reward(1):g}" in result.output
+
+
+def test_games_of_a_person_are_what_a_warm_start_learns_from() -> None:
+    """The person types what the hint bot would do: its games give the same samples."""
+    expected = []
+    for seed in range(3):
+        [game] = scripted_episodes(LAPTOP, ["hint-bot"] * 2, [seed], suite="human")
+        expected.append(game)
+        moves = [turn.action for turn in game.trajectory(0)]
+        # One is played with other words, the others with those of the model.
+        style = ["--set", "HANABI_OBSERVATION=full"] if seed == 1 else []
+        options = ["--preset", "laptop", "--seed", str(seed), "--out", f"played/{seed}.jsonl"]
+        result = RUNNER.invoke(
+            app, ["play", "hint-bot", *options, *style], input="\n".join(moves) + "\n"
+        )
+        assert result.exit_code == 0, result.output
+        played = episode_of(Path(f"played/{seed}.jsonl"))
+        assert played.result == game.result
+    encoder = Encoder(
+        setup=Setup(HANABI, LAPTOP), chat=CHAT, max_model_len=1024, max_completion_length=4
+    )
+    sources = Sources(paths=(Path("played"),), num_tasks=1, noise=0.0, who="human")
+    samples = []
+    for of_game in sources.samples(encoder, seed=0, say=print):
+        samples += of_game
+    wanted = []
+    for game in expected:
+        is_taught = [turn.player == 0 for turn in game.turns]
+        wanted += encoder.samples(Recording(episode=game), is_taught)
+    assert samples == wanted
+    assert len(samples) == 3
 
 
 def test_a_game_without_out_is_written_to_the_folder_of_played_games() -> None:

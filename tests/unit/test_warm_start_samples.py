@@ -275,7 +275,9 @@ def test_illegal_replies_are_read_and_not_learned() -> None:
     replies = ["Hint R", "Hint 1", "nonsense", "Play 7"] * 10
     games = (served_game(replies, seed=seed) for seed in range(200))
     episode = next(game for game in games if has_legal_and_illegal_replies(game))
-    is_taught = Sources(lineups=("iggi",), num_tasks=1, noise=0).taught(episode, "score")
+    is_taught = Sources(lineups=("iggi",), num_tasks=1, noise=0).taught(
+        Recording(episode=episode), "score"
+    )
     assert is_taught == tuple(turn.kind is ReplyKind.LEGAL for turn in episode.turns)
     for legal_only, whole in zip(samples_of(episode, is_taught), samples_of(episode), strict=True):
         assert list(whole.ids) == rollout_ids(episode, whole.player)
@@ -290,16 +292,17 @@ def learned_from(min_score: float) -> Sources:
 def test_a_return_that_decides_what_is_learned_is_the_players_own() -> None:
     episode = script_episode("random", setup=POKER)
     winner = 0 if episode.reward(0) > 0 else 1
-    is_taught = learned_from(1).taught(episode, "return")
+    is_taught = learned_from(1).taught(Recording(episode=episode), "return")
     assert is_taught == tuple(turn.player == winner for turn in episode.turns)
 
 
 def test_games_below_the_lowest_score_are_not_learned() -> None:
-    episode = script_episode()
-    score = episode.result["score"]
-    assert set(learned_from(score).taught(episode, "score")) == {True}
-    assert set(learned_from(score + 1).taught(episode, "score")) == {False}
-    assert learned_from(1).taught(made_episode(score=3), "score") == (), "it has no turns"
+    game = Recording(episode=script_episode())
+    score = game.episode.result["score"]
+    assert set(learned_from(score).taught(game, "score")) == {True}
+    assert set(learned_from(score + 1).taught(game, "score")) == {False}
+    empty = Recording(episode=made_episode(score=3))
+    assert learned_from(1).taught(empty, "score") == (), "it has no turns"
 
 
 def test_a_conversation_is_cut_where_the_rollout_would_cut_it() -> None:
@@ -331,6 +334,49 @@ def test_one_policy_of_recorded_games_can_be_chosen(tmp_path: Path) -> None:
     assert {sample.player for sample in read(path)} == {0, 1}
     assert {sample.player for sample in read(path, who="hint-bot")} == {1}
     assert read(path, who="piers") == []
+
+
+def test_one_person_or_one_seat_of_recorded_games_can_be_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "people.jsonl"
+    games = []
+    for number, game in enumerate(script_games()):
+        episode = dataclasses.replace(game.episode, seats=("human", "human"))
+        names = ("Ann", "Bo") if number else ("Bo", "Cy")
+        games.append(Recording(episode=episode, names=names))
+    write_recordings(path, games)
+    everything = read(path)
+    assert data_digest(read(path, who="human")) == data_digest(everything)
+    assert [sample.player for sample in read(path, who="Bo")] == [0, 1, 1]
+    assert [sample.player for sample in read(path, who="Ann")] == [0, 0]
+    assert [sample.player for sample in read(path, who="Bo", seats=(1,))] == [1, 1]
+    assert [sample.player for sample in read(path, seats=(1,))] == [1, 1, 1]
+    assert data_digest(read(path, seats=(0, 1))) == data_digest(everything)
+
+
+def test_a_persons_game_is_learned_in_other_prompts_than_those_it_was_played_with() -> None:
+    """A person chooses an action, whatever the words; what the model beside it reads is not used.
+
+    With two players a hint has no target in the compact style.
+    """
+    said = {"Hint R": "Hint player_1 red", "Hint 1": "Hint player_1 1"}
+    episode = served_game([*said, "Play 0"] * 20)
+    turns = []
+    for turn in episode.turns:
+        if turn.player == 0:
+            text = said.get(turn.reply, turn.reply)
+            turn = dataclasses.replace(
+                turn, prompt=f"other words: {turn.prompt}", reply=text, action=text, reply_ids=()
+            )
+        else:
+            turn = dataclasses.replace(turn, prompt=f"other words: {turn.prompt}")
+        turns.append(turn)
+    played = dataclasses.replace(episode, turns=tuple(turns))
+    is_taught = [turn.player == 0 for turn in played.turns]
+    expected = samples_of(episode, is_taught)
+    [sample] = samples_of(played, is_taught)
+    assert (sample.ids, sample.is_reply) == (expected[0].ids, expected[0].is_reply)
+    with pytest.raises(SettingsError, match="other words"):
+        samples_of(played)
 
 
 def test_held_out_suites_are_warned_of(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ class Conversation:
         self.ids = self._chat.open(self._system, message, earlier)
         return list(self.ids)
 
+    def ids_before_answer(self, message: str) -> list[int]:
+        """Return all ids before a reply to a message that is not appended."""
+        if self._memory is None and self.ids:
+            return [*self.ids, *self._chat.follow(self.ids[-1], message)]
+        earlier = () if self._memory is None else remembered_turns(self._past, self._memory)
+        return self._chat.open(self._system, message, earlier)
+
     def answer(self, reply_ids: list[int]) -> None:
         """Append the sampled ids of the reply to the last message."""
         self.ids.extend(reply_ids)

@@ -9,7 +9,7 @@ from typing import Any
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.people import Choice, Scene
 from hanabi_grpo.texts import visible
-from hanabi_grpo.types import Reply, player_name
+from hanabi_grpo.types import HUMAN, Reply, player_name
 
 PROMPT = "Your move (l: list, r: rules, q: leave): "
 ANSWER_PROMPT = "Your answer (r: rules, q: leave): "
@@ -32,7 +32,7 @@ class PersonPlayer:
     """Function that shows its argument and returns a line; EOFError at the end of input."""
     raw: bool = False
     """Whether to show what a model reads instead of a table."""
-    name: str = "human"
+    name: str = HUMAN
     seats: list["PersonSeat"] = field(default_factory=list)
     """Those that were taken so far."""
 

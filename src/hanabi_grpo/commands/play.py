@@ -35,10 +35,10 @@ from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.person_messages import SUITE, NewGameRequest
 from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.runs.run_folder import PLAYED, results_folder
-from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
+from hanabi_grpo.settings.refs import Role, ScriptRef
 from hanabi_grpo.settings.zoo import use_zoo
 from hanabi_grpo.texts import visible
-from hanabi_grpo.types import Episode, player_name
+from hanabi_grpo.types import HUMAN, Episode, player_name
 
 _MAX_RANDOM_SEED = 2**31
 

@@ -66,6 +66,13 @@ def tiny_model(
             show_default="that of the environment",
         ),
     ] = None,
+    beliefs: Annotated[
+        str,
+        typer.Option(
+            help="Share of the learned replies that name a hidden card when asked, e.g. 0.3, or "
+            "player_0=0.3,player_1=0. The labels are the true cards."
+        ),
+    ] = "0",
     force: Annotated[
         bool, typer.Option("--force", help="Make the model even if the folder is complete.")
     ] = False,
@@ -83,7 +90,8 @@ def tiny_model(
     loaded = load_settings()
     settings = loaded.settings
     is_compact = style is PromptStyle.COMPACT
-    is_usual = is_compact and teacher is None
+    has_beliefs = beliefs != "0"
+    is_usual = is_compact and teacher is None and not has_beliefs
     is_board_of_settings = is_usual and env is None and not preset and players is None
     env = env or settings.env
     presets = _presets(preset, env, settings)
@@ -102,6 +110,7 @@ def tiny_model(
         seed=settings.seed if seed is None else seed,
         steps=steps,
         num_games=games,
+        beliefs=beliefs if has_beliefs else None,
     )
     if is_compact and env == settings.env and not preset:
         _check_words(recipe, settings)
@@ -112,7 +121,7 @@ def tiny_model(
         folder = Path(tiny_model_folder(presets, num_players, env, style=style.value))
         if folder == Path(shipped_model()) and (folder / TINY_MANIFEST).is_file():
             given = (seed, steps, games, teacher)
-            if force or any(value is not None for value in given):
+            if force or has_beliefs or any(value is not None for value in given):
                 raise SettingsError(
                     f"{folder} is shipped and stays as it is; name another "
                     "folder, e.g. --out outputs/tiny-laptop."

@@ -1,6 +1,6 @@
 """`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +16,11 @@ from hanabi_grpo.commands.console import (
     stop_flag,
 )
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.terminal import ColumnKind, FittedTable
 from hanabi_grpo.training import quiet
+from hanabi_grpo.types import player_names
 
 
 def warm_start(
@@ -54,8 +56,27 @@ def warm_start(
         float | None, typer.Option(help="Learn only from games of at least this score.")
     ] = None,
     who: Annotated[
-        str | None, typer.Option(help="Learn only the replies of this policy: iggi, player_0.")
+        str | None,
+        typer.Option(
+            help="Learn only the replies of this policy, or of the person of this name: iggi, "
+            "player_0, human, Ann."
+        ),
     ] = None,
+    seats: Annotated[
+        str | None,
+        typer.Option(
+            help="Learn only the replies of these seats, e.g. player_1 or player_0,player_2; "
+            "without --shared, only their adapters are trained.",
+            show_default="all",
+        ),
+    ] = None,
+    beliefs: Annotated[
+        str,
+        typer.Option(
+            help="Share of the learned replies that name a hidden card when asked, e.g. 0.3, or "
+            "player_0=0.3,player_1=0. The labels are the true cards."
+        ),
+    ] = "0",
     shared: Annotated[
         bool, typer.Option("--shared", help="Train one adapter for all players.")
     ] = False,
@@ -81,10 +102,12 @@ def warm_start(
     settings = loaded.settings
     # Imported after the switches are set: libraries read them once.
     quiet.before_imports()
+    from hanabi_grpo.sft.learning import belief_text
     from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
     from hanabi_grpo.sft.sources import Sources
 
     quiet.after_imports()
+    setup = game_setup(settings, env, preset, players)
     sources = Sources(
         lineups=tuple(lineups or ()),
         paths=tuple(games or ()),
@@ -93,10 +116,11 @@ def warm_start(
         learn_noise=learn_noise,
         min_score=min_score,
         who=who,
+        seats=_seats(seats, setup.spec.num_players),
     )
     work = WarmStart(
         settings=settings,
-        setup=game_setup(settings, env, preset, players),
+        setup=setup,
         sources=sources,
         out=out,
         steps=steps,
@@ -106,6 +130,7 @@ def warm_start(
         full=full,
         every_start=every_start,
         resume=resume,
+        beliefs=beliefs,
     )
     console = make_console()
     aside = make_console(aside=True)
@@ -122,21 +147,49 @@ def warm_start(
         except StoppedError as error:
             sayer(aside)(f"stopped: {error}; the same command with --resume continues.")
             raise typer.Exit(INTERRUPTED) from None
-    console.print(_table(rows))
+    console.print(_table(rows, belief_text))
     for line in work.next_steps():
         sayer(console)(line)
 
 
-def _table(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> FittedTable:
-    columns = ("learns", "after step", "held-out loss", "held-out accuracy", "replies")
+def _seats(text: str | None, num_players: int) -> tuple[int, ...] | None:
+    """Return the seats of --seats, each once, in their order; None for all.
+
+    Raises:
+        SettingsError: One of them is no seat of the game.
+    """
+    if text is None:
+        return None
+    names = player_names(num_players)
+    chosen = {name.strip() for name in text.split(",")}
+    if not chosen <= set(names):
+        raise SettingsError(
+            f"--seats {text!r}: this game has the seats {', '.join(names)}; name some of them, "
+            "with commas."
+        )
+    return tuple(seat for seat, name in enumerate(names) if name in chosen)
+
+
+def _table(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    belief_text: Callable[[Mapping[str, Any]], str],
+) -> FittedTable:
+    rows = list(rows)
+    columns = ["learns", "after step", "held-out loss", "held-out accuracy", "replies"]
+    has_beliefs = any("beliefs" in row for _, row in rows)
+    if has_beliefs:
+        columns.append("held-out belief loss")
     kinds = (ColumnKind.NAME, *[ColumnKind.FIGURE] * (len(columns) - 1))
     table = FittedTable("", columns, kinds)
     for label, row in rows:
-        table.add_row(
+        cells = [
             f"{row['name']} ({label})",
             str(row["step"]),
             f"{row['loss']:.4f}",
             f"{row['accuracy']:.3f}",
             str(row["num_replies"]),
-        )
+        ]
+        if has_beliefs:
+            cells.append(belief_text(row))
+        table.add_row(*cells)
     return table

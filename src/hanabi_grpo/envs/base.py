@@ -895,6 +895,12 @@ def judge_figures(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def has_questions(setup: Setup[Any]) -> bool:
+    """Return whether some player of a game can be asked about what it cannot see."""
+    game = setup.environment.reset(setup.config, split="train", seed=0)
+    return any(game.questions(seat) for seat in range(setup.spec.num_players))
+
+
 def is_held_out(split: str) -> bool:
     """Return True for a split of evaluations, which no run trains on.
 

@@ -18,9 +18,8 @@ from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.errors import BusyError, HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.person_messages import PersonStatus
-from hanabi_grpo.settings.refs import HUMAN
 from hanabi_grpo.texts import visible
-from hanabi_grpo.types import Episode, Reply, player_name
+from hanabi_grpo.types import HUMAN, Episode, Reply, player_name
 
 logger = logging.getLogger(__name__)
 

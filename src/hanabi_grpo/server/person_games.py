@@ -26,13 +26,12 @@ from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.threads import Thread
 from hanabi_grpo.settings.refs import (
     BASE,
-    HUMAN,
     SERVED,
     AdapterRef,
     Role,
     find_seat,
 )
-from hanabi_grpo.types import Reply, adapter_of, player_name
+from hanabi_grpo.types import HUMAN, Reply, adapter_of, player_name
 
 MAX_GAMES = 16
 """Games of people that may be open at once; those that are over make room."""

@@ -39,11 +39,10 @@ from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.zoo import PREFIX, zoo_team
-from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
+from hanabi_grpo.types import HUMAN, MAX_PLAYERS, SHARED_ADAPTER, player_names
 
 BASE = "base"
 SERVED = "served"
-HUMAN = "human"
 LATEST = "latest"
 FROZEN_PREFIX = "frozen_"
 """What the name of every guest adapter begins with."""

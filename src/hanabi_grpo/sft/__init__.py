@@ -3,6 +3,7 @@
 - `sources`: games of scripts and from files, and which of their replies are learned.
 - `encoding`: a player's conversation in one game as the token ids of a rollout, with the replies
   that are learned marked.
+- `beliefs`: questions about hidden cards among them.
 - `samples`: these sequences; which starts are held out, batches, and the logits of reply tokens.
 - `learning`: the adapters or the whole model that learn, their updates, and held-out loss and
   accuracy.

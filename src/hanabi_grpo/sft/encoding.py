@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.sft.beliefs import Asked, draw_questions
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind, Turn, player_name
 
@@ -32,6 +33,31 @@ class _ReplayedTurn:
     """What the player did, in today's wording."""
     is_taught: bool
     """True when the reply is learned."""
+    asked: Sequence[Asked] = ()
+    """Questions about hidden cards before the move, with their answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What a replay shows of one turn."""
+
+    message: str
+    """What the player was shown."""
+    action: str
+    """What the player did, in today's wording."""
+    asked: Sequence[Asked] = ()
+    """See `_ReplayedTurn.asked`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marked:
+    """A sequence of ids, and what is learned of it."""
+
+    ids: "array[int]"
+    is_reply: "array[int]"
+    """See `Sample.is_reply`."""
+    question_start: int | None = None
+    """See `Sample.question_start`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +71,8 @@ class Encoder:
     """Tokens of a conversation; a turn that might not fit ends it, as in a rollout."""
     max_completion_length: int
     """Largest number of tokens of a reply."""
+    belief_shares: tuple[float, ...] = ()
+    """Per seat the share of learned replies that answer questions (`beliefs`); (): nobody's."""
     counts: Counter[str] = field(default_factory=Counter)
     """What became of the games that were read, see `line`."""
 
@@ -59,6 +87,8 @@ class Encoder:
             f"; {learned} of {counts['replies']} replies are learned: {counts['recorded']} by "
             f"their recorded tokens, {counts['encoded']} encoded from their text"
         )
+        if counts["answers"]:
+            line += f"; {counts['answers']} answers to questions about hidden cards"
         if counts["cut"]:
             line += f"; {counts['cut']} conversations cut at HANABI_MAX_MODEL_LEN"
         return line
@@ -77,25 +107,39 @@ class Encoder:
         """
         turns = game.episode.turns
         started, start_id = self.setup.environment.recorded(self.setup.config, game)
-        shown = _replay(started, game, self.setup.config.window)
+        learners = {turn.player for turn, taught in zip(turns, is_taught, strict=True) if taught}
+        shown = _replay(started, game, self.setup.config.window, learners, self.belief_shares)
         turns_of_player: dict[int, list[_ReplayedTurn]] = defaultdict(list)
-        for turn, (message, action), taught in zip(turns, shown, is_taught, strict=True):
-            replayed = _ReplayedTurn(turn=turn, message=message, action=action, is_taught=taught)
+        for turn, seen, taught in zip(turns, shown, is_taught, strict=True):
+            replayed = _ReplayedTurn(
+                turn=turn,
+                message=seen.message,
+                action=seen.action,
+                is_taught=taught,
+                asked=seen.asked if taught else (),
+            )
             turns_of_player[turn.player].append(replayed)
         start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:_HASH_BYTES])
         self.counts.update(games=1, replies=len(turns))
         samples = []
         for player in range(self.setup.spec.num_players):
             player_turns = turns_of_player[player]
-            for ids, is_reply in self._conversations(player, player_turns, game.where):
-                if any(is_reply):
-                    samples.append(Sample(player=player, start=start, ids=ids, is_reply=is_reply))
+            for marked in self._conversations(player, player_turns, game.where):
+                if any(marked.is_reply):
+                    sample = Sample(
+                        player=player,
+                        start=start,
+                        ids=marked.ids,
+                        is_reply=marked.is_reply,
+                        question_start=marked.question_start,
+                    )
+                    samples.append(sample)
         return samples
 
     def _conversations(
         self, player: int, turns: Sequence[_ReplayedTurn], where: str
-    ) -> "Iterator[tuple[array[int], array[int]]]":
-        """Yield ids and reply marks of a player's whole game, or of each turn with a window.
+    ) -> Iterator[_Marked]:
+        """Yield a player's whole game, or each turn with a window, and each question by itself.
 
         Args:
             player: The player.
@@ -110,6 +154,8 @@ class Encoder:
         end = 0
         for replayed in turns:
             follows_call = replayed.turn.follows_call
+            for asked in replayed.asked:
+                yield self._answered(conversation, replayed.message, asked)
             added = conversation.ask(replayed.message, follows_call=follows_call)
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
@@ -133,10 +179,25 @@ class Encoder:
                 self.counts["recorded" if is_recorded else "encoded"] += 1
                 end = len(marks)
             if window is not None and not replayed.turn.is_call:
-                yield array("i", conversation.ids[:end]), marks[:end]
+                yield _Marked(ids=array("i", conversation.ids[:end]), is_reply=marks[:end])
                 marks = array("b")
                 end = 0
-        yield array("i", conversation.ids[:end]), marks[:end]
+        yield _Marked(ids=array("i", conversation.ids[:end]), is_reply=marks[:end])
+
+    def _answered(self, conversation: Conversation, message: str, asked: Asked) -> _Marked:
+        """Return a question behind a turn's message with its answer, which alone is learned."""
+        prompt = conversation.ids_before_answer(message + asked.text)
+        answer = self.chat.said(asked.answer)
+        is_fresh = self.setup.config.window is not None
+        if len(prompt) + self.max_completion_length > self.max_model_len:
+            # No more fits than in a rollout; nothing of it is marked.
+            return _Marked(ids=array("i"), is_reply=array("b"))
+        self.counts["answers"] += 1
+        return _Marked(
+            ids=array("i", [*prompt, *answer]),
+            is_reply=array("b", [0] * len(prompt) + [1] * len(answer)),
+            question_start=0 if is_fresh else len(conversation.ids),
+        )
 
     def _reply_ids(
         self, replayed: _ReplayedTurn, prompts: Sequence[list[int]]
@@ -169,21 +230,34 @@ class Encoder:
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 
-def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[str, str]]:
+def _replay(
+    game: Game,
+    recording: Recording,
+    window: int | None,
+    learners: Collection[int],
+    belief_shares: Sequence[float],
+) -> list[_Shown]:
     """Play a game again from its start.
+
+    Recorded prompts must be those of today where a model has answered and is learned from. A person
+    or a script has chosen among actions, whatever the words were, and what the others have read is
+    part of no sample.
 
     Args:
         game: The game at its start.
         recording: The recorded game.
         window: Turns that players remember; None: the whole game.
+        learners: Players with a reply that is learned.
+        belief_shares: See `Encoder.belief_shares`.
 
     Returns:
-        For each turn the message that was shown, and the action in today's wording.
+        What was shown, for each turn.
 
     Raises:
         SettingsError: The record is damaged, or its prompts are worded otherwise.
     """
-    replayed: list[tuple[str, str]] = []
+    replayed: list[_Shown] = []
+    episode = recording.episode
     for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
         turns = list(group)
         actions = {}
@@ -198,7 +272,8 @@ def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[
             observation = Observation(game, turn.player, window)
             # What a tool has said is in the record; nothing is called again.
             message = results.get(turn.player, observation.message())
-            if turn.prompt and turn.prompt != message:
+            is_read = turn.player in learners and bool(turn.reply_ids)
+            if is_read and turn.prompt and turn.prompt != message:
                 raise SettingsError(
                     f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is "
                     f"{message[:60]!r}; set the variables of the game as they were, such as "
@@ -206,7 +281,7 @@ def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[
                 )
             if turn.call is not None and turn.is_call:
                 results[turn.player] = turn.call.result
-                replayed.append((message, turn.action))
+                replayed.append(_Shown(message=message, action=turn.action))
                 continue
             action = _action_of(game, turn, observation.legal())
             if action is None:
@@ -214,7 +289,13 @@ def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[
                     f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged."
                 )
             actions[turn.player] = action
-            replayed.append((message, action))
+            asked: list[Asked] = []
+            # Behind the result of a tool nothing can stand.
+            if belief_shares and turn.player in learners and not turn.follows_call:
+                key = (recording.where, episode.suite, episode.seed, turn.step, turn.player)
+                share = belief_shares[turn.player]
+                asked = draw_questions(game, turn.player, share, key)
+            replayed.append(_Shown(message=message, action=action, asked=asked))
         game.step(actions)
     return replayed
 

@@ -4,7 +4,7 @@ Each player's adapter learns, or the whole model. A student changes nothing but 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -248,7 +248,7 @@ def learn(
         if lesson.is_evaluated(step):
             all_figures = [held_out_figures(model, student, lesson) for student in students]
             for student, figures in zip(students, all_figures, strict=True):
-                student.remember(figures["loss"])
+                student.remember(figures.get("objective", figures["loss"]))
             yield all_figures
 
 
@@ -256,34 +256,105 @@ def held_out_figures(model: Any, student: Student, lesson: Lesson) -> dict[str, 
     """Measure a student on games whose starts it does not learn from.
 
     Returns:
-        `name` and `step` of the student; `loss` in nats per token of a reply; `accuracy`, the share
-        of the `num_replies` replies that greedy sampling would give exactly after the same
-        conversation.
+        `name` and `step` of the student, and what `measure` returns.
     """
     model.eval()
     student.select()
-    by_start = sorted(student.held_out, key=lambda sample: sample.start)
-    samples = by_start[:_HELD_OUT_SAMPLES]
-    samples.sort(key=lambda sample: len(sample.ids))
+    figures = measure(model, student.held_out, lesson.micro_batch, lesson.autocast)
+    return {"name": student.name, "step": student.step, **figures}
+
+
+def measure(
+    model: Any,
+    samples: Sequence[Sample],
+    micro_batch: int,
+    autocast: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """Measure a model on conversations.
+
+    Args:
+        model: The model, in evaluation mode.
+        samples: Of each kind, moves and the answers of each player, so many are measured at most.
+        micro_batch: Conversations of one forward pass.
+        autocast: See `Lesson.autocast`.
+
+    Returns:
+        Of moves `loss` in nats per token of a reply, and `accuracy`, the share of the `num_replies`
+        replies that greedy sampling would give exactly after the same conversation. Where there are
+        answers to questions about hidden cards, `beliefs`: by player `loss` in nats per answer, its
+        end included, `accuracy` and `num_answers`; and `objective`, the loss in nats per token over
+        moves and answers together, by which the best parameters are chosen.
+    """
+    moves = []
+    answers: dict[str, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: sample.start):
+        if sample.question_start is None:
+            moves.append(sample)
+        else:
+            answers.setdefault(player_name(sample.player), []).append(sample)
+    measured = _measure(model, moves[:_HELD_OUT_SAMPLES], micro_batch, autocast)
+    figures: dict[str, Any] = {
+        "loss": measured.loss / measured.num_tokens,
+        "accuracy": measured.num_exact / measured.num_replies,
+        "num_replies": measured.num_replies,
+    }
+    beliefs = {}
+    total_loss = measured.loss
+    num_tokens = measured.num_tokens
+    for player in sorted(answers):
+        measured = _measure(model, answers[player][:_HELD_OUT_SAMPLES], micro_batch, autocast)
+        beliefs[player] = {
+            "loss": measured.loss / measured.num_replies,
+            "accuracy": measured.num_exact / measured.num_replies,
+            "num_answers": measured.num_replies,
+        }
+        total_loss += measured.loss
+        num_tokens += measured.num_tokens
+    if beliefs:
+        figures["beliefs"] = beliefs
+        figures["objective"] = total_loss / num_tokens
+    return figures
+
+
+def belief_text(figures: Mapping[str, Any]) -> str:
+    """Return the held-out belief losses of `measure` as text, e.g. "player_0 1.312"."""
+    texts = []
+    for player, beliefs in figures.get("beliefs", {}).items():
+        texts.append(f"{player} {beliefs['loss']:.3f}")
+    return ", ".join(texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """Sums over the replies of some samples."""
+
+    loss: float
+    """In nats."""
+    num_tokens: int
+    num_exact: int
+    """Replies that greedy sampling would give."""
+    num_replies: int
+
+
+def _measure(
+    model: Any, samples: Sequence[Sample], micro_batch: int, autocast: torch.dtype | None
+) -> _Measured:
+    by_length = sorted(samples, key=lambda sample: len(sample.ids))
     total_loss = 0.0
     num_tokens = 0
     num_exact = 0
     num_replies = 0
     with torch.no_grad():
-        for micro_batch in _cut(samples, lesson.micro_batch):
-            logits, targets, marks = _forward(model, micro_batch, lesson)
+        for batch in _cut(by_length, micro_batch):
+            logits, targets, marks = _forward(model, batch, autocast)
             total_loss += float(cross_entropy(logits.float(), targets, reduction="sum"))
             num_tokens += targets.numel()
             exact, replies = num_exact_replies(logits, targets, marks)
             num_exact += exact
             num_replies += replies
-    return {
-        "name": student.name,
-        "step": student.step,
-        "loss": total_loss / num_tokens,
-        "accuracy": num_exact / num_replies,
-        "num_replies": num_replies,
-    }
+    return _Measured(
+        loss=total_loss, num_tokens=num_tokens, num_exact=num_exact, num_replies=num_replies
+    )
 
 
 def _update(
@@ -303,7 +374,7 @@ def _update(
     for number, micro_batch in enumerate(_cut(batch, lesson.micro_batch)):
         if number and should_stop():
             return None
-        logits, targets, _ = _forward(model, micro_batch, lesson)
+        logits, targets, _ = _forward(model, micro_batch, lesson.autocast)
         # Divided by the tokens of the whole batch: how it is cut into pieces does not matter.
         loss = cross_entropy(logits.float(), targets, reduction="sum") / num_tokens
         loss.backward()
@@ -333,7 +404,9 @@ def _cut(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
         yield samples[start : start + size]
 
 
-def _forward(model: Any, batch: Sequence[Sample], lesson: Lesson) -> tuple[Any, Any, Any]:
+def _forward(
+    model: Any, batch: Sequence[Sample], autocast: torch.dtype | None
+) -> tuple[Any, Any, Any]:
     """Return the logits of the reply tokens, the ids of these tokens, and the reply marks.
 
     Their shapes are (reply tokens, vocabulary), (reply tokens,) and (rows, tokens).
@@ -341,8 +414,6 @@ def _forward(model: Any, batch: Sequence[Sample], lesson: Lesson) -> tuple[Any, 
     ids, marks = padded(batch)
     ids = ids.to(model.device)
     marks = marks.to(model.device)
-    with torch.autocast(
-        model.device.type, dtype=lesson.autocast, enabled=lesson.autocast is not None
-    ):
+    with torch.autocast(model.device.type, dtype=autocast, enabled=autocast is not None):
         logits, targets = reply_logits(model, ids, marks)
     return logits, targets, marks

@@ -21,12 +21,15 @@ from hanabi_grpo.runs.run_folder import (
     used_entries,
 )
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.per_player import PerPlayer
+from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.learning import (
     LARGE,
     WHOLE_MODEL,
     Lesson,
     Student,
+    belief_text,
     held_out_figures,
     learn,
     load_base,
@@ -91,6 +94,8 @@ class WarmStart:
     """Learn from the held-out starts too: for boards whose starts are all in the games."""
     resume: bool
     """Continue what is in `out`."""
+    beliefs: PerPlayer = 0.0
+    """Share of learned replies that answer questions about hidden cards, for all seats or each."""
 
     def run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
         """Read the games, learn, and keep the best and the newest state in `out`.
@@ -174,10 +179,13 @@ class WarmStart:
             result.history += all_figures
             result.save(model, chat.tokenizer, students)
             for figures in all_figures:
-                watcher.say(
+                line = (
                     f"{figures['name']}, step {figures['step']}: held-out loss "
                     f"{figures['loss']:.4f}, accuracy {figures['accuracy']:.3f}"
                 )
+                if beliefs := belief_text(figures):
+                    line += f"; belief loss in nats an answer: {beliefs}"
+                watcher.say(line)
         if any(student.step < self.steps for student in students):
             result.save(model, chat.tokenizer, students)
             progress = []
@@ -193,7 +201,11 @@ class WarmStart:
         if self.full:
             return (WHOLE_MODEL,)
         mode = SHARED_ADAPTER if self.shared else "per_player"
-        return adapter_names(self.setup.spec.num_players, mode)
+        names = adapter_names(self.setup.spec.num_players, mode)
+        seats = self.sources.seats
+        if self.shared or seats is None:
+            return names
+        return tuple(names[seat] for seat in seats)
 
     def _describe_split(
         self, samples: Sequence[Sample], taught: Sequence[Sample], held_out: Sequence[Sample]
@@ -213,6 +225,7 @@ class WarmStart:
             chat=chat,
             max_model_len=self.settings.max_model_len,
             max_completion_length=self.settings.max_completion_length,
+            belief_shares=parse_shares(self.beliefs, self.setup),
         )
         # How many games files hold is known only when they are read.
         total = None if sources.paths else len(sources.lineups) * sources.num_tasks
@@ -289,6 +302,8 @@ class WarmStart:
         }
         if self.every_start:
             key["every_start"] = True
+        if parse_shares(self.beliefs, self.setup):
+            key["beliefs"] = self.beliefs
         key["max_grad_norm"] = settings.max_grad_norm
         key["seed"] = settings.seed
         if not self.full:

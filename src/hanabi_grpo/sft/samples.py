@@ -39,6 +39,8 @@ class Sample:
     ids: "array[int]"
     is_reply: "array[int]"
     """As long as `ids`: 1 for each token of a reply that is learned, its end token included."""
+    question_start: int | None = None
+    """Where the turn begins whose question is answered (`beliefs`); None: the replies are moves."""
 
 
 def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
@@ -72,6 +74,8 @@ def data_digest(samples: Sequence[Sample]) -> str:
         digest.update(f"{sample.player} {sample.start} {len(sample.ids)};".encode())
         digest.update(sample.ids.tobytes())
         digest.update(sample.is_reply.tobytes())
+        if sample.question_start is not None:
+            digest.update(f"question {sample.question_start};".encode())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
 
@@ -90,12 +94,28 @@ def length_batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[
         rng.shuffle(order)
         batches = []
         for window_start in range(0, len(order), window_size):
-            window = order[window_start : window_start + window_size]
-            window.sort(key=lambda sample: len(sample.ids))
+            window = _by_length(order[window_start : window_start + window_size])
             for start in range(0, len(window), size):
                 batches.append(window[start : start + size])
         rng.shuffle(batches)
         yield from batches
+
+
+def _by_length(samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples from the shortest to the longest, with moves and answers spread evenly.
+
+    Answers to questions have lengths of their own. In batches of one kind the model would learn to
+    move at one step and to answer at the next.
+    """
+    moves = [sample for sample in samples if sample.question_start is None]
+    answers = [sample for sample in samples if sample.question_start is not None]
+    ranked = []
+    for kind in (moves, answers):
+        kind.sort(key=lambda sample: len(sample.ids))
+        for rank, sample in enumerate(kind):
+            ranked.append(((rank + 0.5) / len(kind), sample))
+    ranked.sort(key=lambda pair: pair[0])
+    return [sample for _, sample in ranked]
 
 
 def padded(batch: Sequence[Sample]) -> tuple[Any, Any]:

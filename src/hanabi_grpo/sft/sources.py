@@ -21,7 +21,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.types import Episode, ReplyKind
+from hanabi_grpo.types import ReplyKind
 
 SUITE = "train-warm-start"
 """A training suite: no start of an evaluation is among its starts."""
@@ -97,7 +97,10 @@ class Sources:
     min_score: float | None = None
     """Lowest score of a game to learn from, see `EnvSpec.score`; a return is the player's own."""
     who: str | None = None
-    """Learn only replies of this policy: "iggi", "player_0" (any version) or "player_0@7"."""
+    """Learn only replies of this policy: "iggi", "human", "player_0" (any version), "player_0@7";
+    or of a person by the name in the record."""
+    seats: tuple[int, ...] | None = None
+    """Learn only the replies of these seats; None: of all."""
 
     def describe(self) -> list[str]:
         """Return each source as one text, for records."""
@@ -120,7 +123,7 @@ class Sources:
             SettingsError: A source that cannot be used.
         """
         for game, is_learnable in self._games(encoder.setup, seed, say):
-            is_chosen = self.taught(game.episode, encoder.setup.spec.score)
+            is_chosen = self.taught(game, encoder.setup.spec.score)
             if not any(is_chosen):
                 encoder.counts["left out"] += 1
                 yield []
@@ -130,21 +133,24 @@ class Sources:
                 is_taught.append(learnable and chosen)
             yield encoder.samples(game, is_taught)
 
-    def taught(self, episode: Episode, score: str) -> tuple[bool, ...]:
+    def taught(self, recording: Recording, score: str) -> tuple[bool, ...]:
         """Return for each turn whether its reply is learned; an illegal one is only read.
 
         Args:
-            episode: The game.
+            recording: The game.
             score: The score by which players are compared, see `EnvSpec.score`.
         """
+        episode = recording.episode
         seats = episode.seats or [""] * episode.num_players
+        names = recording.names or [""] * episode.num_players
         is_teacher = []
-        for player, seat in zip(range(episode.num_players), seats, strict=True):
+        for player, (seat, name) in enumerate(zip(seats, names, strict=True)):
             value = episode.reward(player) if score == "return" else episode.result[score]
             is_good = self.min_score is None or value >= self.min_score
             policy, _, _ = seat.partition("@")
-            is_asked_for = self.who in (None, seat, policy)
-            is_teacher.append(is_good and is_asked_for)
+            is_asked_for = self.who in (None, seat, policy, name)
+            has_seat = self.seats is None or player in self.seats
+            is_teacher.append(is_good and is_asked_for and has_seat)
         flags = []
         for turn in episode.turns:
             flags.append(is_teacher[turn.player] and turn.kind is ReplyKind.LEGAL)

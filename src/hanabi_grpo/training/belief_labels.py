@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hanabi_grpo.agents.memory import remembered_turns
-from hanabi_grpo.envs.base import Setup, draw
+from hanabi_grpo.envs.base import Setup, draw, has_questions
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Exchange
 from hanabi_grpo.settings import Settings
@@ -180,8 +180,7 @@ def belief_labels(
     if not any(weights.values()):
         return None
     for setup in setups.values():
-        game = setup.environment.reset(setup.config, split="train", seed=0)
-        if not any(game.questions(seat) for seat in range(setup.spec.num_players)):
+        if not has_questions(setup):
             raise SettingsError(
                 f"{VARIABLE}={settings.belief_weight}: players of {setup.env} "
                 f"{setup.spec.preset} can be asked nothing; unset it, or play hanabi, kuhn_poker "

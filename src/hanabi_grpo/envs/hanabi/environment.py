@@ -292,7 +292,7 @@ class Hanabi(base.Environment[EnvConfig]):
         return format_action(seen, style=config.observation, num_players=board.num_players)
 
     def start_id(self, config: EnvConfig, *, split: str, seed: int) -> str:
-        return _deck_id(shuffled_deck(config.spec(), split, seed))
+        return deck_id(shuffled_deck(config.spec(), split, seed))
 
     def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
         """Deal the recorded deck.
@@ -306,7 +306,7 @@ class Hanabi(base.Environment[EnvConfig]):
             raise base.other_game(base.Setup(self, config).spec, recording)
         episode = recording.episode
         relabelings = _relabelings(config, episode.suite, episode.seed)
-        return HanabiGame(config, table, relabelings), _deck_id(table.deck)
+        return HanabiGame(config, table, relabelings), deck_id(table.deck)
 
     def word_parts(self, config: EnvConfig) -> Mapping[str, tuple[str, ...]]:
         is_joined = config.observation == "compact" and config.deductions == "joined"
@@ -326,7 +326,7 @@ def _relabelings(config: EnvConfig, split: str, seed: int) -> list[Relabeling]:
     return task_relabelings(config.spec(), split, seed)
 
 
-def _deck_id(deck: Sequence[Card]) -> str:
+def deck_id(deck: Sequence[Card]) -> str:
     """Return hex digits that name an order of cards."""
     text = " ".join(map(str, deck))
     return hashlib.sha256(text.encode()).hexdigest()[:_START_ID_DIGITS]

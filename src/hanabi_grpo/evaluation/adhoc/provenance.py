@@ -7,7 +7,7 @@ from typing import Any
 
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings, run_of
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.partners import without_weight
@@ -94,11 +94,15 @@ def _specs(value: object) -> list[str]:
 
 
 def _run_folder(ref: Ref) -> Path | None:
-    """Return the folder of the run of a checkpoint; its own where it is of no run."""
+    """Return the folder of the run, or of the warm start, of a checkpoint; else its own."""
     if not isinstance(ref, CheckpointRef) or not isinstance(ref.place, Path):
         return None
     folder = ref.place.resolve()
-    return run_of(folder) or folder
+    run = run_of(folder)
+    if run is None and CHECKPOINT_NAME.fullmatch(folder.name):
+        # A warm start keeps no settings beside its checkpoint.
+        return folder.parent
+    return run or folder
 
 
 def _same_run(spec: str, folder: Path) -> bool:

@@ -86,7 +86,8 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         console.print(f"tiny model: {out} is built again: {reason}")
     with new_folder(out) as folder:
         with Progress(console=console) as progress:
-            trained_model(chat, recipe, progress).save_pretrained(folder)
+            trained = trained_model(chat, recipe, progress)
+        trained.model.save_pretrained(folder)
         chat.tokenizer.save_pretrained(folder)
         made_with: dict[str, Any] = {"python": platform.python_version()}
         for name in _PACKAGES:
@@ -94,10 +95,30 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         # Their number decides how sums are rounded.
         made_with["threads"] = torch.get_num_threads()
         (folder / "README.md").write_text(_card(recipe, folder, made_with), encoding="utf-8")
-        facts = {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made_with}
+        facts = {
+            "recipe_hash": recipe_hash,
+            "recipe": asdict(recipe),
+            "made_with": made_with,
+            "held_out": trained.held_out,
+        }
         write_json_atomic(folder / TINY_MANIFEST, facts)
+    for preset, figures in trained.held_out.items():
+        console.print(f"tiny model: {preset}: {_figures_text(figures)}")
     console.print(f"tiny model: {out} (recipe {recipe_hash})")
     return out
+
+
+def _figures_text(figures: Mapping[str, Any]) -> str:
+    """Return the figures of games that the model has not learned from as text."""
+    from hanabi_grpo.sft.learning import belief_text
+
+    text = (
+        f"on other games of its teacher: loss {figures['loss']:.3f} nats a token, agreement "
+        f"{figures['accuracy']:.3f}"
+    )
+    if beliefs := belief_text(figures):
+        text += f"; belief loss in nats an answer: {beliefs}"
+    return text
 
 
 def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
@@ -154,6 +175,8 @@ def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
         f"OMP_NUM_THREADS={made_with['threads']} {make} --seed {recipe.seed} "
         f"--steps {recipe.steps} --out FOLDER"
     )
+    if recipe.beliefs:
+        command += f" --beliefs {recipe.beliefs}"
     return _CARD.format(
         env=recipe.env,
         title=recipe.env.capitalize(),

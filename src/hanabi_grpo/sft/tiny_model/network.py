@@ -10,6 +10,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.settings.defaults import PromptStyle
+from hanabi_grpo.sft.learning import measure
 from hanabi_grpo.sft.samples import Sample, length_batches, padded, reply_logits
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 from hanabi_grpo.sft.word_parts import WordParts
@@ -18,6 +19,9 @@ from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 _BETAS = (0.9, 0.98)
 """Of AdamW."""
 _MAX_GRAD_NORM = 1.0
+_HELD_OUT_GAMES = 100
+"""Games of each preset behind those that it learns from; small boards have few other starts."""
+_HELD_OUT_BATCH = 32
 
 
 _INITIALIZER_RANGE = 0.07
@@ -56,7 +60,16 @@ _SHAPE_OF_TEXT = _Shape(256, 768, 3, 8, 4)
 """2.4 M beside the embeddings: a fact has to be found among hundreds of tokens."""
 
 
-def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """A tiny model and how well it does on games that it has not learned from."""
+
+    model: Any
+    held_out: Mapping[str, Mapping[str, Any]]
+    """By preset, see `learning.measure`."""
+
+
+def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> TrainedModel:
     """Return the model that a recipe makes.
 
     Args:
@@ -77,7 +90,12 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
         )
         for loss in warm_start(model, samples, recipe, parts):
             progress.update(bar, advance=1, description=f"warm start, loss {loss:.3f}")
-    return model
+    model.eval()
+    held_out = {}
+    for preset, setup in zip(recipe.presets, recipe.setups(), strict=True):
+        games = recipe.samples(setup, chat, _HELD_OUT_GAMES, first_game=recipe.num_games)
+        held_out[preset] = measure(model, list(games), micro_batch=_HELD_OUT_BATCH)
+    return TrainedModel(model=model, held_out=held_out)
 
 
 def untrained_model(
@@ -156,10 +174,11 @@ def warm_start(
         turns = []
         for sample in samples:
             turns += single_turns(sample)
-    # A step has as many replies as in the second part.
-    turns_per_step = round(recipe.batch_size * len(turns) / len(samples))
+    # Each step has as many replies as whole conversations of that number have.
+    batch_size = _batch_size(samples, recipe.batch_size)
+    turns_per_step = round(batch_size * len(turns) / len(samples))
     batches_of_turns = length_batches(turns, recipe.seed, turns_per_step)
-    batches_of_conversations = length_batches(samples, recipe.seed, recipe.batch_size)
+    batches_of_conversations = length_batches(samples, recipe.seed, batch_size)
     num_single_turn_steps = recipe.single_turn_share * recipe.steps
     for step in range(1, recipe.steps + 1):
         is_single_turn = step <= num_single_turn_steps
@@ -178,12 +197,32 @@ def warm_start(
         yield float(loss.detach())
 
 
+def _batch_size(samples: Sequence[Sample], num_conversations: int) -> int:
+    """Return how many samples have as many learned replies as so many whole conversations.
+
+    An answer to a question is a sample of one reply.
+    """
+    num_whole = sum(sample.question_start is None for sample in samples)
+    if num_whole == len(samples):
+        return num_conversations
+    num_replies = 0
+    for sample in samples:
+        num_replies += len(_ends_of_replies(sample))
+    num_moves = num_replies - (len(samples) - num_whole)
+    wanted = num_conversations * num_moves / num_whole
+    return round(wanted * len(samples) / num_replies)
+
+
 def single_turns(sample: Sample) -> list[Sample]:
     """Return each turn of a Hanabi conversation as a conversation of its own.
 
     The first turn and the others start alike only where there is no system message and line breaks
     cost no token.
     """
+    if sample.question_start is not None:
+        start = sample.question_start
+        ids = sample.ids[start:]
+        return [replace(sample, ids=ids, is_reply=sample.is_reply[start:], question_start=0)]
     turns = []
     start = 0
     for end in _ends_of_replies(sample):

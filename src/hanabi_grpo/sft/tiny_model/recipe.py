@@ -17,6 +17,8 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.vocabulary import game_texts, game_words
 from hanabi_grpo.settings.defaults import PromptStyle
 from hanabi_grpo.settings.game import HANABI
+from hanabi_grpo.settings.per_player import PerPlayer, entries
+from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.sources import SUITE, NoisyPolicy, starts_of
@@ -90,6 +92,8 @@ class Recipe:
     single_turn_share: float = 0.0
     """Share of the steps, the first ones, that learn from conversations of one turn."""
     learning_rate: float = 3e-3
+    beliefs: PerPlayer = 0.0
+    """Share of the learned replies that answer questions about hidden cards (`sft.beliefs`)."""
 
     @classmethod
     def of(cls, env: str, **fields: Any) -> "Recipe":
@@ -168,32 +172,42 @@ class Recipe:
                 for turn in episode.turns:
                     yield turn.reply
 
-    def samples(self, setup: Setup[Any], chat: ChatFormat, num_games: int) -> Iterator[Sample]:
+    def samples(
+        self, setup: Setup[Any], chat: ChatFormat, num_games: int, *, first_game: int = 0
+    ) -> Iterator[Sample]:
         """Play games of the teachers in turn, every legal reply learned.
 
         Args:
             setup: The game.
             chat: The chat format of the model.
             num_games: Number of games.
+            first_game: Number of the first of them.
 
         Yields:
-            A sample for each player that had a turn.
+            A sample for each player that had a turn, and one for each question.
         """
         encoder = Encoder(
-            setup=setup, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2
+            setup=setup,
+            chat=chat,
+            max_model_len=_NO_LIMIT,
+            max_completion_length=_NO_LIMIT // 2,
+            belief_shares=parse_shares(self.beliefs, setup),
         )
-        for episode in self._episodes(setup, num_games):
+        for episode in self._episodes(setup, num_games, first_game):
             is_taught = [turn.kind is ReplyKind.LEGAL for turn in episode.turns]
             yield from encoder.samples(Recording(episode=episode), is_taught)
 
-    def _episodes(self, setup: Setup[Any], num_games: int) -> Iterator[Episode]:
+    def _episodes(
+        self, setup: Setup[Any], num_games: int, first_game: int = 0
+    ) -> Iterator[Episode]:
         """Play games of the teachers in turn."""
         if self.teacher is None:
             teachers = _teachers(setup, self.noise)
         else:
             script = make_script(setup, self.teacher).policy
             teachers = [NoisyPolicy(inner=script, noise=self.noise)]
-        for number, start in enumerate(starts_of(self.seed, num_games)):
+        starts = starts_of(self.seed, first_game + num_games)
+        for number, start in enumerate(starts[first_game:]):
             teacher = teachers[number % len(teachers)]
             policies = dict.fromkeys(range(setup.spec.num_players), teacher)
             yield play_scripts(setup.task(SUITE, start), policies)
@@ -210,6 +224,8 @@ class Recipe:
             del fields["deductions"]
         if self.style == PromptStyle.COMPACT:
             del fields["style"]
+        if not any(entries(self.beliefs).values()):
+            del fields["beliefs"]
         for optional in ("teacher", "memory"):
             if fields[optional] is None:
                 del fields[optional]
