@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_no_other_players_rows_tokens_or_rewards_move_a_players_gradient(
             assert_equal(of_player(gradients, "player_0"), expected)
         different.append(of_player(gradients, "player_1"))
     assert all(not torch.isfinite(value).all() for value in different[-1].values())
-    for one, two in zip(different, different[1:], strict=False):
+    for one, two in pairwise(different):
         assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
