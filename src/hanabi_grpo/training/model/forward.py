@@ -349,7 +349,7 @@ def can_share_passes(
                 gap = float((logps - alone).abs().max() / alone.abs().max())
                 if gap > largest_gap(model.get_input_embeddings().weight.dtype):
                     return f"logprobs differ by {gap:.2g} of the largest from those of a pass alone"
-    except RuntimeError as error:
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)
     finally:
         model.train(was_training)

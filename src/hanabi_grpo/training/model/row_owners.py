@@ -19,6 +19,7 @@ PEFT's own mixed batches (`adapter_names`) refuse to train.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -112,11 +113,18 @@ class RowOwners:
         """
         if self._split.whole is not x:
             self._split = _Split(whole=x, rows=self.rows_of(x))
+            if x.requires_grad:
+                # All gradients of its rows have been added up by then.
+                x.register_hook(self._forget_input)
         outputs = []
         # Nor is a player left out who has no rows here: every process needs its gradient of zeros.
         for adapter, rows in zip(self._adapters, self._split.rows, strict=True):
             outputs.append(compute(adapter, rows))
         return torch.cat(outputs, dim=1)
+
+    def _forget_input(self, _: torch.Tensor) -> None:
+        """Keep no layer's input in memory behind a backward pass."""
+        self._split = _Split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,22 +147,28 @@ def split_activations(model: PeftModel, owners: RowOwners) -> None:
 
 
 def _activate(
-    owners: RowOwners, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+    owners: RowOwners,
+    forward: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    *args: Any,
+    **options: Any,
 ) -> torch.Tensor:
-    if not owners.is_shared:
-        return forward(x)
+    if args or options or not owners.is_shared:
+        return forward(x, *args, **options)
     return torch.cat([forward(rows) for rows in owners.rows_of(x)], dim=1)
 
 
 def _activations(model: PeftModel) -> list[torch.nn.Module]:
-    """Return the modules in a model's layers that have neither weights nor parts."""
+    """Return the modules in a model's layers that compute without weights or parts."""
     in_adapters: set[torch.nn.Module] = set()
     for layer in lora_layers(model):
         in_adapters.update(layer.modules())
     modules = []
-    for layer in model.get_base_model().get_decoder().layers:
+    decoder: Any = model.get_base_model().get_decoder()
+    for layer in getattr(decoder, "layers", ()):
         for module in layer.modules():
             is_leaf = not [*module.children(), *module.parameters()]
-            if is_leaf and module not in in_adapters:
+            is_exact = isinstance(module, torch.nn.Dropout | torch.nn.Identity)
+            if is_leaf and not is_exact and module not in in_adapters:
                 modules.append(module)
     return modules
