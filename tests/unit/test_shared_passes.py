@@ -29,8 +29,8 @@ VOCABULARY = 16
 Gradients = dict[str, torch.Tensor]
 
 
-def made_policy(dtype: torch.dtype = torch.float32, names: Sequence[str] = TEAM) -> Policy:
-    """Return a policy of two layers, whose adapters have unequal ranks and do something."""
+def made_model(dtype: torch.dtype = torch.float32, names: Sequence[str] = TEAM) -> Any:
+    """Return a model of two layers, whose adapters have unequal ranks and do something."""
     torch.manual_seed(0)
     base = small_model(
         num_hidden_layers=2, num_attention_heads=2, head_dim=8, intermediate_size=24
@@ -40,7 +40,12 @@ def made_policy(dtype: torch.dtype = torch.float32, names: Sequence[str] = TEAM)
     for name, value in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(value, std=0.2)
-    return Policy(model.train(), names, temperature=0.7, has_whole_weights=True)
+    return model.train()
+
+
+def made_policy(dtype: torch.dtype = torch.float32, names: Sequence[str] = TEAM) -> Policy:
+    """Return a policy of such a model."""
+    return Policy(made_model(dtype, names), names, temperature=0.7, has_whole_weights=True)
 
 
 def made_batch(player: str, lengths: Sequence[int], seed: int, shared: bool = True) -> MicroBatch:
@@ -182,9 +187,9 @@ def test_a_pass_of_one_player_follows_a_shared_one_with_its_adapter_alone() -> N
 
 def test_a_model_without_trees_or_with_one_adapter_or_sharded_weights_shares_no_pass() -> None:
     assert not made_policy(names=("shared",)).shares_passes
-    sharded = Policy(made_policy().model, TEAM, temperature=1.0, has_whole_weights=False)
+    sharded = Policy(made_model(), TEAM, temperature=1.0, has_whole_weights=False)
     assert not sharded.shares_passes
-    eager = made_policy().model
+    eager = made_model()
     eager.get_base_model().set_attn_implementation("eager")
     without_trees = Policy(eager, TEAM, temperature=1.0, has_whole_weights=True)
     assert not without_trees.shares_prefixes
@@ -194,13 +199,14 @@ def test_a_model_without_trees_or_with_one_adapter_or_sharded_weights_shares_no_
 def test_a_layer_that_meets_other_rows_than_the_passs_makes_players_pass_apart(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = made_policy().model
+    model = made_model()
     mlp = model.get_decoder().layers[0].mlp
     forward = mlp.forward
     # As experts do, each of which computes some of the tokens.
     mlp.forward = lambda x: torch.cat([forward(x[:, :5]), forward(x[:, 5:])], dim=1)
     with caplog.at_level("INFO", logger=policy_module.__name__):
         policy = Policy(model, TEAM, temperature=1.0, has_whole_weights=True)
+    assert policy.shares_prefixes
     assert not policy.shares_passes
     assert "each player has forward passes of its own: a layer was called with a" in caplog.text
 
