@@ -356,7 +356,7 @@ def can_share_passes(
     return None
 
 
-def _is_joined(layer: torch.nn.Module) -> bool:
+def _is_joined(layer: LoraLayer) -> bool:
     return type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 
 from hanabi_grpo.training.model.adapters import lora_layers, use_adapters
 
@@ -161,12 +162,13 @@ def _activate(
 def _activations(model: PeftModel) -> list[torch.nn.Module]:
     """Return the modules in a model's layers that compute without weights or parts."""
     in_adapters: set[torch.nn.Module] = set()
-    for layer in lora_layers(model):
-        in_adapters.update(layer.modules())
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            in_adapters.update(layer.modules())
     modules = []
     decoder: Any = model.get_base_model().get_decoder()
-    for layer in getattr(decoder, "layers", ()):
-        for module in layer.modules():
+    for decoder_layer in getattr(decoder, "layers", ()):
+        for module in decoder_layer.modules():
             is_leaf = not [*module.children(), *module.parameters()]
             is_exact = isinstance(module, torch.nn.Dropout | torch.nn.Identity)
             if is_leaf and not is_exact and module not in in_adapters:
