@@ -24,8 +24,8 @@ from conftest_e2e import read_metrics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_repository_root")]
 
-BY_TOKENS = {"HANABI_TOKENS_PER_MICRO_BATCH": "700"}
-"""Beside it PER_DEVICE_TRAIN_BATCH_SIZE counts nothing. Each player's rows fill more than one."""
+BY_TOKENS = {"HANABI_TOKENS_PER_MICRO_BATCH": "16384"}
+"""Beside it PER_DEVICE_TRAIN_BATCH_SIZE counts nothing, and all players fit into one pass."""
 
 
 # Unequal ranks, and seats that change; two processes; 16 bits, and layers that are computed again.

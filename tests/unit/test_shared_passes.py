@@ -241,7 +241,7 @@ def test_last_micro_batches_share_passes_that_keep_the_limit_and_full_ones_come_
 
 
 def with_other_games_of_player_1(step: int) -> list[list[Episode]]:
-    """Return the written games with longer and better paid replies of player 1."""
+    """Return the written games with longer replies of player 1, to another prompt."""
     groups = []
     for group in written_games(step):
         games = []
