@@ -50,6 +50,8 @@ class Plan:
     """Folder of rank-0.json, …: how many passes through the model each rank has made."""
     plain: bool = False
     """ms-swift's own forward pass over all tokens and PEFT's own layers are used."""
+    apart: bool = False
+    """Every player has forward passes of its own."""
     seconds: float = 0.2
     """How long games take in an overlapped trainer."""
     stale: int | None = None

@@ -46,6 +46,7 @@ from hanabi_grpo.training.main import main
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.run import TrainingRun
+from hanabi_grpo.training.shared_passes import Pass
 from hanabi_grpo.training.trainer import ZERO_STAGE_OF_SHARDED_WEIGHTS
 from hanabi_grpo.training.updates import Update
 from hanabi_grpo.types import DroppedGame, Episode, Reply, player_name
@@ -325,17 +326,24 @@ def save_count(folder: Path) -> None:
 _real_logprobs = TrainingRun.logprobs
 
 
-def logprobs(run: TrainingRun, batch: MicroBatch, update: Update) -> torch.Tensor:
+def logprobs(run: TrainingRun, batches: Pass, update: Update) -> list[torch.Tensor]:
     """Return the trainer's logprobs, NaN for the player and steps of the plan."""
     if run.state.step in PLAN.broken and _is_planted(run):
         raise RuntimeError("planted on one rank")
-    logprobs = _real_logprobs(run, batch, update)
+    all_logprobs = _real_logprobs(run, batches, update)
     planted = PLAN.nan_loss
     if planted is None or run.state.step not in planted.steps:
-        return logprobs
-    if batch.player == player_name(planted.player):
-        return logprobs * float("nan")
-    return logprobs
+        return all_logprobs
+    planted_logprobs = []
+    for batch, logprobs in zip(batches, all_logprobs, strict=True):
+        is_planted = batch.player == player_name(planted.player)
+        planted_logprobs.append(logprobs * float("nan") if is_planted else logprobs)
+    return planted_logprobs
+
+
+def share_nothing(*_: Any) -> str:
+    """Let every player have forward passes of its own."""
+    return "the plan says so"
 
 
 def plain_reply_logps(
@@ -406,6 +414,8 @@ if __name__ == "__main__":
         policy.reply_logps = plain_reply_logps
         policy.join_lora_products = do_nothing
         policy.share_prefixes = do_nothing
+    if PLAN.apart:
+        policy.can_share_passes = share_nothing
     if PLAN.counts is not None:
         register_module_forward_pre_hook(count_forward)
         atexit.register(save_count, Path(PLAN.counts))

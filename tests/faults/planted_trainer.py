@@ -164,9 +164,9 @@ def train(run: Any) -> None:
         except ParityError as error:
             plan.stop(str(error))
         for update in run.plan_updates(batches):
-            for micro_batch in update.micro_batches:
-                logprobs = run.logprobs(micro_batch, update)
-                run.backward(run.loss(logprobs, micro_batch), micro_batch, update)
+            for micro_batches in update.passes:
+                logprobs = run.logprobs(micro_batches, update)
+                run.backward(run.loss(logprobs, micro_batches), micro_batches, update)
             run.optimizer_step(update)
         run.finish_step()
         if run.should_save():

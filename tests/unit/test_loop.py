@@ -226,13 +226,16 @@ def test_gradients_are_shared_among_processes_only_behind_the_last_micro_batch_o
     assert shared == ([False] * (per_update - 1) + [True]) * 2
 
 
-def test_the_rest_of_the_process_hears_of_every_step_update_and_micro_batch_in_order(
+def test_the_rest_of_the_process_hears_of_every_step_update_and_pass_in_order(
     tmp_path: Path,
 ) -> None:
-    made = RunOfATest(tmp_path, num_steps=1, updates_per_step=2)
-    train(made.run)
-    update = ["end_micro_batch", "before_update", "after_update"]
-    assert made.events.calls == ["begin_step", *update, *update, "end_step"]
+    by_trajectories = {"tokens_per_micro_batch": 0, "per_device_train_batch_size": 4}
+    # Counted in trajectories, each player has a pass of its own.
+    for sizes, told in (({}, []), (by_trajectories, ["end_micro_batch"])):
+        made = RunOfATest(tmp_path, num_steps=1, updates_per_step=2, **sizes)
+        train(made.run)
+        update = [*told, "before_update", "after_update"]
+        assert made.events.calls == ["begin_step", *update, *update, "end_step"]
 
 
 def test_a_figure_of_every_part_of_a_step_is_in_its_row(tmp_path: Path) -> None:
@@ -289,8 +292,8 @@ def test_an_interrupted_step_saves_the_state_of_the_step_before(tmp_path: Path) 
     assert same_weights(again.weights("player_0"), made.weights("player_0"))
     # Once an update has begun, half of the step is in the weights.
     for update in run.plan_updates(batches):
-        for batch in update.micro_batches:
-            run.backward(run.loss(run.logprobs(batch, update), batch), batch, update)
+        for batches in update.passes:
+            run.backward(run.loss(run.logprobs(batches, update), batches), batches, update)
         run.optimizer_step(update)
         assert "the update was cut in the middle" in run.save_interrupted()
 
@@ -304,8 +307,8 @@ def play_and_learn(made: RunOfATest, step: int) -> None:
     batches = run.build_batches(games)
     run.check_logprobs(batches, games)
     for update in run.plan_updates(batches):
-        for batch in update.micro_batches:
-            run.backward(run.loss(run.logprobs(batch, update), batch), batch, update)
+        for batches in update.passes:
+            run.backward(run.loss(run.logprobs(batches, update), batches), batches, update)
         run.optimizer_step(update)
     run.finish_step()
 

@@ -17,6 +17,7 @@ from bench import (
     rollout_rows,
     start_rows,
     stock_rows,
+    team_rows,
     training_rows,
     trl_rows,
 )
@@ -211,6 +212,13 @@ FAMILIES = (
         target=peak_rows.TARGET,
         needs_engine=False,
         measure=peak_rows.predicted_peaks,
+    ),
+    Family(
+        id="R20",
+        title="five players with an adapter each ÷ one shared adapter",
+        target=team_rows.TARGET,
+        needs_engine=False,
+        measure=team_rows.team,
     ),
     Family(
         id="R21",

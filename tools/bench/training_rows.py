@@ -91,6 +91,11 @@ async def training(bench: Bench) -> list[Row]:
 
 def small_model(device: str = "cpu") -> Any:
     """Return a small Qwen3 with random weights and one adapter that is not zero, in float32."""
+    return with_adapter(base_model, device)
+
+
+def base_model() -> Any:
+    """Return a small Qwen3 with random weights in float32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -102,7 +107,7 @@ def small_model(device: str = "cpu") -> Any:
         num_key_value_heads=2,
         head_dim=32,
     )
-    return with_adapter(lambda: Qwen3ForCausalLM(config), device)
+    return Qwen3ForCausalLM(config)
 
 
 def with_adapter(make: Callable[[], Any], device: str) -> Any:

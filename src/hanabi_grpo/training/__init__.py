@@ -13,7 +13,8 @@
   `micro_batch`es with the `advantages` of `estimators` (and of `learned` critics); `policy`
   computes logprobs, `mismatch` compares them with the sampler's (`check_sample` is what it looks
   at, `evidence` its statistics), `loss` is what is optimized, `updates` orders
-  the optimizer updates, `isolation` keeps players from moving each other.
+  the optimizer updates and `shared_passes` their passes, `isolation` keeps players from moving each
+  other.
 - Remembering: `state` is what a step hands on, `checkpoint` writes and restores, `record` and
   `metrics` count.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,12 @@ from hanabi_grpo.training.lessons import (
     num_lesson_tokens,
     teacher_gaps,
 )
-from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
+from hanabi_grpo.training.micro_batch import (
+    PADDING_ROW_TOKENS,
+    MicroBatch,
+    TokenRow,
+    collate,
+)
 from hanabi_grpo.training.minibatches import WHOLE_STEP, weights_by_part
 from hanabi_grpo.training.model.prefix_tree import (
     PrefixOrder,
@@ -301,9 +306,9 @@ def build_micro_batches(
                 cut,
                 micro_batches_per_player=ceil(share_of_step * cut.micro_batches_per_player),
             )
-            for share in cut_rows(rows_of_part, part_cut):
+            for share in cut_shares(rows_of_part, part_cut):
                 batch = collate(
-                    share,
+                    share.rows,
                     player,
                     num_reply_tokens,
                     pad_id,
@@ -311,6 +316,7 @@ def build_micro_batches(
                     cut.shares_prefixes,
                     part,
                 )
+                batch.weight = share.weight
                 batch.num_lesson_tokens = num_lessons
                 batch.teacher_weight = teaching.teacher
                 batch.reward_weight = teaching.reward
@@ -321,8 +327,23 @@ def build_micro_batches(
     return batches
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share(Generic[Row]):
+    """This rank's part of one micro-batch."""
+
+    rows: list[Row]
+    """None where there are fewer than ranks."""
+    weight: float
+    """What the heaviest part of any rank weighs, see `PrefixOrder.weight`; 0 without trees."""
+
+
 def cut_rows(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
-    """Return this rank's rows of each micro-batch of one player.
+    """Return this rank's rows of each micro-batch of one player, see `cut_shares`."""
+    return [share.rows for share in cut_shares(rows, cut)]
+
+
+def cut_shares(rows: list[Row], cut: CutPlan) -> list[Share[Row]]:
+    """Return this rank's part of each micro-batch of one player.
 
     Rows are sorted by length before they are cut, so that little is padded, and dealt to the ranks
     in turn. With `shares_prefixes` rows that begin alike stay together. A player has as many
@@ -339,14 +360,15 @@ def cut_rows(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     shares = []
     for start, end in spans:
         rows_of_span = ordered[start:end]
-        shares.append(rows_of_span[cut.rank :: cut.world_size])
+        share = Share(rows=rows_of_span[cut.rank :: cut.world_size], weight=0.0)
+        shares.append(share)
     return shares
 
 
-def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
+def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[Share[Row]]:
     if not rows:
         num_empty = 1 if cut.tokens_per_micro_batch else cut.micro_batches_per_player
-        return [[] for _ in range(num_empty)]
+        return [Share(rows=[], weight=float(PADDING_ROW_TOKENS)) for _ in range(num_empty)]
     sequences = []
     for row in rows:
         used_ids = row.ids[: row.num_computed]
@@ -360,7 +382,8 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     shares = []
     for span in spans:
         start, end = share_of(span, cut.rank, cut.world_size)
-        shares.append(ordered[start:end])
+        weight = order.heaviest_share(span, cut.world_size)
+        shares.append(Share(rows=ordered[start:end], weight=weight))
     return shares
 
 

@@ -32,10 +32,11 @@ def train(run: TrainingRun) -> None:
 
         # One update, several passes, or one player after the other; each adapter by itself.
         for update in run.plan_updates(batches):
-            for micro_batch in update.micro_batches:
-                logprobs = run.logprobs(micro_batch, update)
-                loss = run.loss(logprobs, micro_batch)
-                run.backward(loss, micro_batch, update)
+            # A pass computes one micro-batch, or the last ones of several players.
+            for micro_batches in update.passes:
+                logprobs = run.logprobs(micro_batches, update)
+                loss = run.loss(logprobs, micro_batches)
+                run.backward(loss, micro_batches, update)
             run.optimizer_step(update)
 
         run.finish_step()

@@ -182,6 +182,8 @@ class MicroBatch:
     """The part of the step's games that these are of, see `minibatches`."""
     tree: PrefixTree | None = None
     """The rows as a tree, where shared prefixes are computed once; None: each row by itself."""
+    weight: float = 0.0
+    """What the largest of all ranks' parts of it weighs in tokens, see `batching.Share`."""
     loss_mask: torch.Tensor | None = None
     """[rows, tokens - 1] bool, True where the next token carries loss; None: `reply_mask`."""
     loss_weights: torch.Tensor | None = None

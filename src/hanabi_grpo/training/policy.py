@@ -18,7 +18,14 @@ from hanabi_grpo.errors import VersionError
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import join_lora_products, reply_law, reply_logps
+from hanabi_grpo.training.model.forward import (
+    PlayerRows,
+    can_share_passes,
+    join_lora_products,
+    reply_law,
+    reply_logps,
+    shared_reply_logps,
+)
 from hanabi_grpo.training.model.output_head import (
     CHUNK,
     FilteredSampling,
@@ -26,6 +33,7 @@ from hanabi_grpo.training.model.output_head import (
     computes_logits,
     in_float32,
 )
+from hanabi_grpo.training.model.row_owners import RowOwners
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import adapter_of
 
@@ -91,8 +99,9 @@ class Policy:
         """Those that compute again in the backward pass, see `without_checkpointing`."""
         self.shares_prefixes = has_whole_weights
         """Whether micro-batches need the tree of their shared prefixes."""
+        self._owners = RowOwners(model)
         if has_whole_weights:
-            join_lora_products(model)
+            join_lora_products(model, self._owners)
         self._bases: dict[str, _Base] = {}
         """By adapter."""
         for part in parts:
@@ -100,7 +109,21 @@ class Policy:
             adapters.use_adapter(model, names[0])
             base = self._prepare(part, token_filter)
             self._bases |= dict.fromkeys(names, base)
+        self.shares_passes = self._prepare_shared_passes()
+        """Whether micro-batches of several players may share a forward pass."""
         adapters.use_adapter(model, self.adapter_names[0])
+
+    def _prepare_shared_passes(self) -> bool:
+        """Make passes of several players possible; why they are not is said in the log."""
+        # One adapter has its players' rows in micro-batches of their own, too, but no isolation to
+        # keep. Other base models have other layers, and without trees attention would be computed
+        # in other shapes than in a pass of one player.
+        if len(self.adapter_names) == 1 or self.has_several_bases or not self.shares_prefixes:
+            return False
+        reason = can_share_passes(self.model, self._owners, self.adapter_names)
+        if reason is not None:
+            logger.info("each player has forward passes of its own: %s", reason)
+        return reason is None
 
     def _prepare(self, part: PeftModel, token_filter: TokenFilter) -> _Base:
         """Make a base model ready; what it cannot do is said in the log."""
@@ -174,6 +197,33 @@ class Policy:
         """Return logprobs under the adapter of the micro-batch's player, with a gradient."""
         self.use_adapter_of(batch.player)
         return self._reply_logprobs(self._trained, batch)
+
+    def shared_logprobs(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """Return the `logprobs` of several players' micro-batches, from one forward pass.
+
+        Args:
+            batches: At least two, of a policy that shares passes.
+        """
+        parts = []
+        for batch in batches:
+            if batch.tree is None:
+                raise RuntimeError(f"{batch.player}: a micro-batch without a tree shares no pass.")
+            part = PlayerRows(
+                adapter=adapter_of(batch.player, self.adapter_names),
+                ids=batch.ids,
+                mask=batch.predicted_mask,
+                tree=batch.tree,
+            )
+            parts.append(part)
+        base = self._base_of(batches[0].player)
+        return shared_reply_logps(
+            self._trained,
+            base.model,
+            self._owners,
+            parts,
+            self._temperature,
+            whole_logits=base.needs_whole_logits,
+        )
 
     @torch.no_grad()
     def fixed_logprobs(self, batch: MicroBatch) -> torch.Tensor:

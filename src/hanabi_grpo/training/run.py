@@ -78,6 +78,7 @@ from hanabi_grpo.training.reference import Reference
 from hanabi_grpo.training.resampling import UsedGames, resample
 from hanabi_grpo.training.rewards import paid_groups
 from hanabi_grpo.training.seats import NOBODY, SeatAssignment
+from hanabi_grpo.training.shared_passes import Pass
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
 from hanabi_grpo.training.thoughts import WithoutThoughts, text_of
@@ -281,6 +282,12 @@ class TrainingRun:
             world_size=accelerator.num_processes,
             shares_prefixes=self._policy.shares_prefixes,
         )
+
+        self._pass_limit: int | None = None
+        """Most that micro-batches of several players weigh in one pass; None: they share none."""
+        # Counted in trajectories a micro-batch has the size that was asked for.
+        if self._policy.shares_passes and self._cut.tokens_per_micro_batch:
+            self._pass_limit = self._cut.tokens_per_micro_batch
 
         self.state = StepState(step=parts.first_step)
         """Behind the last finished step."""
@@ -762,6 +769,7 @@ class TrainingRun:
             step=self.state.step,
             adapter_names=self._policy.adapter_names,
             active=moving,
+            pass_limit=self._pass_limit,
         )
         self._guard.begin_step()
         self._log_ratios = []
@@ -779,25 +787,46 @@ class TrainingRun:
                     has_moved=any(one.adapters for one in updates if one.player == update.player),
                 )
 
-    def logprobs(self, batch: MicroBatch, update: Update) -> torch.Tensor:
-        """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient.
+    def logprobs(self, batches: Pass, update: Update) -> list[torch.Tensor]:
+        """Return [rows, tokens] logprobs of each micro-batch of a pass, with a gradient.
+
+        They are under the adapter of the micro-batch's own player.
 
         Raises:
             ParityError: In the first pass, where they differ from the sampler's.
         """
         with self._events.autocast():
-            logprobs = self._policy.logprobs(batch)
-        if update.is_first_pass and batch.old_logprobs is None:
+            if len(batches) > 1:
+                logprobs = self._policy.shared_logprobs(batches)
+            else:
+                logprobs = [self._policy.logprobs(batch) for batch in batches]
+        if update.is_first_pass:
+            for batch, of_batch in zip(batches, logprobs, strict=True):
+                self._meet(batch, of_batch)
+        return logprobs
+
+    def _meet(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
+        """Check and count a micro-batch's logprobs before its player learns from it."""
+        if batch.old_logprobs is None:
             # What later passes, and the players after this one, compare with.
             batch.old_logprobs = logprobs.detach()
             self._check_gap(batch, logprobs, self.state.step)
-        if update.is_first_pass:
-            self._taught.add(batch, logprobs)
-            self._asked.add(batch, logprobs)
-        return logprobs
+        self._taught.add(batch, logprobs)
+        self._asked.add(batch, logprobs)
 
-    def loss(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        """Return the micro-batch's part of its player's loss, see `loss.PolicyLoss`."""
+    def loss(self, logprobs: Sequence[torch.Tensor], batches: Pass) -> torch.Tensor:
+        """Return the sum of the micro-batches' parts of their players' losses.
+
+        Each is that of `loss.PolicyLoss`. No player's logprobs depend on another's adapter, so the
+        sum's gradient is each player's own.
+        """
+        losses = []
+        for of_batch, batch in zip(logprobs, batches, strict=True):
+            losses.append(self._loss_of(of_batch, batch))
+        self._step_losses += [loss.detach() for loss in losses]
+        return sum(losses[1:], start=losses[0])
+
+    def _loss_of(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         loss, measured = self._loss(logprobs, batch, self._accelerator.num_processes)
         values = torch.stack([*measured.values()]).detach()[None]
         everywhere = self._accelerator.gather(values)
@@ -806,16 +835,15 @@ class TrainingRun:
                 self._metrics.add({metric: combine(of_processes).item()})
         return loss
 
-    def backward(self, loss: torch.Tensor, batch: MicroBatch, update: Update) -> None:
-        """Add the gradient of a loss; DeepSpeed makes the update behind its last micro-batch."""
-        is_last = batch is update.micro_batches[-1]
+    def backward(self, loss: torch.Tensor, batches: Pass, update: Update) -> None:
+        """Add the gradient of a loss; DeepSpeed makes the update behind its last pass."""
+        is_last = batches is update.passes[-1]
         self._accelerator.sync_gradients = is_last
         options: dict[str, Any] = {}
         if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
             # The loss is a share of the step's already: no mean over micro-batches is wanted.
             options["scale_wrt_gas"] = False
         self._accelerator.backward(loss, **options)
-        self._step_losses.append(loss.detach())
         if not is_last:
             self._events.end_micro_batch()
 

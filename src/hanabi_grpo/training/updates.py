@@ -32,13 +32,14 @@ import math
 import random
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.shared_passes import Pass, own_passes, shared_passes
 from hanabi_grpo.types import adapter_of, player_names
 
 _LARGEST_LOG = 20.0
@@ -61,8 +62,9 @@ class GameStep(NamedTuple):
 class Update:
     """One optimizer update."""
 
-    micro_batches: tuple[MicroBatch, ...]
-    """Of the players below and of nobody else whose data counts; at least one."""
+    passes: tuple[Pass, ...]
+    """Micro-batches of the players below and of nobody else whose data counts, by the forward pass
+    that computes them; at least one."""
     adapters: frozenset[str]
     """The adapters that move."""
     is_first_pass: bool
@@ -72,6 +74,11 @@ class Update:
     """Whose update this is, in a sequential step."""
     last_of_player: str = EVERYBODY
     """The player whose last update of the step this is, in a sequential step."""
+
+    @property
+    def micro_batches(self) -> tuple[MicroBatch, ...]:
+        """Of all passes."""
+        return tuple(chain.from_iterable(self.passes))
 
 
 def player_order(settings: Settings, step: int) -> tuple[str, ...]:
@@ -88,6 +95,7 @@ def plan_updates(
     step: int,
     adapter_names: Sequence[str],
     active: Collection[str],
+    pass_limit: int | None = None,
 ) -> list[Update]:
     """Return the updates of a step, in order: players, then passes, then parts.
 
@@ -98,6 +106,8 @@ def plan_updates(
         step: Number of steps before this one.
         adapter_names: The run's adapters.
         active: Those of them that have data in this step and may move.
+        pass_limit: Most that micro-batches of several players weigh in one pass, see
+            `shared_passes`; None: each has a pass of its own.
     """
     is_sequential = settings.update == "sequential"
     players = player_order(settings, step) if is_sequential else (EVERYBODY,)
@@ -115,9 +125,10 @@ def plan_updates(
                 if batch.has_data:
                     with_data.add(adapter_of(batch.player, adapter_names))
             is_last = (number, part) == passes[-1]
+            own = own_passes(micro_batches)
             updates.append(
                 Update(
-                    micro_batches=tuple(micro_batches),
+                    passes=own if pass_limit is None else shared_passes(micro_batches, pass_limit),
                     adapters=frozenset(active) & with_data,
                     is_first_pass=number == 0,
                     player=player,

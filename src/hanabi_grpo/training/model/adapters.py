@@ -164,6 +164,26 @@ def use_adapter(model: torch.nn.Module, name: str) -> None:
         model.choose(name)
 
 
+def use_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
+    """Let the next forward pass be one of several players, whose rows `row_owners` tells apart.
+
+    PEFT's own layers would add up what all of these adapters say of every row.
+    """
+    for layer in lora_layers(model):
+        layer._active_adapter = list(names)
+
+
+@contextlib.contextmanager
+def using_in(layer: LoraLayer, name: str) -> Iterator[None]:
+    """Let one layer use one player's adapter, for a while."""
+    before = layer._active_adapter
+    layer._active_adapter = [name]
+    try:
+        yield
+    finally:
+        layer._active_adapter = before
+
+
 @contextlib.contextmanager
 def base_only(model: torch.nn.Module) -> Iterator[None]:
     """Switch every adapter off: the reference policy is the base model."""

@@ -14,19 +14,22 @@ out:
 
     y = x Wᵀ + b + s (x Aᵀ) Bᵀ,   h = x Aᵀ,   e = s (∂y B)
     ∂B = s ∂yᵀ h,   ∂A = eᵀ x,   ∂x = ∂y W + e A
+
+In a pass of several players (`row_owners`) that is done for each player's rows by themselves.
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora.layer import Linear
+from peft.tuners.lora.layer import Linear, LoraLayer
 from trl.trainer.utils import selective_log_softmax
 
-from hanabi_grpo.training.model.adapters import lora_layers
+from hanabi_grpo.training.model.adapters import lora_layers, use_adapter, using_in
 from hanabi_grpo.training.model.output_head import (
     FilteredSampling,
     TokenLaw,
@@ -35,8 +38,12 @@ from hanabi_grpo.training.model.output_head import (
     return_hidden_states,
     token_law,
 )
-from hanabi_grpo.training.model.prefix_tree import PrefixTree
-from hanabi_grpo.training.model.shared_prefixes import reply_logits
+from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
+from hanabi_grpo.training.model.row_owners import OwnedRows, RowOwners, split_activations
+from hanabi_grpo.training.model.shared_prefixes import largest_gap, reply_logits, tree_replies
+
+_TRIAL_PLAYERS = 2
+_TRIAL_TOKENS = 8
 
 
 def reply_logps(
@@ -69,6 +76,86 @@ def reply_logps(
     states, choices = _states_and_choices(
         model, unwrapped, ids, mask, tree, whole_logits=whole_logits
     )
+    return _logps_of(head, states, choices, mask, temperature, whole_logits=whole_logits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerRows:
+    """One player's part of a pass of several."""
+
+    adapter: str
+    """The player's."""
+    ids: torch.Tensor
+    """[rows, tokens], padded on the right."""
+    mask: torch.Tensor
+    """[rows, tokens - 1], True where the token at the next position is a reply's."""
+    tree: PrefixTree
+    """Of `ids` and `mask`."""
+
+
+def shared_reply_logps(
+    model: torch.nn.Module,
+    unwrapped: PeftModel,
+    owners: RowOwners,
+    parts: Sequence[PlayerRows],
+    temperature: float,
+    *,
+    whole_logits: bool = False,
+) -> list[torch.Tensor]:
+    """Return `reply_logps` of several players from one forward pass, see `row_owners`.
+
+    Args:
+        model: What is called, as in `reply_logps`.
+        unwrapped: The model itself, which shares prefixes.
+        owners: That the model's layers ask, see `can_share_passes`.
+        parts: The players' rows, at least two.
+        temperature: That the replies were sampled at.
+        whole_logits: As in `reply_logps`.
+    """
+    owned = []
+    for part in parts:
+        rows = OwnedRows(
+            adapter=part.adapter,
+            num_nodes=len(part.tree.ids),
+            num_predicting=part.tree.num_predicting,
+        )
+        owned.append(rows)
+    owners.share(owned)
+    head = unwrapped.get_output_embeddings()
+    with contextlib.nullcontext() if whole_logits else return_hidden_states(head):
+        replies = tree_replies(model, unwrapped, [part.tree for part in parts])
+    logps = []
+    for part, of_part in zip(parts, replies, strict=True):
+        choices = _choices_of_nodes(
+            of_part.nodes, part.ids[:, 1:][part.mask], num_nodes=of_part.logits.shape[1]
+        )
+        logps.append(
+            _logps_of(
+                head, of_part.logits, choices, part.mask, temperature, whole_logits=whole_logits
+            )
+        )
+    return logps
+
+
+def _logps_of(
+    head: torch.nn.Module,
+    states: torch.Tensor,
+    choices: "_Choices",
+    mask: torch.Tensor,
+    temperature: float,
+    *,
+    whole_logits: bool,
+) -> torch.Tensor:
+    """Return [rows, tokens - 1] logprobs of the tokens in a mask, 0 at all others.
+
+    Args:
+        head: The model's output head.
+        states: [1, positions, …] logits, or what the head reads.
+        choices: What is asked at each position.
+        mask: [rows, tokens - 1].
+        temperature: That the tokens were sampled at.
+        whole_logits: Whether the states are logits.
+    """
     if whole_logits:
         logits = states / temperature if temperature != 1 else states
         logps = selective_log_softmax(logits, choices.tokens[None])[0]
@@ -224,47 +311,117 @@ def _choices_of_nodes(nodes: torch.Tensor, targets: torch.Tensor, num_nodes: int
     return _Choices(tokens=tokens, of_replies=(pair_nodes[pair_of_reply], slots[pair_of_reply]))
 
 
-def join_lora_products(model: torch.nn.Module) -> int:
+def can_share_passes(
+    model: PeftModel, owners: RowOwners, adapter_names: Sequence[str]
+) -> str | None:
+    """Return why several players cannot share a forward pass of a model; None: they can.
+
+    A trial gives the values of passes of their own, and every layer with adapters meets all rows of
+    the pass in their order.
+
+    Args:
+        model: With all adapters and joined products, which shares prefixes.
+        owners: That its layers ask.
+        adapter_names: Of the run, at least two.
+    """
+    layers = lora_layers(model)
+    if not all(_is_joined(layer) for layer in layers):
+        return "adapters are on more than plain linear layers"
+    if isinstance(model.get_output_embeddings(), LoraLayer):
+        return "adapters are on the output head"
+    split_activations(model, owners)
+    vocabulary = model.config.get_text_config().vocab_size
+    parts = []
+    for number, name in enumerate(adapter_names[:_TRIAL_PLAYERS]):
+        num_tokens = _TRIAL_TOKENS + number
+        ids = torch.arange(number, number + num_tokens, device=model.device).remainder(vocabulary)
+        mask = torch.ones(1, num_tokens - 1, dtype=torch.bool, device=model.device)
+        tree = prefix_tree(ids[None], mask)
+        parts.append(PlayerRows(adapter=name, ids=ids[None], mask=mask, tree=tree))
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            shared = shared_reply_logps(model, model, owners, parts, 1.0)
+            for part, logps in zip(parts, shared, strict=True):
+                use_adapter(model, part.adapter)
+                alone = reply_logps(model, model, part.ids, part.mask, 1.0, part.tree)
+                gap = float((logps - alone).abs().max() / alone.abs().max())
+                if gap > largest_gap(model.get_input_embeddings().weight.dtype):
+                    return f"logprobs differ by {gap:.2g} of the largest from those of a pass alone"
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        return str(error)
+    finally:
+        model.train(was_training)
+    return None
+
+
+def _is_joined(layer: LoraLayer) -> bool:
+    return type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear
+
+
+def join_lora_products(model: torch.nn.Module, owners: RowOwners | None = None) -> int:
     """Let every LoRA layer over a plain linear layer use the joined operation where it holds.
 
     Not for ZeRO-3, which gathers the weights of a module when it is called, and here no inner
     module is.
+
+    Args:
+        model: With all adapters.
+        owners: Of the rows, where passes of several players are to be computed.
 
     Returns:
         The number of these layers.
     """
     num_joined = 0
     for layer in lora_layers(model):
-        if type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear:
-            layer.forward = partial(_joined_forward, layer)
+        if _is_joined(layer):
+            layer.forward = partial(_layer_forward, layer, owners)
             num_joined += 1
     return num_joined
 
 
-def _joined_forward(layer: Linear, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-    if args or options or not _can_join(layer, x):
+def _layer_forward(
+    layer: Linear, owners: RowOwners | None, x: torch.Tensor, *args: Any, **options: Any
+) -> torch.Tensor:
+    if args or options:
         return Linear.forward(layer, x, *args, **options)
-    [name] = layer.active_adapters
+    names = layer.active_adapters
+    is_shared = owners is not None and owners.is_shared
+    if not is_shared and len(names) != 1:
+        return Linear.forward(layer, x)
+    if not all(_can_join(layer, name, x) for name in names):
+        if owners is not None and is_shared:
+            return owners.with_adapters(partial(_with_adapter, layer), x)
+        return Linear.forward(layer, x)
+    lengths = None
+    if owners is not None and is_shared:
+        lengths = owners.lengths_of(x)
+    matrices = []
+    for name in names:
+        matrices += [layer.lora_A[name].weight, layer.lora_B[name].weight]
     base = layer.base_layer
     rows = x.reshape(-1, x.shape[-1])
     joined = _JoinedLora.apply(
         rows,
         base.weight,
         base.bias,
-        layer.lora_A[name].weight,
-        layer.lora_B[name].weight,
-        layer.scaling[name],
+        [len(rows)] if lengths is None else lengths,
+        [layer.scaling[name] for name in names],
+        *matrices,
     )
     return joined.view(*x.shape[:-1], base.out_features)
 
 
-def _can_join(layer: Linear, x: torch.Tensor) -> bool:
+def _with_adapter(layer: Linear, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Return what PEFT's own layer makes of an input with one adapter."""
+    with using_in(layer, name):
+        return Linear.forward(layer, x)
+
+
+def _can_join(layer: Linear, name: str, x: torch.Tensor) -> bool:
     """Tell whether the joined operation is what PEFT's layer would compute of this input."""
-    names = layer.active_adapters
-    if layer.disable_adapters or layer.merged or len(names) != 1:
-        return False
-    [name] = names
-    if name not in layer.lora_A:
+    if layer.disable_adapters or layer.merged or name not in layer.lora_A:
         return False
     base_weight = layer.base_layer.weight
     operands = (x, base_weight, layer.lora_A[name].weight, layer.lora_B[name].weight)
@@ -274,7 +431,7 @@ def _can_join(layer: Linear, x: torch.Tensor) -> bool:
 
 
 class _JoinedLora(torch.autograd.Function):
-    """y = x Wᵀ + b + s (x Aᵀ) Bᵀ, see the head of this file; `down` is A, `up` is B."""
+    """y = x Wᵀ + b + s (x Aᵀ) Bᵀ of each owner's rows, see the head of this file."""
 
     @staticmethod
     def forward(
@@ -282,9 +439,9 @@ class _JoinedLora(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        down: torch.Tensor,
-        up: torch.Tensor,
-        scale: float,
+        lengths: Sequence[int],
+        scales: Sequence[float],
+        *matrices: torch.Tensor,
     ) -> torch.Tensor:
         """Return y.
 
@@ -293,27 +450,54 @@ class _JoinedLora(torch.autograd.Function):
             x: [rows, inputs].
             weight: W, [outputs, inputs], frozen.
             bias: b, [outputs], frozen.
-            down: A, [rank, inputs].
-            up: B, [outputs, rank].
-            scale: s.
+            lengths: Rows of each owner, which sum up to all rows.
+            scales: s of each.
+            matrices: A [rank, inputs] and B [outputs, rank] of each; ranks may differ.
 
         Returns:
             [rows, outputs].
         """
-        low = x @ down.t()
-        ctx.save_for_backward(x, weight, down, up, low)
-        ctx.scale = scale
-        return torch.nn.functional.linear(x, weight, bias).addmm_(low, up.t(), alpha=scale)
+        y = x.new_empty(len(x), len(weight))
+        lows = []
+        for rows, output, down, up, scale in zip(
+            x.split(lengths), y.split(lengths), matrices[::2], matrices[1::2], scales, strict=True
+        ):
+            low = rows @ down.t()
+            if bias is None:
+                torch.mm(rows, weight.t(), out=output)
+            else:
+                torch.addmm(bias, rows, weight.t(), out=output)
+            output.addmm_(low, up.t(), alpha=scale)
+            lows.append(low)
+        ctx.save_for_backward(x, weight, *matrices, *lows)
+        ctx.lengths = lengths
+        ctx.scales = scales
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         [gradient] = gradients
-        x, weight, down, up, low = ctx.saved_tensors
-        low_gradient = (gradient @ up).mul_(ctx.scale)
-        up_gradient = (gradient.t() @ low).mul_(ctx.scale)
-        down_gradient = low_gradient.t() @ x
-        x_gradient = None
-        if ctx.needs_input_grad[0]:
-            x_gradient = (gradient @ weight).addmm_(low_gradient, down)
-        # Neither the frozen weight and bias nor the scale has one.
-        return x_gradient, None, None, down_gradient, up_gradient, None
+        x, weight, *saved = ctx.saved_tensors
+        num_owners = len(ctx.lengths)
+        matrices = saved[: 2 * num_owners]
+        lows = saved[2 * num_owners :]
+        x_gradient = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        x_gradients = [None] * num_owners if x_gradient is None else x_gradient.split(ctx.lengths)
+        matrix_gradients = []
+        for rows, of_output, of_rows, down, up, low, scale in zip(
+            x.split(ctx.lengths),
+            gradient.split(ctx.lengths),
+            x_gradients,
+            matrices[::2],
+            matrices[1::2],
+            lows,
+            ctx.scales,
+            strict=True,
+        ):
+            low_gradient = (of_output @ up).mul_(scale)
+            up_gradient = (of_output.t() @ low).mul_(scale)
+            matrix_gradients += [low_gradient.t() @ rows, up_gradient]
+            if of_rows is not None:
+                torch.mm(of_output, weight, out=of_rows).addmm_(low_gradient, down)
+        # Neither the frozen weight and bias nor lengths and scales have one.
+        return x_gradient, None, None, None, None, *matrix_gradients

@@ -103,6 +103,8 @@ class PrefixTree:
     """[nodes] where each node stands in the flattened blocks, one after the other."""
     predicting: torch.Tensor
     """[replies] node whose output predicts a reply token, row by row of the tree's batch."""
+    num_predicting: int
+    """Different nodes among them."""
 
 
 def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
@@ -154,6 +156,7 @@ def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
         blocks=tuple(column(block) for block in blocks),
         homes=column(homes),
         predicting=column(predicting),
+        num_predicting=len(np.unique(predicting)),
     )
 
 
@@ -231,6 +234,19 @@ class PrefixOrder:
         attention = num_rows * max(self.lengths[start:end])
         return float((_ATTENTION_TOKENS * num_nodes + attention) / (_ATTENTION_TOKENS + 1))
 
+    def heaviest_share(self, span: tuple[int, int], ranks: int) -> float:
+        """Return what the heaviest of all ranks' shares of a span weighs, the same on every rank.
+
+        Args:
+            span: Of sequences in this order.
+            ranks: Trainer processes.
+        """
+        weights = []
+        for rank in range(ranks):
+            start, end = share_of(span, rank, ranks)
+            weights.append(self.weight(start, end))
+        return max(weights)
+
     def cut(self, limit: int, ranks: int) -> list[tuple[int, int]]:
         """Return spans of which no rank's share is too heavy.
 
@@ -245,11 +261,7 @@ class PrefixOrder:
         for end in range(1, len(self.order) + 1):
             if end - start <= ranks:
                 continue
-            weights = []
-            for rank in range(ranks):
-                share_start, share_end = share_of((start, end), rank, ranks)
-                weights.append(self.weight(share_start, share_end))
-            if max(weights) > limit:
+            if self.heaviest_share((start, end), ranks) > limit:
                 spans.append((start, end - 1))
                 start = end - 1
         spans.append((start, len(self.order)))

@@ -10,11 +10,15 @@ feed-forward part, a noticeable share of a small model.
 called with the nodes of a `PrefixTree` as one long row. Only attention lays them out as sequences,
 and puts its result back. It is registered with transformers as an implementation of attention of
 its own, which without a tree is PyTorch's (`sdpa`).
+
+Several trees, of different players, may be one row, see `row_owners`. Attention computes each tree
+by itself, with the shapes that it has alone.
 """
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,10 +98,10 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    prefix_tree: PrefixTree | None = None,
+    prefix_trees: Sequence[PrefixTree] = (),
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within the tree's sequences; without a tree as PyTorch does.
+    """Attend within the trees' sequences; without a tree as PyTorch does.
 
     Args:
         module: The attention layer.
@@ -105,28 +109,52 @@ def attend(
         key: The same, perhaps with fewer heads.
         value: As `key`.
         attention_mask: For PyTorch's attention; a tree needs none.
-        prefix_tree: Of the nodes.
+        prefix_trees: Of the nodes, one tree's after the other's.
         options: For PyTorch's attention.
 
     Returns:
         [1, nodes, heads, size] outputs, and no weights.
     """
-    if prefix_tree is None:
+    if not prefix_trees:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
+    size = query.shape[-1]
+    num_nodes = [len(tree.ids) for tree in prefix_trees]
     # Not indexed: the gradient of `embedding` adds whole rows up, on a CPU much faster.
     by_node = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
-    size = query.shape[-1]
+    by_tree = zip(*(states.split(num_nodes) for states in by_node), strict=True)
     outputs = []
-    for rows in prefix_tree.blocks:
+    for tree, of_tree in zip(prefix_trees, by_tree, strict=True):
+        outputs.append(_attend_within(module, tree, of_tree, size, options))
+    nodes = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+    return nodes.unflatten(-1, (-1, size))[None], None
+
+
+def _attend_within(
+    module: torch.nn.Module,
+    tree: PrefixTree,
+    by_node: Sequence[torch.Tensor],
+    size: int,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Return [nodes, heads × size] outputs of attention within a tree's sequences.
+
+    Args:
+        module: The attention layer.
+        tree: Of the nodes.
+        by_node: Queries, keys and values, [nodes, heads × size] each.
+        size: Of a head.
+        options: For PyTorch's attention.
+    """
+    outputs = []
+    for rows in tree.blocks:
         laid_out = []
         for states in by_node:
             of_rows = embedding(rows, states).unflatten(-1, (-1, size))
             laid_out.append(of_rows.transpose(1, 2))
         output, _ = sdpa_attention_forward(module, *laid_out, None, **options)
         outputs.append(output.flatten(0, 1))
-    nodes = embedding(prefix_tree.homes, torch.cat(outputs).flatten(1))
-    return nodes.unflatten(-1, (-1, size))[None], None
+    return embedding(tree.homes, torch.cat(outputs).flatten(1))
 
 
 def share_prefixes(model: Any) -> bool:
@@ -188,28 +216,62 @@ def reply_logits(
         predicts = torch.nn.functional.pad(mask, (0, 1))
         with only_at(unwrapped, predicts):
             return model(input_ids=ids, use_cache=False).logits, None
-    no_node = torch.zeros_like(tree.ids, dtype=torch.bool)
-    predicts = no_node.index_fill(0, tree.predicting, True)
-    number_of_node = predicts.cumsum(0) - 1
-    with only_at(unwrapped, predicts[None]):
-        return tree_logits(model, tree), number_of_node[tree.predicting]
+    [answer] = tree_replies(model, unwrapped, [tree])
+    return answer.logits, answer.nodes
 
 
-def tree_logits(model: Any, tree: PrefixTree) -> torch.Tensor:
-    """Return the model's logits at the nodes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeReplies:
+    """What predicts the reply tokens of a tree."""
+
+    logits: torch.Tensor
+    """[1, nodes that predict, vocabulary] logits, or hidden states in their place."""
+    nodes: torch.Tensor
+    """[replies] which of these nodes predicts each reply token."""
+
+
+def tree_replies(model: Any, unwrapped: Any, trees: Sequence[PrefixTree]) -> list[TreeReplies]:
+    """Return what predicts the reply tokens of each tree, from one forward pass over all of them.
+
+    Args:
+        model: What is called: the model, or a wrapper of it.
+        unwrapped: The model itself.
+        trees: At least one.
+    """
+    all_predict = []
+    all_nodes = []
+    for tree in trees:
+        no_node = torch.zeros_like(tree.ids, dtype=torch.bool)
+        predicts = no_node.index_fill(0, tree.predicting, True)
+        number_of_node = predicts.cumsum(0) - 1
+        all_predict.append(predicts)
+        all_nodes.append(number_of_node[tree.predicting])
+    with only_at(unwrapped, torch.cat(all_predict)[None]):
+        logits = tree_logits(model, trees)
+    by_tree = logits.split([tree.num_predicting for tree in trees], dim=1)
+    replies = []
+    for of_tree, nodes in zip(by_tree, all_nodes, strict=True):
+        replies.append(TreeReplies(logits=of_tree, nodes=nodes))
+    return replies
+
+
+def tree_logits(model: Any, trees: Sequence[PrefixTree]) -> torch.Tensor:
+    """Return the model's logits at the nodes, one tree's after the other's.
 
     Returns:
         [1, nodes, vocabulary], or as many nodes as its head is shown.
     """
+    ids = torch.cat([tree.ids for tree in trees])
+    positions = torch.cat([tree.positions for tree in trees])
     # A mask of four dimensions is taken as it is, so that none is made of all nodes times all
     # nodes; one of integers is refused by any attention that looks at it.
-    no_mask = tree.ids.new_zeros(1, 1, 1, 1)
+    no_mask = ids.new_zeros(1, 1, 1, 1)
     logits: torch.Tensor = model(
-        input_ids=tree.ids[None],
+        input_ids=ids[None],
         attention_mask=no_mask,
-        position_ids=tree.positions[None],
+        position_ids=positions[None],
         use_cache=False,
-        prefix_tree=tree,
+        prefix_trees=tuple(trees),
     ).logits
     return logits
 
@@ -247,7 +309,7 @@ def _trial(model: Any) -> str | None:
     try:
         with torch.no_grad():
             tree = prefix_tree(ids, mask)
-            shared = tree_logits(model, tree)[0][tree.predicting].float()
+            shared = tree_logits(model, [tree])[0][tree.predicting].float()
             apart = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"{type(model).__name__} does not pass the prefix tree on to its attention ({error})"
