@@ -1,7 +1,7 @@
 # Sourced by scripts that start a rollout server of their own and run commands beside it (after tools/launch.sh).
 #
 #   name=demo folder=outputs/demo-...   what messages call the script, and where its logs go
-#   start_session [PORT]                chooses the port and exports where the server is; sets the traps
+#   start_session [PORT]                exports where the server is; sets the traps. Without a PORT each server takes a free one
 #   start_server [OPTION...]            starts it in the background, log in $folder/server.log; says for how long it waits
 #   stop_server                         ends it, so that another model can be served
 #   run LOG COMMAND...                  runs a command beside it ("-": no log) and watches over both
@@ -10,14 +10,21 @@
 #
 # Whatever way the script ends, server and command end with it.
 
-server="" child="" peak=0 next_look=0
+server="" child="" peak=0 next_look=0 given_port=""
 
 start_session() {
-    PORT=${1:-$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
-    export PORT VLLM_SERVER_PORT=$PORT VLLM_SERVER_HOST=127.0.0.1
+    given_port=${1:-}
+    choose_port
+    export VLLM_SERVER_HOST=127.0.0.1
     trap clean_up EXIT
     trap 'trap "" INT TERM HUP; exit 130' INT
     trap 'trap "" INT TERM HUP; exit 143' TERM HUP
+}
+
+# A free port does not stay free for the minutes that a warm start takes, so each server chooses its own.
+choose_port() {
+    PORT=${given_port:-$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
+    export PORT VLLM_SERVER_PORT=$PORT
 }
 
 # Every process that descends from the given ones, children before grandchildren.
@@ -125,6 +132,7 @@ except HanabiGrpoError as error:
 '
 
 start_server() {
+    choose_port
     HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh "$@" >"$folder/server.log" 2>&1 &
     server=$!
     run - python -c "$WAIT_FOR_SERVER"
