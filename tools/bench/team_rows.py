@@ -129,7 +129,7 @@ async def team(bench: Bench) -> list[Row]:
             ratios=demo_ratios,
             cpu_ratios=demo_cpu,
             target=None,
-            how=f"{settings.num_generations} games of one task of hint bots with {_NOISE:.0%} random "
+            how=f"{settings.num_generations} games of one task, hint bots with {_NOISE:.0%} random "
             f"moves on laptop, both players, cut at {limit} tokens",
             details={"passes": passes},
         ),
