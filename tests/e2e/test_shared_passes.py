@@ -27,6 +27,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_rep
 BY_TOKENS = {"HANABI_TOKENS_PER_MICRO_BATCH": "16384"}
 """Beside it PER_DEVICE_TRAIN_BATCH_SIZE counts nothing, and all players fit into one pass."""
 
+STEPS = 4
+TRIAL_PASSES = 3
+"""Of `forward.can_share_passes`: one of two players, and one of each."""
+
 
 # Unequal ranks, and seats that change; two processes; 16 bits, and layers that are computed again.
 @pytest.mark.parametrize(
@@ -41,7 +45,13 @@ def test_a_run_that_shares_passes_is_the_run_that_does_not_and_resumes_bit_by_bi
     tmp_path: Path, tiny_model: Path, stage: str, options: dict[str, str]
 ) -> None:
     processes = num_processes(stage)
-    variables = {"SAVE_STEPS": "1", "MAX_STEPS": "3", **STAGES[stage], **BY_TOKENS, **options}
+    variables = {
+        "SAVE_STEPS": "1",
+        "MAX_STEPS": str(STEPS),
+        **STAGES[stage],
+        **BY_TOKENS,
+        **options,
+    }
     passes = {}
     for name, apart in (("together", False), ("apart", True)):
         counts = tmp_path / f"passes-{name}"
@@ -52,13 +62,15 @@ def test_a_run_that_shares_passes_is_the_run_that_does_not_and_resumes_bit_by_bi
         passes[name] = [json.loads(file.read_text()) for file in sorted(counts.iterdir())]
         assert len(passes[name]) == processes
         assert len(set(passes[name])) == 1, "every process makes as many passes"
-    assert passes["together"][0] < passes["apart"][0]
+    num_updates = STEPS * int(variables.get("HANABI_UPDATES_PER_STEP", "1"))
+    assert passes["together"][0] - TRIAL_PASSES == passes["apart"][0] - num_updates
     together = tmp_path / "together"
+    last = f"checkpoint-{STEPS}"
     for player in PLAYERS:
-        expected = player_state(tmp_path / "apart/checkpoint-3", player)
-        found = player_state(together / "checkpoint-3", player)
+        expected = player_state(tmp_path / "apart" / last, player)
+        found = player_state(together / last, player)
         assert differing_names(expected, found) == [], player
-        assert found["updates"] == 3
+        assert found["updates"] == STEPS
     for row, expected_row in zip(
         read_metrics(together), read_metrics(tmp_path / "apart"), strict=True
     ):
@@ -73,5 +85,5 @@ def test_a_run_that_shares_passes_is_the_run_that_does_not_and_resumes_bit_by_bi
     settings = write_settings(cut, tiny_model, **variables)
     run_trainer(settings, processes=processes, options=OPTIONS.get(stage, ()))
     for player in PLAYERS:
-        expected = player_state(together / "checkpoint-3", player)
-        assert differing_names(expected, player_state(cut / "checkpoint-3", player)) == [], player
+        expected = player_state(together / last, player)
+        assert differing_names(expected, player_state(cut / last, player)) == [], player

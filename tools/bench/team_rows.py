@@ -23,6 +23,8 @@ _TURNS = 2
 """The player's turns in each."""
 _PROMPT = 48
 _REPLY = 3
+_DEMO_TASKS = 1
+"""Of R20b. More of them fill several micro-batches a player."""
 _NOISE = 0.2
 """Share of a bot's moves that are random, see `prefix_rows`."""
 _SHARED = "shared"
@@ -100,12 +102,14 @@ async def team(bench: Bench) -> list[Row]:
     without = ratios_of(
         await measure_pairs(_arm(apart), _arm(of_one), pairs=bench.pairs), of_time=True
     )
-    demo = await demo_rows(settings.tasks_per_step, settings.num_generations, seed)
+    demo = await demo_rows(_DEMO_TASKS, settings.num_generations, seed)
     after = made_learner(demo, limit, settings.device)
     before = made_learner(demo, limit, settings.device, shares_passes=False)
     of_demo = await measure_pairs(_arm(after), _arm(before), pairs=bench.pairs)
     demo_ratios, demo_cpu = ratios_of(of_demo, of_time=True)
     passes = [int(measure.notes["passes"]) for measure in (of_demo[0].first, of_demo[0].second)]
+    if passes != [1, 2]:
+        raise RuntimeError(f"R20b compares one pass with two, and these were {passes}")
     return [
         Row(
             id="R20",
@@ -125,8 +129,8 @@ async def team(bench: Bench) -> list[Row]:
             ratios=demo_ratios,
             cpu_ratios=demo_cpu,
             target=None,
-            how=f"{settings.tasks_per_step} × {settings.num_generations} games of hint bots with "
-            f"{_NOISE:.0%} random moves on laptop, both players, cut at {limit} tokens",
+            how=f"{settings.num_generations} games of one task, hint bots with {_NOISE:.0%} random "
+            f"moves on laptop, both players, cut at {limit} tokens",
             details={"passes": passes},
         ),
     ]
