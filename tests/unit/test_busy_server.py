@@ -16,6 +16,7 @@ from fake_engine import BASE, task
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample
 from hanabi_grpo.server import door
+from hanabi_grpo.server.adapter_loader import MAX_VERSIONS
 from server_app import (
     JSON,
     PEFT_CONFIG,
@@ -166,15 +167,15 @@ def test_a_push_waits_for_games_that_hold_older_versions_and_names_them(
     caplog.set_level(logging.WARNING)
     with RolloutClient(app.url) as trainer, contextlib.ExitStack() as stack:
         push_to(trainer, app, version=1)
-        for version in (1, 2):
+        newest = MAX_VERSIONS
+        for version in range(1, newest):
             seats = [f"{name}@{version}" for name in PLAYERS]
             stack.enter_context(guest_games(app, engine, seats))
             push(trainer, version + 1)
         resuming = resume_on_wait(engine, caplog)
-        push(trainer, 4)
+        push(trainer, newest + 1)
         resuming.join()
-        assert app.store.versions() == dict.fromkeys(PLAYERS, 4)
+        assert app.store.versions() == dict.fromkeys(PLAYERS, newest + 1)
     [line] = [line for line in caplog.messages if "retrying every" in line]
-    assert (
-        "player_0@1 by 1 rollout(s), player_0@2 by 1 rollout(s), player_0@3 by 0 rollout(s)" in line
-    )
+    assert f"holds {newest} versions of player_0 (player_0@1 by 1 rollout(s), " in line
+    assert f"player_0@{newest - 1} by 1 rollout(s), player_0@{newest} by 0 rollout(s))" in line

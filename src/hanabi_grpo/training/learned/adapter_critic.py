@@ -47,7 +47,7 @@ from hanabi_grpo.training.learned.heads import (
     value_head,
 )
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
-from hanabi_grpo.training.model.adapters import lora_layers
+from hanabi_grpo.training.model.adapters import lora_layers, use_adapter
 from hanabi_grpo.training.model.forward import reply_states
 from hanabi_grpo.training.model.output_head import forward_as
 from hanabi_grpo.training.policy import Policy, without_checkpointing
@@ -100,6 +100,8 @@ class AdapterCritic(nn.Module):
     @contextlib.contextmanager
     def in_use(self, model: Any) -> Iterator[None]:
         """Let the model's layers compute the base model and this adapter, for a while."""
+        # The last pass may have been one of several players (`row_owners`); here all rows are one's.
+        use_adapter(model, lora_layers(model)[0].active_adapters[0])
         with contextlib.ExitStack() as stack:
             for layer, down, up in zip(lora_layers(model), self.down, self.up, strict=True):
                 base = layer.get_base_layer()
