@@ -204,7 +204,10 @@ def test_a_resume_of_a_run_that_is_not_there_starts_nothing(tmp_path: Path) -> N
 
 
 INTERRUPTED = """
+import signal
 import sys
+# A shell lets what it starts in the background ignore interrupts, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import hanabi_grpo as hg
 from hanabi_grpo.api import training
 training.ENTRY = (sys.executable, "-c", {child!r})
