@@ -156,6 +156,8 @@ def running_fleet(
     """
     started: list[subprocess.Popen[str]] = []
     ports = []
+    # This package is no part of the installed one: a child finds it where this process did.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         for number in range(num_servers):
             plan = ServerPlan(
@@ -168,7 +170,11 @@ def running_fleet(
             command = [sys.executable, "-m", "scale.server", plan_to_text(plan)]
             started.append(
                 subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+                    command,
+                    stdout=subprocess.PIPE,
+                    stdin=subprocess.DEVNULL,
+                    text=True,
+                    env=environment,
                 )
             )
         for process in started:

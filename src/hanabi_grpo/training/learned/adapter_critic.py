@@ -100,7 +100,7 @@ class AdapterCritic(nn.Module):
     @contextlib.contextmanager
     def in_use(self, model: Any) -> Iterator[None]:
         """Let the model's layers compute the base model and this adapter, for a while."""
-        # The last pass may have been one of several players (`row_owners`); here all rows are one's.
+        # The pass before may have been one of several players, see `row_owners`.
         use_adapter(model, lora_layers(model)[0].active_adapters[0])
         with contextlib.ExitStack() as stack:
             for layer, down, up in zip(lora_layers(model), self.down, self.up, strict=True):
