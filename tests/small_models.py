@@ -2,12 +2,37 @@
 
 from pathlib import Path
 
-from transformers import Qwen3Config, Qwen3ForCausalLM
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from hanabi_grpo.settings.defaults import TINY_MODEL
 
 SHIPPED = Path(__file__).parents[1] / TINY_MODEL
 """No test may write into it."""
+
+
+def untaught_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Write a model of two layers and width 64 that knows nothing, with its tokenizer.
+
+    Args:
+        folder: A new one, which is returned.
+        tokenizer: Its words are the model's.
+    """
+    torch.manual_seed(0)
+    model = small_model(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        head_dim=32,
+        initializer_range=0.1,
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def small_model(**other_sizes: float) -> Qwen3ForCausalLM:

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from boards import scripted_episodes
@@ -29,7 +28,7 @@ from hanabi_grpo.settings.partners import parse_pool
 from hanabi_grpo.sft.run import WarmStart, Watcher
 from hanabi_grpo.sft.sources import Sources
 from live_games import live_game
-from small_models import small_model
+from small_models import untaught_model
 
 pytestmark = pytest.mark.rest
 
@@ -51,22 +50,7 @@ class Imitation:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing."""
-    folder = tmp_path_factory.mktemp("base") / "model"
-    torch.manual_seed(0)
-    model = small_model(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        head_dim=32,
-        initializer_range=0.1,
-        vocab_size=len(TOKENIZER),
-        eos_token_id=TOKENIZER.eos_token_id,
-        tie_word_embeddings=True,
-    )
-    model.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return folder
+    return untaught_model(tmp_path_factory.mktemp("base") / "model", TOKENIZER)
 
 
 @pytest.fixture(scope="module")

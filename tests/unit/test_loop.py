@@ -162,7 +162,8 @@ def test_the_order_of_a_sequential_step_is_drawn_anew_and_again_by_a_resumed_run
         (["player_0"], False, "player_0"),
     ]
     for update in updates:
-        assert {batch.player for batch in update.micro_batches} == set(update.adapters)
+        players = {batch.player for batches in update.passes for batch in batches}
+        assert players == set(update.adapters)
 
 
 def test_a_games_weight_is_the_product_of_earlier_players_ratios_and_is_cut() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from boards import scripted_episodes
@@ -30,7 +29,7 @@ from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.sft.tiny_model.network import _batch_size, single_turns
 from hanabi_grpo.types import Episode
-from small_models import SHIPPED, small_model
+from small_models import SHIPPED, untaught_model
 
 SETUP = Setup(HANABI, LAPTOP)
 GAMES = scripted_episodes(LAPTOP, ["hint-bot"] * 2, range(40))
@@ -167,22 +166,7 @@ def test_shares_are_of_all_seats_or_of_each() -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing."""
-    folder = tmp_path_factory.mktemp("base") / "model"
-    torch.manual_seed(0)
-    model = small_model(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        head_dim=32,
-        initializer_range=0.1,
-        vocab_size=len(TOKENIZER),
-        eos_token_id=TOKENIZER.eos_token_id,
-        tie_word_embeddings=True,
-    )
-    model.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return folder
+    return untaught_model(tmp_path_factory.mktemp("base") / "model", TOKENIZER)
 
 
 def learn(base: Path, out: Path, beliefs: str, **changes: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -42,7 +42,7 @@ from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
 from hanabi_grpo.sft.samples import Sample, split_held_out
 from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.types import player_names
-from small_models import small_model
+from small_models import untaught_model
 
 SETUP = Setup(HANABI, LAPTOP)
 Rows = list[tuple[str, Mapping[str, Any]]]
@@ -53,22 +53,7 @@ NUM_GAMES = 60
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing."""
-    folder = tmp_path_factory.mktemp("base") / "model"
-    torch.manual_seed(0)
-    model = small_model(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        head_dim=32,
-        initializer_range=0.1,
-        vocab_size=len(TOKENIZER),
-        eos_token_id=TOKENIZER.eos_token_id,
-        tie_word_embeddings=True,
-    )
-    model.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return folder
+    return untaught_model(tmp_path_factory.mktemp("base") / "model", TOKENIZER)
 
 
 def make_settings(base: Path, **changes: Any) -> Settings:

@@ -52,8 +52,7 @@ class Conversation:
         self._follows_call = follows_call
         if self._memory is None or follows_call:
             return self._append(message, follows_call)
-        earlier = remembered_turns(self._past, self._memory)
-        self.ids = self._chat.open(self._system, message, earlier)
+        self.ids = self.ids_before_answer(message)
         return list(self.ids)
 
     def ids_before_answer(self, message: str) -> list[int]:

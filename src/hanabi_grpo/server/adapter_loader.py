@@ -26,6 +26,7 @@ from hanabi_grpo.rollout.sampler import AdapterHandle, Sampler
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
 from hanabi_grpo.settings.defaults import MAX_OVERLAP
+from hanabi_grpo.settings.partners import MAX_GUEST_ADAPTERS
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -35,7 +36,7 @@ MAX_VERSIONS = MAX_OVERLAP + 2
 still use. One more than games of HANABI_OVERLAP can have, since a request may end a moment after
 its last game."""
 
-MAX_FROZEN = 16
+MAX_FROZEN = MAX_GUEST_ADAPTERS
 """Guest adapters on one server, see `frozen_adapters`."""
 
 MAX_PROBES = 1

@@ -37,7 +37,7 @@ REPLY_LIMIT = (
 )
 """Description of MAX_COMPLETION_LENGTH."""
 MAX_OVERLAP = 8
-"""Most steps whose games are played ahead. Nobody learns from older games without losing by it."""
+"""Most steps whose games are played ahead; a server has room for as many versions and two more."""
 CPU_REPLY = 4
 """Tokens of one reply of a tiny model."""
 CPU_CALL_REPLY = 16

@@ -23,21 +23,6 @@ _HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ReplayedTurn:
-    """A recorded turn, with what a replay of its game shows."""
-
-    turn: Turn
-    message: str
-    """What the player was shown."""
-    action: str
-    """What the player did, in today's wording."""
-    is_taught: bool
-    """True when the reply is learned."""
-    asked: Sequence[Asked] = ()
-    """Questions about hidden cards before the move, with their answers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
     """What a replay shows of one turn."""
 
@@ -46,18 +31,17 @@ class _Shown:
     action: str
     """What the player did, in today's wording."""
     asked: Sequence[Asked] = ()
-    """See `_ReplayedTurn.asked`."""
+    """Questions about hidden cards before the move, with their answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Marked:
-    """A sequence of ids, and what is learned of it."""
+class _ReplayedTurn:
+    """A recorded turn, with what a replay of its game shows."""
 
-    ids: "array[int]"
-    is_reply: "array[int]"
-    """See `Sample.is_reply`."""
-    question_start: int | None = None
-    """See `Sample.question_start`."""
+    turn: Turn
+    shown: _Shown
+    is_taught: bool
+    """True when the reply is learned, and so are the answers to questions before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,38 +95,25 @@ class Encoder:
         shown = _replay(started, game, self.setup.config.window, learners, self.belief_shares)
         turns_of_player: dict[int, list[_ReplayedTurn]] = defaultdict(list)
         for turn, seen, taught in zip(turns, shown, is_taught, strict=True):
-            replayed = _ReplayedTurn(
-                turn=turn,
-                message=seen.message,
-                action=seen.action,
-                is_taught=taught,
-                asked=seen.asked if taught else (),
-            )
+            replayed = _ReplayedTurn(turn=turn, shown=seen, is_taught=taught)
             turns_of_player[turn.player].append(replayed)
         start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:_HASH_BYTES])
         self.counts.update(games=1, replies=len(turns))
         samples = []
         for player in range(self.setup.spec.num_players):
-            player_turns = turns_of_player[player]
-            for marked in self._conversations(player, player_turns, game.where):
-                if any(marked.is_reply):
-                    sample = Sample(
-                        player=player,
-                        start=start,
-                        ids=marked.ids,
-                        is_reply=marked.is_reply,
-                        question_start=marked.question_start,
-                    )
+            for sample in self._conversations(player, start, turns_of_player[player], game.where):
+                if any(sample.is_reply):
                     samples.append(sample)
         return samples
 
     def _conversations(
-        self, player: int, turns: Sequence[_ReplayedTurn], where: str
-    ) -> Iterator[_Marked]:
+        self, player: int, start: int, turns: Sequence[_ReplayedTurn], where: str
+    ) -> Iterator[Sample]:
         """Yield a player's whole game, or each turn with a window, and each question by itself.
 
         Args:
             player: The player.
+            start: See `Sample.start`.
             turns: The player's turns.
             where: The game, for errors.
         """
@@ -154,9 +125,10 @@ class Encoder:
         end = 0
         for replayed in turns:
             follows_call = replayed.turn.follows_call
-            for asked in replayed.asked:
-                yield self._answered(conversation, replayed.message, asked)
-            added = conversation.ask(replayed.message, follows_call=follows_call)
+            message = replayed.shown.message
+            for asked in replayed.shown.asked if replayed.is_taught else ():
+                yield self._answered(player, start, conversation, message, asked)
+            added = conversation.ask(message, follows_call=follows_call)
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
                 break
@@ -164,7 +136,7 @@ class Encoder:
             if window and replayed.turn.reply_ids and not follows_call:
                 # A game that was recorded without a window has the ids by which its conversations
                 # grew.
-                whole_prompt = self.chat.follow(self.chat.eos_id, replayed.message)
+                whole_prompt = self.chat.follow(self.chat.eos_id, message)
             reply, is_recorded = self._reply_ids(replayed, (added, whole_prompt))
             if replayed.is_taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
@@ -179,21 +151,27 @@ class Encoder:
                 self.counts["recorded" if is_recorded else "encoded"] += 1
                 end = len(marks)
             if window is not None and not replayed.turn.is_call:
-                yield _Marked(ids=array("i", conversation.ids[:end]), is_reply=marks[:end])
+                ids = array("i", conversation.ids[:end])
+                yield Sample(player=player, start=start, ids=ids, is_reply=marks[:end])
                 marks = array("b")
                 end = 0
-        yield _Marked(ids=array("i", conversation.ids[:end]), is_reply=marks[:end])
+        ids = array("i", conversation.ids[:end])
+        yield Sample(player=player, start=start, ids=ids, is_reply=marks[:end])
 
-    def _answered(self, conversation: Conversation, message: str, asked: Asked) -> _Marked:
+    def _answered(
+        self, player: int, start: int, conversation: Conversation, message: str, asked: Asked
+    ) -> Sample:
         """Return a question behind a turn's message with its answer, which alone is learned."""
         prompt = conversation.ids_before_answer(message + asked.text)
         answer = self.chat.said(asked.answer)
         is_fresh = self.setup.config.window is not None
         if len(prompt) + self.max_completion_length > self.max_model_len:
             # No more fits than in a rollout; nothing of it is marked.
-            return _Marked(ids=array("i"), is_reply=array("b"))
+            return Sample(player=player, start=start, ids=array("i"), is_reply=array("b"))
         self.counts["answers"] += 1
-        return _Marked(
+        return Sample(
+            player=player,
+            start=start,
             ids=array("i", [*prompt, *answer]),
             is_reply=array("b", [0] * len(prompt) + [1] * len(answer)),
             question_start=0 if is_fresh else len(conversation.ids),
@@ -226,7 +204,7 @@ class Encoder:
             thought, spoken = split_reply(turn.reply)
             has_thought = bool(thought) and turn.reply.endswith(spoken)
             before = turn.reply.removesuffix(spoken) if has_thought else ""
-            text = before + replayed.action
+            text = before + replayed.shown.action
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 

@@ -802,10 +802,10 @@ class TrainingRun:
                 logprobs = [self._policy.logprobs(batch) for batch in batches]
         if update.is_first_pass:
             for batch, of_batch in zip(batches, logprobs, strict=True):
-                self._meet(batch, of_batch)
+                self._record_first_pass(batch, of_batch)
         return logprobs
 
-    def _meet(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
+    def _record_first_pass(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
         """Check and count a micro-batch's logprobs before its player learns from it."""
         if batch.old_logprobs is None:
             # What later passes, and the players after this one, compare with.

@@ -32,7 +32,7 @@ import math
 import random
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -74,11 +74,6 @@ class Update:
     """Whose update this is, in a sequential step."""
     last_of_player: str = EVERYBODY
     """The player whose last update of the step this is, in a sequential step."""
-
-    @property
-    def micro_batches(self) -> tuple[MicroBatch, ...]:
-        """Of all passes."""
-        return tuple(chain.from_iterable(self.passes))
 
 
 def player_order(settings: Settings, step: int) -> tuple[str, ...]:
@@ -125,10 +120,13 @@ def plan_updates(
                 if batch.has_data:
                     with_data.add(adapter_of(batch.player, adapter_names))
             is_last = (number, part) == passes[-1]
-            own = own_passes(micro_batches)
+            if pass_limit is None:
+                forward_passes = own_passes(micro_batches)
+            else:
+                forward_passes = shared_passes(micro_batches, pass_limit)
             updates.append(
                 Update(
-                    passes=own if pass_limit is None else shared_passes(micro_batches, pass_limit),
+                    passes=forward_passes,
                     adapters=frozenset(active) & with_data,
                     is_first_pass=number == 0,
                     player=player,

@@ -101,9 +101,10 @@ class AdapterCritic(nn.Module):
     def in_use(self, model: Any) -> Iterator[None]:
         """Let the model's layers compute the base model and this adapter, for a while."""
         # The pass before may have been one of several players, see `row_owners`.
-        use_adapter(model, lora_layers(model)[0].active_adapters[0])
+        layers = lora_layers(model)
+        use_adapter(model, layers[0].active_adapters[0])
         with contextlib.ExitStack() as stack:
-            for layer, down, up in zip(lora_layers(model), self.down, self.up, strict=True):
+            for layer, down, up in zip(layers, self.down, self.up, strict=True):
                 base = layer.get_base_layer()
                 forward = partial(_with_lora, base, down, up, self.scale)
                 stack.enter_context(forward_as(layer, forward))

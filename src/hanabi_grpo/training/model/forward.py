@@ -387,26 +387,25 @@ def _layer_forward(
     if args or options:
         return Linear.forward(layer, x, *args, **options)
     names = layer.active_adapters
-    is_shared = owners is not None and owners.is_shared
-    if not is_shared and len(names) != 1:
+    # None: all rows are one player's.
+    shared = owners if owners is not None and owners.is_shared else None
+    if shared is None and len(names) != 1:
         return Linear.forward(layer, x)
     if not all(_can_join(layer, name, x) for name in names):
-        if owners is not None and is_shared:
-            return owners.with_adapters(partial(_with_adapter, layer), x)
+        if shared is not None:
+            return shared.with_adapters(partial(_with_adapter, layer), x)
         return Linear.forward(layer, x)
-    lengths = None
-    if owners is not None and is_shared:
-        lengths = owners.lengths_of(x)
     matrices = []
     for name in names:
         matrices += [layer.lora_A[name].weight, layer.lora_B[name].weight]
     base = layer.base_layer
     rows = x.reshape(-1, x.shape[-1])
+    lengths = [len(rows)] if shared is None else shared.lengths_of(x)
     joined = _JoinedLora.apply(
         rows,
         base.weight,
         base.bias,
-        [len(rows)] if lengths is None else lengths,
+        lengths,
         [layer.scaling[name] for name in names],
         *matrices,
     )
