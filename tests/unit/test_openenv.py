@@ -178,8 +178,9 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
             "greatest_return": 9.0,
         }
     )
-    report = conformance.check_games(environment, config, num_episodes=3)
-    assert report.num_steps > 6
+    # The address, and with it every game, is another one in each run; some games end early.
+    report = conformance.check_games(environment, config, num_episodes=8)
+    assert report.num_steps > report.num_episodes
     assert report.num_copies == 0, "it cannot be copied"
     conformance.check_replies(environment, config, num_episodes=5)
     conformance.check_policies(environment, config)

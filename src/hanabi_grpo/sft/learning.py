@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.sft.sampled_softmax import SampledSoftmax
 from hanabi_grpo.sft.samples import Sample, length_batches, num_exact_replies, padded, reply_logits
 from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.adapters import (
@@ -23,6 +24,7 @@ from hanabi_grpo.training.model.adapters import (
     trainable_parameters,
     use_adapter,
 )
+from hanabi_grpo.training.model.output_head import return_hidden_states
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
@@ -58,6 +60,8 @@ class Student:
     """Makes the next forward pass use these parameters."""
     parts: WordParts | None = None
     """What words share, where the whole model learns; their vectors are among the parameters."""
+    softmax: SampledSoftmax | None = None
+    """Estimates the softmax over a large vocabulary of whole words; None: it is computed."""
     step: int = 0
     """Updates that were made."""
     best: dict[str, torch.Tensor] | None = None
@@ -149,8 +153,11 @@ def make_students(
                 "or train one adapter for all with --shared."
             )
         parameters = trainable_parameters(model, adapter=None if is_full else name)
+        softmax = None
         if parts is not None:
             parameters[_WORD_PARTS] = parts.vectors
+            vocabulary = model.get_output_embeddings().weight.shape[0]
+            softmax = SampledSoftmax.of(student_taught, vocabulary, settings.seed, model.device)
         optimizer = torch.optim.AdamW(
             parameters.values(), lr=learning_rate, betas=_BETAS, weight_decay=0.0
         )
@@ -162,6 +169,7 @@ def make_students(
             batches=length_batches(student_taught, settings.seed + number, batch_size),
             select=(lambda: None) if is_full else partial(use_adapter, model, name),
             parts=parts,
+            softmax=softmax,
         )
         students.append(student)
     return model, students
@@ -374,7 +382,12 @@ def _update(
     for number, micro_batch in enumerate(_cut(batch, lesson.micro_batch)):
         if number and should_stop():
             return None
-        logits, targets, _ = _forward(model, micro_batch, lesson.autocast)
+        if student.softmax is None:
+            logits, targets, _ = _forward(model, micro_batch, lesson.autocast)
+        else:
+            logits, targets = _sampled_forward(
+                model, micro_batch, lesson.autocast, student.softmax, key=student.step
+            )
         # Divided by the tokens of the whole batch: how it is cut into pieces does not matter.
         loss = cross_entropy(logits.float(), targets, reduction="sum") / num_tokens
         loss.backward()
@@ -417,3 +430,27 @@ def _forward(
     with torch.autocast(model.device.type, dtype=autocast, enabled=autocast is not None):
         logits, targets = reply_logits(model, ids, marks)
     return logits, targets, marks
+
+
+def _sampled_forward(
+    model: Any,
+    batch: Sequence[Sample],
+    autocast: torch.dtype | None,
+    softmax: SampledSoftmax,
+    key: int,
+) -> tuple[Any, Any]:
+    """Return the logits of `SampledSoftmax` at reply tokens, and where these tokens are in them.
+
+    Args:
+        model: The model.
+        batch: Samples.
+        autocast: See `Lesson.autocast`.
+        softmax: Of the student.
+        key: See `SampledSoftmax.logits`.
+    """
+    head = model.get_output_embeddings()
+    with return_hidden_states(head):
+        hidden, targets, _ = _forward(model, batch, autocast)
+    with torch.autocast(model.device.type, dtype=autocast, enabled=autocast is not None):
+        logits = softmax.logits(head.weight, hidden, key)
+    return logits, softmax.positions(targets)

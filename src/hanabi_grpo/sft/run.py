@@ -35,6 +35,7 @@ from hanabi_grpo.sft.learning import (
     load_base,
     make_students,
 )
+from hanabi_grpo.sft.sampled_softmax import NUM_DRAWN
 from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
 from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.sft.state import LAST, MODEL, ResultFolder
@@ -166,7 +167,7 @@ class WarmStart:
             batch_size=self.batch,
             parts=parts,
         )
-        result = self._result_folder(model, names, lesson.learning_rate, chat, samples)
+        result = self._result_folder(model, students, lesson.learning_rate, chat, samples)
         if self.resume and not result.restore(students):
             watcher.say(f"--resume: {self.out} keeps no state yet; starting at the beginning")
         if not result.history:
@@ -265,7 +266,7 @@ class WarmStart:
     def _result_folder(
         self,
         model: Any,
-        names: Sequence[str],
+        students: Sequence[Student],
         rate: float,
         chat: ChatFormat,
         samples: Sequence[Sample],
@@ -274,7 +275,7 @@ class WarmStart:
 
         Args:
             model: The model that the students are part of.
-            names: The students.
+            students: What learns.
             rate: Peak learning rate.
             chat: The chat format.
             samples: All samples, held-out ones included.
@@ -295,13 +296,15 @@ class WarmStart:
         key: dict[str, Any] = {
             **identity,
             "data": data_digest(samples),
-            "learns": list(names),
+            "learns": [student.name for student in students],
             "steps": self.steps,
             "batch": self.batch,
             "learning_rate": rate,
         }
         if self.every_start:
             key["every_start"] = True
+        if any(student.softmax is not None for student in students):
+            key["sampled_softmax"] = NUM_DRAWN
         if parse_shares(self.beliefs, self.setup):
             key["beliefs"] = self.beliefs
         key["max_grad_norm"] = settings.max_grad_norm
