@@ -72,6 +72,7 @@ FULL_CASES = [(name, players, mean) for name, row in FULL.items() for players, m
 SMALL_CASES = [(name, preset, mean) for name, row in SMALL.items() for preset, mean in row.items()]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("name", "players", "mean"), FULL_CASES)
 def test_a_bot_scores_on_full_what_others_measured(name: str, players: int, mean: float) -> None:
     check_score(name, "full", players, mean, num_games=400)

@@ -49,6 +49,7 @@ def play(
     return result.groups
 
 
+@pytest.mark.rest
 def test_a_game_is_the_same_bits_alone_beside_others_in_another_order_and_again(
     server: Server,
 ) -> None:

@@ -167,6 +167,7 @@ def cpu_seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+@pytest.mark.rest
 def test_trl_learns_from_as_many_tokens_as_its_seats_sampled_and_is_held_before_each_step(
     tmp_path: Path,
 ) -> None:

@@ -164,6 +164,7 @@ def test_the_computed_mean_is_that_of_every_deck_on_the_engine(bomb_rule: str) -
     assert min(num_moves) > 10
 
 
+@pytest.mark.rest
 def test_on_laptop_three_rounds_pass_the_bots_and_their_score_is_exact() -> None:
     setup = Setup(HANABI, EnvConfig(preset="laptop"))
     mean, _ = best_messages.best_team(setup.config.spec(), False, 3)

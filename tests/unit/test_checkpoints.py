@@ -107,6 +107,7 @@ def test_a_write_that_is_interrupted_between_the_renames_brings_the_old_one_back
     assert names(tmp_path) == ["checkpoint-5"]
 
 
+@pytest.mark.rest
 def test_a_checkpoint_survives_a_kill_at_every_call_that_changes_the_disk(tmp_path: Path) -> None:
     run = tmp_path / "run"
     start = tmp_path / "start"

@@ -80,6 +80,7 @@ def waiting() -> Iterator[tuple[subprocess.Popen[str], int]]:
     process.wait()
 
 
+@pytest.mark.rest
 def test_a_process_waits_until_a_debugger_is_attached(
     waiting: tuple[subprocess.Popen[str], int],
 ) -> None:

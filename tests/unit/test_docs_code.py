@@ -117,6 +117,7 @@ def test_the_new_estimator_is_a_choice_of_the_settings(chapter: str, patched: Pa
     assert "grpo, median, rloo" in cli(patched, "settings", "--markdown")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("chapter", SUBJECTS)
 def test_the_commands_behind_a_patch_run_and_did_not_without_it(
     chapter: str, patched: Path
@@ -199,6 +200,7 @@ def test_the_python_of_the_page_on_dynamics_runs(copied: Path) -> None:
     run(copied, sys.executable, "-c", replaced(code, "range(1000)", "range(20)"))
 
 
+@pytest.mark.rest
 def test_the_python_of_the_page_on_two_terminals_runs(copied: Path) -> None:
     [code] = python_of("two-terminals.md")
     checkpoint = ROOT / "tests" / "data" / "version-0.2" / "run" / "checkpoint-2"

@@ -61,6 +61,7 @@ def test_the_example_is_found_by_its_entry_point_and_prints_what_the_page_says(
     assert registry.origin("lighthouse").distribution == "lighthouse-env"
 
 
+@pytest.mark.rest
 def test_tests_that_list_environments_pass_where_a_foreign_one_is_installed(
     installed: Path,
 ) -> None:

@@ -544,6 +544,7 @@ def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.Mo
     assert "serves no adapter for player_0" in without_adapters.stderr
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     start_process: Callable[..., "subprocess.Popen[str]"], number: signal.Signals

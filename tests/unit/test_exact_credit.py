@@ -58,6 +58,7 @@ def test_returns_find_all_of_the_credit_with_the_partners_noise(game: MatrixGame
     assert noise(game, game.returns(), 0) > 0.3
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", ["vdn", "qmix"])
 @pytest.mark.parametrize("game", GAMES, ids=lambda game: game.name)
 def test_learned_shares_are_the_true_ones_also_where_a_move_is_seen(
@@ -215,6 +216,7 @@ def _figures(rows: str) -> list[list[float]]:
     return figures
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("marker", "print_table"),
     [("exact-credit", print_learned_credit), ("exact-sequential", print_sequential_credit)],

@@ -90,6 +90,7 @@ def test_a_tree_that_is_taken_apart_has_the_same_value(monkeypatch: pytest.Monke
     assert [best_score(TINY, partner, seat) for seat in (0, 1)] == pytest.approx(whole)
 
 
+@pytest.mark.rest
 def test_it_agrees_with_the_response_to_a_table_of_moves() -> None:
     spec = EnvConfig(preset="laptop").spec()
     team: Team = complete(spec, (EMPTY, EMPTY))

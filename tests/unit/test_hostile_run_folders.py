@@ -148,6 +148,7 @@ def test_a_file_that_grows_while_it_is_read_meets_the_limit_too(
         read_bytes(path, 40)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["fifo", "huge"])
 @pytest.mark.parametrize(
     "name",

@@ -111,6 +111,7 @@ def test_calls_of_many_games_run_beside_each_other(tools: dict[str, Tool]) -> No
     assert [int(outcome.text) for outcome in sums] == list(range(1, 13))
 
 
+@pytest.mark.rest
 def test_a_server_that_has_died_fails_a_call_and_is_started_again(tools: dict[str, Tool]) -> None:
     pid = int(call(tools["process"]).text)
     os.kill(pid, signal.SIGKILL)
@@ -124,6 +125,7 @@ def test_a_server_that_has_died_fails_a_call_and_is_started_again(tools: dict[st
     assert int(outcome.text) != pid
 
 
+@pytest.mark.rest
 def test_what_cannot_be_offered_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no tool 'subtract'; it lists: add, shout, refuse"):
         mcp_tools(COMMAND, names=["add", "subtract"])

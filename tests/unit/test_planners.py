@@ -86,6 +86,7 @@ def test_moves_are_legal_and_do_not_depend_on_the_movers_own_hidden_cards(
     assert num_compared >= 2
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("mini", 5)])
 def test_their_games_pass_the_checks_of_environments(preset: str, players: int) -> None:
     check_policies(HANABI, EnvConfig(preset=preset, players=players))
@@ -154,6 +155,7 @@ def test_worlds_look_like_the_players_own_game_and_hands_are_drawn_by_how_likely
         assert drawn[hand] / drawn.total() == pytest.approx(likelihood, abs=0.12)
 
 
+@pytest.mark.rest
 def test_a_team_that_searches_scores_more_than_its_bot() -> None:
     config = EnvConfig(preset="laptop")
     gains = []

@@ -142,6 +142,7 @@ def test_what_a_player_expects_another_to_believe_is_the_mean_over_what_it_may_s
         advance(tracker, action, chances)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("setup", "num_games"), [(KUHN, 3000), (LEDUC, 400)])
 def test_the_other_card_is_as_frequent_in_games_of_poker_as_the_posterior_says(
     setup: Setup[Any], num_games: int

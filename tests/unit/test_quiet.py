@@ -39,6 +39,7 @@ def test_known_messages_are_dropped_and_others_are_not() -> None:
     assert "Setting accelerator to CPU" not in output
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "command",
     [

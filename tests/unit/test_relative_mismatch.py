@@ -409,6 +409,7 @@ class ServedIn16Bits(Checked):
         return metrics
 
 
+@pytest.mark.rest
 def test_an_update_that_16_bits_lose_does_not_make_an_honest_sampler_look_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -430,6 +431,7 @@ UPDATES = (2e-6, 2e-4, 2e-3)
 """Sizes of an update, of which bfloat16 loses much, some and nothing."""
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("suspect", [SCALED, STALE])
 def test_what_16_bits_lose_of_a_whole_adapter_makes_an_honest_sampler_look_like_nobody(

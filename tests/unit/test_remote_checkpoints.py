@@ -141,6 +141,7 @@ def test_lineups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.Mon
     assert str(second.ref) == "iggi"
 
 
+@pytest.mark.rest
 def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -262,6 +263,7 @@ def make_repository(folder: Path) -> Path:
     return write_checkpoint(folder, 9, fill, {"adapters": ["player_1"]}, needed_bytes=100)
 
 
+@pytest.mark.rest
 def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network_later(
     tmp_path: Path,
 ) -> None:

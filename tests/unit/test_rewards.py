@@ -101,6 +101,7 @@ def test_the_spec_says_that_it_is_another_game_with_a_wider_range() -> None:
     assert spec.hash != other.hash
 
 
+@pytest.mark.rest
 def test_players_may_be_paid_differently_where_the_payoff_says_so(
     monkeypatch: pytest.MonkeyPatch, cache_home: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_reward_runs_in_a_worker_of_the_server_and_not_in_the_server(
         assert row["torch"] is False
 
 
+@pytest.mark.rest
 def test_a_reward_that_hangs_costs_its_game_and_is_named_by_the_environment() -> None:
     async def play(scheduler: Scheduler) -> Any:
         mixed = [*tasks_of("hangs", range(1)), *tasks_of("paid", range(1))]
@@ -211,6 +213,7 @@ def test_replays_draw_the_games_with_the_board_and_name_the_reward() -> None:
     assert '"deck"' in page
 
 
+@pytest.mark.rest
 def test_the_example_pays_for_long_replies_only_and_is_as_the_interface_says() -> None:
     environment = registry.get("hanabi_brief")
     config = environment.presets["laptop"]

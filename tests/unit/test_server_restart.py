@@ -120,6 +120,7 @@ def test_after_an_engines_death_parent_and_port_stay_and_nothing_of_the_dead_pro
     assert second["library"] == "1"
 
 
+@pytest.mark.rest
 def test_a_killed_process_is_started_again_and_after_a_healthy_time_the_count_begins_anew(
     dying: Callable[..., DyingServer],
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_killed_process_is_started_again_and_after_a_healthy_time_the_count_be
     assert output.count("server process killed by SIGKILL") == 3
 
 
+@pytest.mark.rest
 def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(
     dying: Callable[..., DyingServer],
 ) -> None:
@@ -152,6 +154,7 @@ def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(
     assert "HANABI_ENGINE_RESTARTS=2 is used up: the server ends (exit code 70)" in output
 
 
+@pytest.mark.rest
 def test_a_clean_up_that_hangs_holds_neither_the_restart_nor_the_end_up(
     dying: Callable[..., DyingServer],
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_clean_up_that_hangs_holds_neither_the_restart_nor_the_end_up(
     assert code == 70
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("number", "expected", "receiver"),
     [(signal.SIGTERM, 143, "the group"), (signal.SIGINT, 130, "the parent")],

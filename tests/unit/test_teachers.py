@@ -631,6 +631,7 @@ def with_scheduler(
     return result
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("plays", [0.0, 0.5])
 def test_a_worker_asks_the_same_teacher_as_the_server_itself(
     monkeypatch: pytest.MonkeyPatch, plays: float

@@ -134,6 +134,7 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
     assert caplog.messages[-1].endswith(f".venv/bin/wandb sync {folder}")
 
 
+@pytest.mark.rest
 def test_logging_steps_joins_rows_for_wandb_up_to_the_last_of_the_run(tmp_path: Path) -> None:
     variables = {"WANDB_MODE": "offline", "HANABI_PRESET": "laptop", "LOGGING_STEPS": "5"}
     run = tracked_run(tmp_path / "run", steps=12, checkpoints=(12,), **variables)
@@ -165,6 +166,7 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
 
 
+@pytest.mark.rest
 def test_no_process_of_wandb_is_given_a_secret_of_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ def test_no_process_of_wandb_is_given_a_secret_of_somebody_else(
     assert score_steps(run) == [1, 2, 3], "it works without them"
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("log_model", "expected"),
     [
@@ -245,6 +248,7 @@ def test_a_run_is_resumed_from_what_wandb_would_send_of_a_full_upload(tmp_path: 
     assert read_record(here).id == read_record(run).id
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("log_model", ["checkpoint", "end"])
 def test_the_best_is_the_version_that_validation_chose_and_the_last_one_stays_the_latest(
     tmp_path: Path, log_model: str
@@ -290,6 +294,7 @@ def test_the_best_is_the_version_that_validation_chose_and_the_last_one_stays_th
     assert [row[name] for row in rows if name in row] == [2.0], "no row of metrics has it"
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("has_opponents", [True, False])
 def test_of_several_curves_the_one_that_chooses_says_what_is_best_in_a_zero_sum_game(
     tmp_path: Path, has_opponents: bool
@@ -318,6 +323,7 @@ def test_of_several_curves_the_one_that_chooses_says_what_is_best_in_a_zero_sum_
     assert (row["validation/score/mean"], row["validation/served,cfr/score/mean"]) == (2.0, 0.25)
 
 
+@pytest.mark.rest
 def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path: Path) -> None:
     run = tracked_run(
         tmp_path / "run", steps=2, checkpoints=(2,), games=False, WANDB_MODE="offline"
@@ -437,6 +443,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.rest
 def test_what_a_killed_trainer_left_is_sent_with_its_last_adapters(
     tmp_path: Path, start_process: Start
 ) -> None:
@@ -484,6 +491,7 @@ def has_ended(started: Mirror) -> bool:
     return False
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(("answer", "reason"), [("401", "error 401"), ("no", "permission denied")])
 def test_what_the_service_refuses_ends_the_run_before_the_first_step(
@@ -500,6 +508,7 @@ def test_what_the_service_refuses_ends_the_run_before_the_first_step(
     assert not (run / "wandb.json").exists()
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("short_limits")
 def test_a_service_that_is_away_at_the_start_leaves_an_offline_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -524,6 +533,7 @@ def test_a_service_that_is_away_at_the_start_leaves_an_offline_run(
     assert has_ended(started)
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("short_limits")
 def test_a_service_that_fails_during_training_is_reported_once_and_waited_for_in_vain_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -555,6 +565,7 @@ def test_a_service_that_fails_during_training_is_reported_once_and_waited_for_in
     assert json.loads((run / "wandb.json").read_text())["mode"] == "online"
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("short_limits")
 def test_a_mirror_that_dies_is_reported_when_training_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

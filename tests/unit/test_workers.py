@@ -135,6 +135,7 @@ def test_an_episode_of_a_worker_is_the_one_that_the_server_would_have_played(
     assert first.turns[1].reply == CHAT.decode(list(sample("Hint R").ids))
 
 
+@pytest.mark.rest
 def test_a_slow_tool_is_called_in_a_worker_and_its_player_is_told_of_the_time_out() -> None:
     assert may_block(setup("slow_tool", {"preset": "toy"}))
 
@@ -208,6 +209,7 @@ def test_a_call_has_a_limit_of_its_own_that_says_so() -> None:
     )
 
 
+@pytest.mark.rest
 def test_others_go_on_at_once_while_one_call_blocks_a_worker() -> None:
     async def play(scheduler: Scheduler) -> tuple[float, float]:
         await scheduler.run(tasks_of("slow", range(2), num_games=2), SAMPLING)
@@ -246,6 +248,7 @@ def test_an_error_of_the_environment_keeps_its_class_and_a_request_of_errors_alo
         run(play, CountingEngine())
 
 
+@pytest.mark.rest
 def test_a_cancelled_request_ends_its_games_in_workers() -> None:
     async def play(scheduler: Scheduler) -> int:
         request = asyncio.ensure_future(
@@ -263,6 +266,7 @@ def test_a_cancelled_request_ends_its_games_in_workers() -> None:
     assert run(play, CountingEngine(), session_workers=1, game_timeout=30) == 0
 
 
+@pytest.mark.rest
 def test_where_a_call_has_blocked_a_worker_a_further_one_plays_along() -> None:
     def num_workers() -> int:
         below = psutil.Process().children(recursive=True)
@@ -282,6 +286,7 @@ def test_where_a_call_has_blocked_a_worker_a_further_one_plays_along() -> None:
     assert run(play, CountingEngine(), session_workers=1) == 2
 
 
+@pytest.mark.rest
 def test_games_go_on_in_new_workers_when_the_process_that_forks_them_dies() -> None:
     async def play(scheduler: Scheduler) -> list[type]:
         await scheduler.run(tasks_of("sleeps", range(2)), SAMPLING)
@@ -294,6 +299,7 @@ def test_games_go_on_in_new_workers_when_the_process_that_forks_them_dies() -> N
     assert run(play, CountingEngine()) == [Episode, Episode]
 
 
+@pytest.mark.rest
 def test_a_slow_game_of_the_servers_own_is_dropped_in_time_too() -> None:
     async def play(scheduler: Scheduler) -> Any:
         return await scheduler.run(fake_engine.tasks_of(fake_engine.task(3)), SAMPLING)
