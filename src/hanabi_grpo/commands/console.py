@@ -6,15 +6,25 @@ Printing, progress bars, interruption, the command of the other terminal, and of
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.run_folder import json_text
@@ -41,6 +51,8 @@ INTERRUPTED = 130
 """Exit code of a command that was stopped and can be continued."""
 _TABLE_WIDTH = 120
 """Columns of a table where standard output is no terminal and COLUMNS is not set."""
+_SECONDS_OF_A_LINE = 60.0
+"""Between two lines of progress in a log."""
 _QUIET = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
 """`USE_HF` makes ms-swift take models from the hub that vLLM takes them from."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -71,12 +83,55 @@ def print_json(document: Any, indent: int | None = None) -> None:
     sys.stdout.write(visible_json(json_text(document, indent=indent)))
 
 
+class _ProgressLines(Progress):
+    """Progress for logs: a line a minute, since bars show themselves there only when they end."""
+
+    def __init__(self, *columns: ProgressColumn, console: Console) -> None:
+        """Begin the first minute.
+
+        Args:
+            *columns: Of the bars, which are printed at the end.
+            console: Where lines and bars are printed.
+        """
+        super().__init__(*columns, console=console)
+        self._say = sayer(console)
+        self._next_line = time.monotonic() + _SECONDS_OF_A_LINE
+
+    def update(self, task_id: TaskID, *given: Any, **fields: Any) -> None:
+        """Update a bar, and say how far it is if a minute has passed since the last line."""
+        super().update(task_id, *given, **fields)
+        self._say_now_and_then(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """As `update`, for a bar that has gone on by so much."""
+        super().advance(task_id, advance)
+        self._say_now_and_then(task_id)
+
+    def _say_now_and_then(self, task_id: TaskID) -> None:
+        now = time.monotonic()
+        if now < self._next_line:
+            return
+        self._next_line = now + _SECONDS_OF_A_LINE
+        task = self._tasks[task_id]
+        line = f"{task.description}: {task.completed:g}"
+        if task.total is not None:
+            line += f" of {task.total:g}"
+        if task.time_remaining:
+            line += f", {timedelta(seconds=task.time_remaining)} left"
+        self._say(line)
+
+
 def progress_bars(console: Console) -> Progress:
-    """Return rich's progress bars with our columns."""
-    description = TextColumn("{task.description}", markup=False)
-    return Progress(
-        description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    """Return rich's progress bars with our columns; in a log also a line a minute."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
     )
+    if console.is_terminal:
+        return Progress(*columns, console=console)
+    return _ProgressLines(*columns, console=console)
 
 
 @contextmanager
