@@ -34,7 +34,7 @@ from hanabi_grpo.settings import (
 from hanabi_grpo.settings import defaults as device_module
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.defaults import installed_device
-from hanabi_grpo.settings.names import misspelt_names
+from hanabi_grpo.settings.names import _CUSTOMARY, misspelt_names
 from toy_kuhn import Kuhn
 
 NOWHERE = Path("/nonexistent/.env")
@@ -474,6 +474,17 @@ def test_one_letter_off_a_long_name_is_found(data: st.DataObject) -> None:
 def test_case_underscores_and_swapped_neighbours_count() -> None:
     slips = {"MAXSTEPS": "MAX_STEPS", "max_steps": "MAX_STEPS", "PROT": "PORT", "MODLE": "MODEL"}
     assert misspelt_names(slips) == slips
+
+
+def test_what_other_trainers_call_a_setting_is_found() -> None:
+    assert misspelt_names(["LR", "num_epochs", "KL_COEF"]) == {
+        "LR": "LEARNING_RATE",
+        "num_epochs": "NUM_TRAIN_EPOCHS",
+        "KL_COEF": "BETA",
+    }
+    assert misspelt_names(["LR", "LEARNING_RATE"]) == {}
+    assert set(_CUSTOMARY.values()) <= set(KNOWN)
+    assert not set(_CUSTOMARY) & set(KNOWN)
 
 
 @pytest.mark.parametrize("command", ["train", "serve"])

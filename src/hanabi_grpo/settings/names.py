@@ -18,6 +18,17 @@ RENAMED_IN = "0.3"
 """Version in which variables were renamed."""
 _SHORT = 7
 """Letters below which only a moved letter counts: MODE, SPEED and PORTS are words of their own."""
+_CUSTOMARY = {
+    "LR": "LEARNING_RATE",
+    "BATCH_SIZE": "PER_DEVICE_TRAIN_BATCH_SIZE",
+    "GROUP_SIZE": "NUM_GENERATIONS",
+    "KL_COEF": "BETA",
+    "LORA_R": "LORA_RANK",
+    "MAX_NEW_TOKENS": "MAX_COMPLETION_LENGTH",
+    "NUM_EPOCHS": "NUM_TRAIN_EPOCHS",
+    "NUM_STEPS": "MAX_STEPS",
+}
+"""What other trainers call a setting of ours."""
 _OF_OTHERS = frozenset({"VLLM_MODEL", "WANDB_MODEL"})
 """Names of other software that are one letter from a setting."""
 
@@ -54,7 +65,7 @@ def unknown_names(sources: Sequence[Source], env: str) -> list[str]:
             if source.is_strict and name not in PASSED_THROUGH:
                 by_field = {variable.field: variable.env for variable in variables(env)}
                 meant = by_field.get(name.lower()) or _meant_name(
-                    _letters(name), {_letters(each): each for each in known.values()}
+                    name, {_letters(each): each for each in known.values()}
                 )
                 hint = f"did you mean {meant}?" if meant else "hanabi-grpo settings lists them."
                 problems.append(f"{name} (from {label}): no such setting; {hint}")
@@ -72,10 +83,10 @@ def unknown_names(sources: Sequence[Source], env: str) -> list[str]:
 
 
 def misspelt_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names that are one letter from a setting, and the setting that each was meant for.
+    """Return the names that are nearly a setting's, and the setting that each was meant for.
 
-    One letter is missing, added, wrong, or moved a little; case and underscores do not count. A
-    setting that is itself among the names was not meant.
+    One letter is missing, added, wrong, or moved a little; case and underscores do not count. Or
+    other trainers call the setting so. A setting that is itself among the names was not meant.
 
     Example:
         misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}
@@ -85,7 +96,7 @@ def misspelt_names(names: Iterable[str]) -> dict[str, str]:
     given = set(names)
     misspelt = {}
     for name in sorted(given - set(known_names) - _OF_OTHERS):
-        meant = _meant_name(_letters(name), known)
+        meant = _meant_name(name, known)
         if meant and meant not in given:
             misspelt[name] = meant
     return misspelt
@@ -146,6 +157,8 @@ def _hint(bare: str, known: Mapping[str, str], env: str) -> str:
             f"it belongs to {' and '.join(owners)}, and {ENV}={env}; unset it, or set "
             f"{ENV}={owners[0]}."
         )
+    if bare in _CUSTOMARY:
+        return f"did you mean {_CUSTOMARY[bare]}?"
     close = difflib.get_close_matches(bare, known, n=1)
     if close:
         return f"did you mean {known[close[0]]}?"
@@ -159,13 +172,16 @@ def _fields_of(env: str) -> Collection[str]:
         return ()  # a package that cannot be loaded
 
 
-def _meant_name(letters: str, known: Mapping[str, str]) -> str | None:
+def _meant_name(name: str, known: Mapping[str, str]) -> str | None:
     """Return the variable that a name was meant for; None where it is none of ours.
 
     Args:
-        letters: The name's letters, see `_letters`.
-        known: Every variable by its letters.
+        name: The name.
+        known: Every variable by its letters, see `_letters`.
     """
+    if name.upper() in _CUSTOMARY:
+        return _CUSTOMARY[name.upper()]
+    letters = _letters(name)
     if len(letters) >= _SHORT and letters in known:
         return known[letters]
     for right, env in known.items():
