@@ -97,6 +97,12 @@ def test_the_run_folder_holds_its_records(trained: tuple[Path, str]) -> None:
     assert offline_runs, "no offline W&B run in the run folder"
 
 
+def test_no_library_writes_a_line_that_it_writes_in_every_run(trained: tuple[Path, str]) -> None:
+    _, output = trained
+    foreign = [line for line in output.splitlines() if "warn" in line.lower()]
+    assert foreign == []
+
+
 def reply_gaps(model: torch.nn.Module, turns: list[Turn]) -> list[float]:
     """Return how far a model's logprob of each reply token is from the sampler's.
 

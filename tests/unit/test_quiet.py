@@ -39,6 +39,38 @@ def test_known_messages_are_dropped_and_others_are_not() -> None:
     assert "Setting accelerator to CPU" not in output
 
 
+ALL_IN_ONE_PASS = """
+import os, sys, tempfile
+if sys.argv[1] == "quiet":
+    from hanabi_grpo.training import quiet
+    quiet.before_imports()
+import torch
+store = tempfile.NamedTemporaryFile()
+torch.distributed.init_process_group("gloo", f"file://{store.name}", rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(
+    torch.nn.Linear(2, 2), find_unused_parameters=True
+)
+model(torch.ones(1, 2)).sum().backward()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_torch_does_not_warn_of_parameters_that_were_all_used() -> None:
+    def output(how: str) -> str:
+        process = subprocess.run(
+            [sys.executable, "-c", ALL_IN_ONE_PASS, how],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+            env={name: value for name, value in os.environ.items() if not name.startswith("TORCH")},
+        )
+        return process.stdout + process.stderr
+
+    assert "did not find any unused parameters" in output("as it is")
+    assert "unused parameters" not in output("quiet")
+
+
 @pytest.mark.rest
 @pytest.mark.parametrize(
     "command",

@@ -26,9 +26,13 @@ _WARNED = (
 
 
 def before_imports() -> None:
-    """Answer what DeepSpeed would ask the machine, and say that it did not find."""
+    """Answer what DeepSpeed would ask the machine, and drop known warnings of torch."""
     if installed_device()[0] == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # DistributedDataParallel, which does nothing in one process, warns where all players have
+        # shared the first backward pass. With several processes warnings of NCCL must be seen.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for beginning in _WARNED:
         warnings.filterwarnings("ignore", message=beginning)
 
