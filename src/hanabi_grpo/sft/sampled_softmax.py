@@ -12,6 +12,7 @@ otherwise move all of them, only to make them less likely to be said. The hidden
 
 import math
 from collections.abc import Collection, Iterable
+from itertools import compress
 
 import numpy as np
 import torch
@@ -67,9 +68,7 @@ class SampledSoftmax:
         """
         said: set[int] = set()
         for sample in samples:
-            for word, is_reply in zip(sample.ids, sample.is_reply, strict=True):
-                if is_reply:
-                    said.add(word)
+            said.update(compress(sample.ids, sample.is_reply))
         if vocabulary - len(said) < _LEAST_OTHERS:
             return None
         return cls(said, vocabulary, seed, device)
