@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Is a thought worth points? One small model reads English and imitates a bot twice, with its thoughts and without.
+# Is a thought worth points? One small model reads English and imitates a bot twice, with its thoughts and without; then both
+# play for points alone.
 #
 #   bash tools/recipes/thoughts.sh
 #   RECIPE_SEED=1 RECIPE_TEACHER=focus-bot bash tools/recipes/thoughts.sh
@@ -9,7 +10,12 @@
 #   RECIPE_GAMES     of the teacher, a tenth of its moves random (3000)
 #   RECIPE_STEPS     of 96 turns, with thoughts (500)
 #   RECIPE_SILENT    the same, without: a step takes less time there, so that more of them are as long (700)
+#   RECIPE_RL        steps of 128 games afterwards, for the reward alone, with thoughts (40; 0: none)
+#   RECIPE_RL_SILENT the same, without (as many)
 #   RECIPE_DEALS     deals of the evaluations, of the suite test (1000)
+#
+# In reinforcement learning each player has an adapter, and nobody says what a good thought is: its tokens get the advantage
+# of their turn.
 #
 # A message holds the rules and the whole position in sentences, and works nothing out (HANABI_DEDUCTIONS=none). Both models
 # have the same tokenizer, network and first weights. Everything is in outputs/thoughts-TEACHER-SEED.
@@ -18,7 +24,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=thoughts
-for knob in SEED GAMES STEPS SILENT DEALS; do
+for knob in SEED GAMES STEPS SILENT RL RL_SILENT DEALS; do
     knob=RECIPE_$knob
     if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
         echo "$name: $knob='${!knob}': must be a whole number." >&2
@@ -30,6 +36,12 @@ teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-3000} deals=${RECIPE_DEALS
 export HANABI_PRESET=${HANABI_PRESET:-laptop} HANABI_OBSERVATION=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=none MAX_COMPLETION_LENGTH=96
 folder=outputs/thoughts-$teacher-$SEED
 mkdir -p "$folder"
+# Close to a good start: small steps and little noise, with advantages of single turns.
+default_env LEARNING_RATE 1e-3
+default_env LR_SCHEDULER_TYPE linear
+default_env HANABI_ADVANTAGE turn
+default_env NUM_GENERATIONS 8
+default_env HANABI_TASKS_PER_STEP 16
 unset DATASET
 source tools/session.sh
 start_session
@@ -48,7 +60,16 @@ for arm in aloud silent; do
     start_server
     run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --out "$folder/$arm-sampled.json"
     run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --temperature 0 --out "$folder/$arm-greedy.json"
-    if [ $arm = aloud ]; then run - .venv/bin/python tools/recipes/thought_table.py "$teacher-aloud" 300 "$folder/corrupted.json"; fi
+    if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py "$teacher-aloud" 300 "$folder/corrupted.json"; fi
+    rl=${RECIPE_RL:-40}
+    if [ $arm = silent ]; then rl=${RECIPE_RL_SILENT:-$rl}; fi
+    if [ "$rl" -gt 0 ]; then
+        say "$arm: $rl steps for the reward alone, log $folder/$arm-rl.log"
+        OUTPUT_DIR=$folder/$arm-rl MAX_STEPS=$rl REPORT_TO=none WANDB_MODE=disabled \
+            run "$folder/$arm-rl.log" bash tools/train/train_grpo_msswift.sh
+        run - hanabi-grpo evaluate served --suite test --label "$arm, trained" --tasks "$deals" --out "$folder/$arm-rl-sampled.json"
+        run - hanabi-grpo evaluate served --suite test --label "$arm, trained" --tasks "$deals" --temperature 0 --out "$folder/$arm-rl-greedy.json"
+    fi
     stop_server
 done
 run - hanabi-grpo evaluate "$teacher" --suite test --tasks "$deals" --out "$folder/teacher.json"
