@@ -1,7 +1,9 @@
 """`hanabi-grpo adhoc`: pools, exact bounds in a file, shares of bounds, and whom a run has met."""
 
 import json
+import signal
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,26 @@ def test_partners_that_were_met_are_marked_and_in_no_mean(tmp_path: Path) -> Non
         "blind (trained with)",
     ]
     assert adhoc_json(summary)["candidates"][0]["partners"][0]["relation"] == TRAINED_WITH
+
+
+def test_an_interrupt_does_not_wait_for_bounds_that_take_minutes(tmp_path: Path) -> None:
+    workers = []
+
+    def interrupt(*_: object) -> None:
+        workers.extend(active_children())
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.alarm(3)
+        with pytest.raises(KeyboardInterrupt):
+            compute_bounds(LAPTOP, ["iggi"], folder=tmp_path)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert workers
+    for worker in workers:
+        worker.join(60)
+    assert {worker.exitcode for worker in workers} == {-signal.SIGKILL}
 
 
 def test_exact_bounds_are_computed_once_and_hold_for_self_play(tmp_path: Path) -> None:

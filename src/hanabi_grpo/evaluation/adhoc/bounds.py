@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -115,6 +115,7 @@ def _computed(
         return
     num_workers = min(len(os.sched_getaffinity(0)), len(scripts) * len(seats))
     config = setup.config.model_dump(mode="json")
+    others = active_children()
     with ProcessPoolExecutor(
         num_workers,
         mp_context=get_context("spawn"),
@@ -131,6 +132,10 @@ def _computed(
                 yield name, seat, job.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            # What they compute takes minutes, and this process would not end before them.
+            for worker in active_children():
+                if worker not in others:
+                    worker.kill()
             raise
 
 
