@@ -132,12 +132,15 @@ def start_process() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 def _no_process_left_behind() -> Iterator[None]:
     """Fail the session, and end the processes, when tests leave processes running."""
     yield
-    left = []
-    descriptions = []
+    own = []
     for child in psutil.Process().children(recursive=True):
         if not _is_pythons_own(child):
-            left.append(child)
-            descriptions.append(f"{child.pid} {' '.join(_cmdline(child))[:100]}")
+            own.append(child)
+    # What the last test has ended may still be ending.
+    _, left = psutil.wait_procs(own, timeout=5)
+    descriptions = []
+    for child in left:
+        descriptions.append(f"{child.pid} {' '.join(_cmdline(child))[:100]}")
     end_processes(left)
     if descriptions:
         pytest.fail("tests left processes running: " + "; ".join(descriptions))

@@ -214,7 +214,9 @@ def unpack(parts: Sequence[Path], folder: Path) -> None:
         with tarfile.open(path) as part:
             for member in part:
                 with tarfile.open(fileobj=part.extractfile(member), mode="r:xz") as chunk:
-                    chunk.extractall(folder, filter="data")
+                    # By attribute: Python 3.11.2, as Debian 12 has it, knows no filters.
+                    chunk.extraction_filter = getattr(tarfile, "data_filter", None)
+                    chunk.extractall(folder)
     commands = folder / "bin"
     commands.mkdir(parents=True, exist_ok=True)
     for name, arguments in (("python", ""), ("hanabi-grpo", " -m hanabi_grpo")):
