@@ -8,16 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft import sampled_softmax
-from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
+from hanabi_grpo.sft.run import StoppedError
 from hanabi_grpo.sft.sampled_softmax import NUM_DRAWN, SampledSoftmax
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.sft.sources import Sources
-from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
+from joined_starts import joined_model, make_start, run
 
 WORDS = 9000
 SAID = (3, 17, 4000, 8999)
@@ -102,49 +97,14 @@ def test_few_words_are_computed_all() -> None:
     assert softmax.positions(torch.tensor([6, 7])).tolist() == [0, 1]
 
 
-LAPTOP = Setup(
-    HANABI, EnvConfig(preset="laptop", observation="compact", deductions="joined", memory="turn")
-)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untaught model whose words share parts."""
-    recipe = Recipe.of("hanabi", presets=("laptop",), deductions="joined", steps=1, num_games=2)
-    return build_tiny_model(tmp_path_factory.mktemp("joined") / "model", recipe)
+    return joined_model(tmp_path_factory.mktemp("joined") / "model")
 
 
-def warm_start(base: Path, out: Path, *, steps: int, resume: bool = False) -> WarmStart:
-    return WarmStart(
-        settings=Settings(model=str(base), seed=7),
-        setup=LAPTOP,
-        sources=Sources(lineups=("hint-bot",), num_tasks=40, noise=0.2),
-        out=out,
-        steps=steps,
-        batch=32,
-        learning_rate=3e-3,
-        shared=False,
-        full=True,
-        every_start=False,
-        resume=resume,
-    )
-
-
-def learned_loss(start: WarmStart, *, calls: int | None = None) -> float:
-    """Run a warm start, perhaps stopped when it has asked so often; return the held-out loss."""
-    remaining = iter(range(calls)) if calls is not None else None
-
-    def should_stop() -> bool:
-        return remaining is not None and next(remaining, None) is None
-
-    rows = start.run(Watcher(say=print, show=lambda *progress: None, should_stop=should_stop))
-    loss: float = rows[-1][1]["loss"]
-    return loss
-
-
-@pytest.fixture
-def draws_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vocabulary of a small board is large enough."""
+def draw_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the vocabulary of a small board be large enough."""
     monkeypatch.setattr(sampled_softmax, "NUM_DRAWN", 32)
     monkeypatch.setattr(sampled_softmax, "_LEAST_OTHERS", 128)
 
@@ -152,32 +112,32 @@ def draws_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_warm_start_learns_as_much_with_it(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = learned_loss(warm_start(base, tmp_path / "whole", steps=40))
+    whole = run(make_start(base, tmp_path / "whole", games=400, steps=40, batch=32))["loss"]
     used = []
-    with monkeypatch.context() as context:
-        context.setattr(sampled_softmax, "NUM_DRAWN", 32)
-        context.setattr(sampled_softmax, "_LEAST_OTHERS", 128)
-        logits = SampledSoftmax.logits
+    logits = SampledSoftmax.logits
 
-        def counted(*given: Any, **named: Any) -> torch.Tensor:
-            used.append(0)
-            return logits(*given, **named)
+    def counted(*given: Any, **named: Any) -> torch.Tensor:
+        used.append(0)
+        return logits(*given, **named)
 
-        context.setattr(SampledSoftmax, "logits", counted)
-        sampled = learned_loss(warm_start(base, tmp_path / "sampled", steps=40))
+    draw_few(monkeypatch)
+    monkeypatch.setattr(SampledSoftmax, "logits", counted)
+    sampled = run(make_start(base, tmp_path / "sampled", games=400, steps=40, batch=32))["loss"]
     assert len(used) >= 40
     # Held-out losses are over all words, in both.
     assert whole < 1.2
     assert sampled < 1.1 * whole
 
 
-@pytest.mark.usefixtures("draws_few")
-def test_a_warm_start_with_it_resumes_bit_by_bit(base: Path, tmp_path: Path) -> None:
+def test_a_warm_start_with_it_resumes_bit_by_bit(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_few(monkeypatch)
     whole = tmp_path / "whole"
-    learned_loss(warm_start(base, whole, steps=4))
+    run(make_start(base, whole, batch=32))
     stopped = tmp_path / "stopped"
     with pytest.raises(StoppedError, match="of 4, kept in"):
-        learned_loss(warm_start(base, stopped, steps=4), calls=42)
-    learned_loss(warm_start(base, stopped, steps=4, resume=True))
+        run(make_start(base, stopped, batch=32), calls=42)
+    run(make_start(base, stopped, batch=32, resume=True))
     model = Path("model") / "model.safetensors"
     assert (stopped / model).read_bytes() == (whole / model).read_bytes()

@@ -8,21 +8,16 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, joined_word_parts
-from hanabi_grpo.settings import Settings
-from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
-from hanabi_grpo.sft.sources import Sources
-from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
+from hanabi_grpo.sft.run import StoppedError
 from hanabi_grpo.sft.tiny_model.network import untrained_model
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.sft.word_parts import WordParts
+from joined_starts import LAPTOP, joined_model, make_start, run
 from small_models import small_model
 
-JOINED = {"observation": "compact", "deductions": "joined", "memory": "turn", "legal_moves": False}
-LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", **JOINED))
 PARTS = {"x.y": ("x", "y"), "x.x": ("x", "x"), "y.z": ("y", "z")}
 WORDS = ("a", "x.y", "b", "x.x", "y.z")
 
@@ -121,34 +116,7 @@ def test_a_word_that_never_came_begins_as_its_parts_are() -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untaught model whose words share parts."""
-    recipe = Recipe.of("hanabi", presets=("laptop",), deductions="joined", steps=1, num_games=2)
-    return build_tiny_model(tmp_path_factory.mktemp("joined") / "model", recipe)
-
-
-def make_start(base: Path, out: Path, *, resume: bool = False) -> WarmStart:
-    return WarmStart(
-        settings=Settings(model=str(base), seed=7),
-        setup=LAPTOP,
-        sources=Sources(lineups=("hint-bot",), num_tasks=40, noise=0.2),
-        out=out,
-        steps=4,
-        batch=8,
-        learning_rate=3e-3,
-        shared=False,
-        full=True,
-        every_start=False,
-        resume=resume,
-    )
-
-
-def run(start: WarmStart, *, calls: int | None = None) -> None:
-    """Run a warm start; stop it when it has asked so many times."""
-    remaining = iter(range(calls)) if calls is not None else None
-
-    def should_stop() -> bool:
-        return remaining is not None and next(remaining, None) is None
-
-    start.run(Watcher(say=print, show=lambda *progress: None, should_stop=should_stop))
+    return joined_model(tmp_path_factory.mktemp("joined") / "model")
 
 
 def tensors(folder: Path) -> dict[str, bytes]:
