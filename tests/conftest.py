@@ -134,7 +134,7 @@ def _no_process_left_behind() -> Iterator[None]:
     yield
     own = []
     for child in psutil.Process().children(recursive=True):
-        if not _is_pythons_own(child):
+        if not _ends_with_this_process(child):
             own.append(child)
     # What the last test has ended may still be ending.
     _, left = psutil.wait_procs(own, timeout=5)
@@ -172,10 +172,10 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-def _is_pythons_own(process: psutil.Process) -> bool:
-    # multiprocessing's trackers live as long as the interpreter that they watch.
+def _ends_with_this_process(process: psutil.Process) -> bool:
+    """Tell multiprocessing's trackers and the hosts of scripted trainers from what is left."""
     command = " ".join(_cmdline(process))
     if not command:
         return True
-    trackers = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-    return any(tracker in command for tracker in trackers)
+    names = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "trainer_host.py")
+    return any(name in command for name in names)

@@ -3,6 +3,7 @@
 A run has no server: scripted_trainer.py or overlap_trainer.py plays in the trainer's own process.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -14,8 +15,9 @@ from pathlib import Path
 import torch
 from plans import PLAN_VARIABLE, Plan
 from safetensors.torch import load_file
+from trainer_host import Request, TrainerHost
 
-from conftest_e2e import VARIABLES, clean_environment
+from conftest_e2e import VARIABLES, clean_environment, free_port
 from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.settings import load_settings, settings_json
 
@@ -23,6 +25,8 @@ SCRIPTED_TRAINER = Path(__file__).parent / "scripted_trainer.py"
 OVERLAP_TRAINER = Path(__file__).parent / "overlap_trainer.py"
 RUN_SECONDS = 400
 """Longest run on a busy machine."""
+NUM_HOSTS = 2
+"""Of processes that are forked for runs."""
 PRINTED_CHARACTERS = 30_000
 """How much of a failed run's output is shown; the launcher alone ends with some 4,000."""
 PLAYERS = ("player_0", "player_1")
@@ -96,7 +100,7 @@ def start_trainer(
     plan: Plan | None = None,
     options: Sequence[str] = (),
 ) -> "subprocess.Popen[str]":
-    """Start a scripted trainer.
+    """Start a scripted trainer in processes of its own, to watch it or to end it.
 
     Args:
         settings: The settings.json of the run.
@@ -110,15 +114,31 @@ def start_trainer(
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc_per_node", str(processes)]
     command += [str(script), "--settings", str(settings), *options]
-    environment = clean_environment()
-    environment[PLAN_VARIABLE] = (plan or Plan()).to_json()
     return subprocess.Popen(
         command,
-        env=environment,
+        env=_environment(plan),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def _environment(plan: Plan | None) -> dict[str, str]:
+    environment = clean_environment()
+    environment[PLAN_VARIABLE] = (plan or Plan()).to_json()
+    return environment
+
+
+_hosts: list[TrainerHost] = []
+_num_runs = itertools.count()
+
+
+def _next_host() -> TrainerHost:
+    """Return a host in which sets have another order than in the one of the run before."""
+    number = next(_num_runs)
+    if number < NUM_HOSTS:
+        _hosts.append(TrainerHost(hash_seed=number))
+    return _hosts[number % NUM_HOSTS]
 
 
 def run_trainer(
@@ -131,6 +151,8 @@ def run_trainer(
 ) -> str:
     """Run a scripted trainer to its successful end and return its output.
 
+    It is forked from a process that has imported a trainer's libraries.
+
     Args:
         settings: The settings.json of the run.
         script: The trainer's file.
@@ -138,11 +160,16 @@ def run_trainer(
         plan: What goes wrong; nothing when none is given.
         options: Options for ms-swift.
     """
-    process = start_trainer(
-        settings, script=script, processes=processes, plan=plan, options=options
+    request = Request(
+        script=str(script),
+        arguments=["--settings", str(settings), *options],
+        environment=_environment(plan),
+        folder=str(Path.cwd()),
+        processes=processes,
+        port=free_port(),
     )
-    output, _ = process.communicate(timeout=RUN_SECONDS)
-    assert process.returncode == 0, output[-PRINTED_CHARACTERS:]
+    exit_code, output = _next_host().run(request, RUN_SECONDS)
+    assert exit_code == 0, output[-PRINTED_CHARACTERS:]
     return output
 
 

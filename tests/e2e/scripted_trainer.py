@@ -17,6 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import trainer_parts  # noqa: F401
+
+# isort: split
 import torch
 from plans import PLANTED_RANK, read_plan
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer

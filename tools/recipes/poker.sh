@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Last players that are close to an equilibrium: self-play with a reference policy that follows the players.
 #
-#   bash tools/recipes/poker.sh                      # Kuhn poker, about 15 minutes for a seed on two idle cores
+#   bash tools/recipes/poker.sh                      # Kuhn poker, about 25 minutes for a seed on two idle cores
 #   POKER_SEEDS=0 bash tools/recipes/poker.sh leduc_poker
 #
 #   POKER_SEEDS   seeds of tiny model, adapters, deals and sampling (0 1 2)
@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 game=${1:-kuhn_poker} out=${POKER_OUT:-outputs/poker}
 case $game in
     kuhn_poker)
-        steps=600 bonus=0.05 reference=every:50 ;;
+        steps=1000 bonus=0.02 reference=every:50 ;;
     leduc_poker)
         steps=800 bonus=0.3 reference=every:200 ;;
     *)
