@@ -7,6 +7,7 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.lora.utils import is_in_target_modules
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hanabi_grpo.errors import SettingsError
@@ -75,6 +76,35 @@ def test_what_vllm_does_not_take_is_refused_in_a_sentence(words: list[str]) -> N
     with pytest.raises(SettingsError, match=f"{words[0]} {words[1]}: vLLM says") as refusal:
         engine_args({"dtype": "float32"}, words)
     assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("copies", "gpus_of_a_copy", "options", "executor"),
+    [
+        # vLLM itself takes "uni" then.
+        (1, 1, [], None),
+        (4, 1, [], "uni"),
+        (2, 2, [], None),
+        (4, 1, ["--distributed-executor-backend", "mp"], "mp"),
+    ],
+)
+def test_a_copy_on_one_gpu_computes_in_its_engine_core_unless_it_is_told_otherwise(
+    copies: int,
+    gpus_of_a_copy: int,
+    options: list[str],
+    executor: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    settings = Settings(vllm_data_parallel_size=copies, vllm_tensor_parallel_size=gpus_of_a_copy)
+    args = engine_args(engine_options(settings, "no/model"), options)
+    assert args.distributed_executor_backend == executor
+
+
+def test_a_batch_mixes_the_versions_of_all_players_and_as_many_guests_as_the_settings_say() -> None:
+    settings = Settings(players=3, overlap=2, guest_slots=1)
+    assert engine_options(settings, "no/model")["max_loras"] == 3 * 3 + 1
 
 
 def test_vllm_can_sleep_by_the_names_that_we_call_and_not_on_a_cpu(

@@ -129,16 +129,17 @@ def _environment(plan: Plan | None) -> dict[str, str]:
     return environment
 
 
-_hosts: list[TrainerHost] = []
+_hosts: dict[int, TrainerHost] = {}
+"""By the order that sets have in it."""
 _num_runs = itertools.count()
 
 
 def _next_host() -> TrainerHost:
     """Return a host in which sets have another order than in the one of the run before."""
-    number = next(_num_runs)
-    if number < NUM_HOSTS:
-        _hosts.append(TrainerHost(hash_seed=number))
-    return _hosts[number % NUM_HOSTS]
+    seed = next(_num_runs) % NUM_HOSTS
+    if seed not in _hosts or not _hosts[seed].is_alive:
+        _hosts[seed] = TrainerHost(hash_seed=seed)
+    return _hosts[seed]
 
 
 def run_trainer(

@@ -61,10 +61,16 @@ class TrainerHost:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
-            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            # With more threads torch would have begun them already, see `_import_everything`.
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._process.poll() is None
 
     def run(self, request: Request, seconds: float) -> tuple[int, str]:
         """Run a script to its end; return its exit code and its output.

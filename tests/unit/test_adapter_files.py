@@ -1,16 +1,20 @@
 """What an adapter upload may hold."""
 
 import json
+import math
+import random
 import struct
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 from hanabi_grpo.errors import AdapterError
-from hanabi_grpo.server.adapter_files import check_adapter, max_adapter_bytes
+from hanabi_grpo.server.adapter_files import DTYPES, check_adapter, max_adapter_bytes
 from server_app import PEFT_CONFIG, RANK, SHAPES, adapter_bytes
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -66,6 +70,26 @@ def test_three_number_formats_are_accepted_if_every_value_is_finite(dtype: torch
     for value in ("nan", "inf", "-inf"):
         body = adapter_bytes(float(value), dtype=dtype)
         assert "holds values that are not finite" in refusal(body)
+
+
+@given(
+    value=st.sampled_from([math.nan, math.inf, -math.inf]),
+    others=st.sampled_from([0.0, 0.01, 1.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    served=st.sampled_from(DTYPES),
+    choice=st.randoms(use_true_random=False),
+)
+def test_one_value_that_is_not_finite_is_found_wherever_it_is(
+    value: float, others: float, dtype: torch.dtype, served: str, choice: random.Random
+) -> None:
+    tensors = load(adapter_bytes(others, dtype=dtype))
+    name = choice.choice(sorted(tensors))
+    flat = tensors[name].flatten()
+    flat[choice.randrange(len(flat))] = value
+    tensors[name] = flat.view_as(tensors[name])
+    assert f"tensor {name!r} holds values that are not finite" in refusal(
+        save(tensors), dtype=served
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.bool, torch.float8_e4m3fn])

@@ -5,6 +5,7 @@ Bad servers are in tests/faults.
 
 import hashlib
 import json
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
+from hanabi_grpo.server import adapter_loader
 from hanabi_grpo.settings import Settings
 from local_service import LocalService, QuietHandler, served
 from server_app import (
@@ -103,6 +105,24 @@ class _KeepsAll(QuietHandler):
         while left:
             left -= len(self.rfile.read(min(left, 64 << 10)))
         self.give(b"{}")
+
+
+def test_adapters_of_a_push_are_sent_and_checked_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_came = threading.Barrier(len(PLAYERS), timeout=10)
+    check_adapter = adapter_loader.check_adapter
+
+    def check_when_all_came(*args: Any, **fields: Any) -> None:
+        all_came.wait()
+        check_adapter(*args, **fields)
+
+    monkeypatch.setattr(adapter_loader, "check_adapter", check_when_all_came)
+    with running_app() as app, RolloutClient(app.url) as client:
+        open_session(client, app, run_id=client.trainer_id)
+        adapters = {name: (adapter_bytes(0.1), PEFT_CONFIG) for name in PLAYERS}
+        receipts = client.push(1, adapters)["receipts"]
+        assert sorted(receipts) == sorted(PLAYERS)
 
 
 def test_an_upload_is_not_copied_again_for_every_piece_that_is_sent() -> None:

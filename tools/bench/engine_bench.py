@@ -291,6 +291,7 @@ async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator
     # As many adapters as the board has players; the address is this machine's, so no key.
     settings = settings.model_copy(update={"players": config.players, "api_key": None})
     with rollout_server(settings, LineRing()) as server:
+        assert isinstance(server.engine, VllmSampler)
         async with serving(server.app) as url:
             bench = EngineBench(
                 engine=server.engine,

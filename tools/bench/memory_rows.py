@@ -35,7 +35,7 @@ async def single_turns(bench: Bench) -> list[Row]:
         )
     chat = chat_of(compact_config("full"))
     limit = settings.tokens_per_micro_batch or 2048
-    model = with_adapter(lambda: untrained_model(chat.tokenizer), settings.device)
+    model = with_adapter(lambda: untrained_model(chat.tokenizer, {})[0], settings.device)
     if not share_prefixes(model):
         raise RuntimeError("the tiny model does not share prefixes; the log above says why")
 

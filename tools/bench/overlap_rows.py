@@ -11,7 +11,7 @@ trainer compete for the same cores.
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bench.row import Row, at_most
 
@@ -108,8 +108,9 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
     learning_times = []
     starts = []
     ages = []
-    ahead = PlayAhead(server, ("player_0",))
-    tasks = [[{"task": number}] for number in range(steps)]
+    # It is asked for games and looks at none of them.
+    ahead = PlayAhead(cast(Any, server), ("player_0",))
+    tasks: list[Any] = [[{"task": number}] for number in range(steps)]
     for step in range(steps):
         starts.append(time.perf_counter())
         server.served = step

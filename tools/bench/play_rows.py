@@ -58,7 +58,9 @@ def _through_environment(setup: "Setup") -> Measure:
             acting = game.to_act()
             while acting:
                 for player in acting:
-                    game.step({player: rng.choice(game.legal(player))})
+                    legal = game.legal(player)
+                    assert legal is not None, "OpenSpiel's games list their moves"
+                    game.step({player: rng.choice(legal)})
                     moves += 1
                 acting = game.to_act()
             game.result()

@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 from bench.recording import Call, ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
@@ -172,7 +173,8 @@ def stand_in_scheduler(
         sampler: What answers.
         num_games: Games that it plays at once.
     """
-    model = Model(sampler=sampler, chat=chat, max_model_len=_MAX_MODEL_LEN)
+    # Of a sampler it has what games need.
+    model = Model(sampler=cast(Sampler, sampler), chat=chat, max_model_len=_MAX_MODEL_LEN)
     settings = Settings()
     return Scheduler(
         model,

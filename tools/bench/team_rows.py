@@ -1,7 +1,8 @@
 """R20: what an adapter for each player costs beside one that all share."""
 
+import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ class Learner:
 
 
 async def team(bench: Bench) -> list[Row]:
-    """R20 and R20b, without an engine."""
+    """R20, R20b and R20c, without an engine."""
     settings = bench.settings
     limit = settings.tokens_per_micro_batch or 2048
     seed = settings.seed
@@ -97,11 +98,14 @@ async def team(bench: Bench) -> list[Row]:
     of_team = made_learner(rows, limit, settings.device)
     of_one = made_learner(everybody, limit, settings.device, shares_passes=False)
     apart = made_learner(rows, limit, settings.device, shares_passes=False)
-    measured = await measure_pairs(_arm(of_team), _arm(of_one), pairs=bench.pairs)
+    with _one_thread():
+        measured = await measure_pairs(_arm(of_team), _arm(of_one), pairs=bench.pairs)
+        without = ratios_of(
+            await measure_pairs(_arm(apart), _arm(of_one), pairs=bench.pairs), of_time=True
+        )
     ratios, cpu = ratios_of(measured, of_time=True)
-    without = ratios_of(
-        await measure_pairs(_arm(apart), _arm(of_one), pairs=bench.pairs), of_time=True
-    )
+    on_all_threads = await measure_pairs(_arm(of_team), _arm(of_one), pairs=bench.pairs)
+    threads_ratios, threads_cpu = ratios_of(on_all_threads, of_time=True)
     demo = await demo_rows(_DEMO_TASKS, settings.num_generations, seed)
     after = made_learner(demo, limit, settings.device)
     before = made_learner(demo, limit, settings.device, shares_passes=False)
@@ -119,8 +123,18 @@ async def team(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=TARGET,
             how=f"{_GAMES} conversations a player of {_TURNS} × ({_PROMPT} + {_REPLY}) tokens, all "
-            "in one pass",
+            "in one pass, on one thread",
             details={"separate_passes": list(without[0])},
+        ),
+        Row(
+            id="R20c",
+            name="R20 on all threads",
+            arms=("forward and backward, five adapters", "the same rows, one adapter"),
+            ratios=threads_ratios,
+            cpu_ratios=threads_cpu,
+            target=None,
+            how="in a model this small the products of a player's rows are too short to be divided "
+            "between threads, those of all rows are not",
         ),
         Row(
             id="R20b",
@@ -191,6 +205,18 @@ async def demo_rows(tasks: int, games: int, seed: int) -> "dict[str, Sequence[To
             weighted.append(replace(row, advantages=advantages))
         rows[f"player_{seat}"] = weighted
     return rows
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _arm(learner: Learner) -> Arm:

@@ -104,6 +104,8 @@ class Configured:
     logprobs: str
     lora_targets: tuple[str, ...]
     max_loras: int
+    executor: str
+    """How an engine core computes: "uni" by itself, "mp" by workers beside it."""
     graphs: str
     """Which CUDA graphs are recorded, and whether some for batches without adapters."""
     graph_sizes: int
@@ -153,6 +155,8 @@ class Case:
                 "v_proj",
             ),
             max_loras=_PLAYERS + _GUESTS,
+            # A worker beside each engine core only where several GPUs compute together.
+            executor="uni" if self.tensor_parallel == 1 else "mp",
             graphs="FULL_AND_PIECEWISE, with and without adapters",
             # 1, 2, 4, then every 8 to 256 and every 16 to 512, which is twice HANABI_MAX_NUM_SEQS.
             graph_sizes=51,
@@ -316,6 +320,7 @@ def _configured(config: Any) -> Configured:
         logprobs=config.model_config.logprobs_mode,
         lora_targets=tuple(config.lora_config.target_modules),
         max_loras=config.lora_config.max_loras,
+        executor=parallel.distributed_executor_backend,
         graphs=graphs,
         graph_sizes=len(sizes),
         largest_graph=max(sizes, default=0),
@@ -376,7 +381,7 @@ def import_all(*, packed: bool) -> dict[str, str]:
         packed: As on a machine that gets its packages in parts; what `look.py` and `pack.py` say of
             the wheel is compared with it, too.
     """
-    failed = {}
+    failed: dict[str, str] = {}
     if packed:
         failed |= _compare_with_the_wheel()
         _hide_what_is_not_packed()
@@ -425,7 +430,7 @@ def _configure_apart(case: Case, model: str) -> dict[str, Any]:
     if process == 0:
         os.close(reader)
         try:
-            answer = {"configured": asdict(configure(case, model))}
+            answer: dict[str, Any] = {"configured": asdict(configure(case, model))}
         except BaseException as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         with os.fdopen(writer, "w") as file:

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,12 +41,12 @@ def mismatch_check(model: Any, device: str) -> dict[str, Any]:
         for tokens in _ROW_TOKENS[device]:
             with _float32_products(precision):
                 results[f"{tokens} tokens, {precision}"] = _measure(
-                    lambda tokens=tokens: _float32_pass(model, tokens), device
+                    partial(_float32_pass, model, tokens), device
                 )
     with patch.object(output_head, "_without_grouped_heads", contextlib.nullcontext):
         for tokens in _GROUPED_HEADS_TOKENS[device]:
             results[f"{tokens} tokens, grouped heads"] = _measure(
-                lambda tokens=tokens: _float32_pass(model, tokens), device
+                partial(_float32_pass, model, tokens), device
             )
     return results
 

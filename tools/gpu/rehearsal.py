@@ -262,7 +262,7 @@ def _check_policies(model: Any, live: Any) -> int:
     check = MismatchCheck(
         policy,
         earlier,
-        _OneProcess(),  # type: ignore[arg-type]
+        _OneProcess(),
         tolerance=1.0,
         dtype="bfloat16",
         is_relative=True,

@@ -30,7 +30,7 @@ from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.server.adapter_files import Shapes
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.fleet_link import Link, make_link
-from hanabi_grpo.training.link import Adapters
+from hanabi_grpo.training.link import Adapters, ServerLink
 from hanabi_grpo.training.tasks import TaskDataset
 from hanabi_grpo.types import Episode, player_names
 from scale.replica import EngineSpeed
@@ -344,7 +344,9 @@ def _measure_games(
     decode = (time.process_time() - own_before) / num_episodes
     memory = psutil.Process().memory_info().rss - memory_before
     own_before = time.process_time()
-    fleet.link.accept(request, result)
+    link = fleet.link
+    assert isinstance(link, ServerLink), "one server"
+    link.accept(request, result)
     accept = (time.process_time() - own_before) / num_episodes
     episodes = [episode for group in result.groups for episode in group]
     own_before = time.process_time()
@@ -371,6 +373,7 @@ def _measure_games(
 
 def _answer(fleet: Fleet, body: RolloutRequest) -> bytes:
     """Return the bytes that a request is answered with."""
+    assert isinstance(fleet.link, ServerLink), "one server"
     client = fleet.link.client
     headers = {**client.headers, "content-type": "application/json"}
     response = httpx.post(

@@ -15,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hanabi_grpo.client.fleet import REQUESTS_AT_ONCE, cut_request
 from scale.replica import EngineSpeed, Replica
@@ -234,7 +235,7 @@ class _Simulation:
                 games = rng.choices(self._work.games, k=num_games)
                 server.unasked.append(_Request(server, games, num_games))
             for _ in range(min(REQUESTS_AT_ONCE, len(server.unasked))):
-                self._at(prepared, lambda now, server=server: self._ask(now, server))
+                self._at(prepared, partial(self._ask, server=server))
         while self._events:
             now, _, action = heapq.heappop(self._events)
             action(now)

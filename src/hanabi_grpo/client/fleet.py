@@ -211,9 +211,7 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
 
     threads = []
     for name, call in calls.items():
-        thread = threading.Thread(
-            target=make_call, args=(name, call), name=f"server {name}", daemon=True
-        )
+        thread = threading.Thread(target=make_call, args=(name, call), name=name, daemon=True)
         threads.append(thread)
     for thread in threads:
         thread.start()

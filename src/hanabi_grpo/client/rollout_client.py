@@ -15,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Self, TypeVar
 
 import httpx
@@ -365,12 +366,17 @@ class RolloutClient:
         Raises:
             ServerError: A receipt is missing, or does not match the upload.
         """
-        pushed = {}
-        for name, (weights, config) in adapters.items():
+        pushed: dict[str, tuple[int, str, str]] = {}
+
+        def upload(name: str) -> None:
+            weights, config = adapters[name]
             sha256 = weights_digest(weights) if digests is None else digests[name]
             pushed[name] = (version, sha256, config_digest(config))
             what = f"pushing {name}@{version}"
             self._upload(what, f"/adapters/{name}", version, weights, config, sha256=sha256)
+
+        # Each is hashed, sent and checked: seconds where a model has billions of parameters.
+        side_by_side({f"push of {name}": partial(upload, name) for name in adapters})
         what = f"committing version {version}"
         answer = self._call(_Commit, what, "POST", "/adapters/commit", params={"version": version})
         for name, sent in pushed.items():

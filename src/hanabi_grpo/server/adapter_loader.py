@@ -373,7 +373,8 @@ class AdapterLoader:
                     adapter.name, adapter.number, str(adapter.folder)
                 )
                 loaded.append(adapter)
-                await asyncio.to_thread(_check_files, adapter)
+            # Beside each other: every file is read and hashed.
+            await asyncio.gather(*(asyncio.to_thread(_check_files, held) for held in loaded))
         except BaseException:
             for adapter in loaded:
                 await self._unload(adapter)

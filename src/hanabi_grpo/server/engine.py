@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NUM_PARTNERS = 4
-"""Slots for guest adapters beside the session's own.
-
-Requests that need more at once wait in vLLM's scheduler. A slot costs, in device memory,
-rank x (in + out) numbers per linear layer: 66 MB for a 4B model at rank 16."""
-
 BLOCK_SIZE = 32
 """Tokens of a cache block on CPU.
 
@@ -87,7 +81,10 @@ def engine_options(
         "enable_lora": True,
         "max_lora_rank": settings.largest_rank,
         # How many adapters one batch may mix; with HANABI_OVERLAP their versions play side by side.
-        "max_loras": settings.players * (1 + settings.overlap) + NUM_PARTNERS,
+        # Requests that need another one wait in vLLM's scheduler. A slot takes rank x (in + out)
+        # numbers per linear layer, 66 MB for a 4B model at rank 16, and kernels for adapters are
+        # launched for all slots.
+        "max_loras": settings.players * (1 + settings.overlap) + settings.guest_slots,
         # Adapters kept in host memory: as many as the server may hold. Beyond that, vLLM (0.32,
         # `LRUCacheWorkerLoRAManager`) drops the least recently used one and reads it again from
         # its path when a request names it; a missing file would raise inside the engine core and
@@ -143,7 +140,26 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
         # CPU it would start a worker, only to set the worker's threads; `prepare_environment` has
         # set them here.
         args.distributed_executor_backend = UniProcExecutor
+    elif _has_copies_of_one_device(args):
+        # vLLM (0.32) does so for a single copy. For several it would start a worker beside each
+        # engine core, and every token would pass between the two.
+        args.distributed_executor_backend = "uni"
     return args
+
+
+def _has_copies_of_one_device(args: "AsyncEngineArgs") -> bool:
+    """Tell whether the model is copied and each copy has one GPU of this machine.
+
+    False where the user has said how the copies are to be run.
+    """
+    return (
+        args.data_parallel_size > 1
+        and args.tensor_parallel_size == 1
+        and args.pipeline_parallel_size == 1
+        and args.nnodes == 1
+        and args.data_parallel_backend != "ray"
+        and args.distributed_executor_backend is None
+    )
 
 
 def cpu_options() -> dict[str, Any]:

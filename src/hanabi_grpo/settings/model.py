@@ -278,6 +278,14 @@ class Settings(BaseModel):
         ge=1,
         affects=Affects.MACHINE,
     )
+    guest_slots: int = server(
+        "HANABI_GUEST_SLOTS",
+        "Guest adapters that one batch of the engine may mix, beside those of the run's players. "
+        "Requests for more of them wait.",
+        4,
+        ge=0,
+        affects=Affects.MACHINE,
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = server(
         "HANABI_DTYPE",
         "Number format of the base model.",
