@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from doctor_machines import ROOT
 from gpu import cuda_parts
-from gpu.cuda_packages import CASES, compare
+from gpu.cuda_packages import CASES, compare, libraries_of_two_packages
 from gpu.look import ENGINE_LIBRARY
 from gpu.pack import keep_architecture, missing, pack, unpack
 from gpu.random_model import ARCHITECTURES, save_random_model
@@ -239,3 +239,25 @@ def test_every_field_of_an_engines_configuration_is_compared_with_what_a_machine
     assert compare(replace(expected, second_runner=False), as_printed) == [
         "second_runner is True, expected is False"
     ]
+
+
+def test_packages_that_install_the_same_libraries_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert libraries_of_two_packages() == {}, "of this environment"
+    for name, files in (
+        ("bindings", ["cuda/runtime.cpython-311-x86_64-linux-gnu.so", "cuda/__init__.py"]),
+        ("monolith", ["cuda/runtime.cpython-311-x86_64-linux-gnu.so", "cuda/__init__.py"]),
+        ("other", ["cuda/__init__.py", "cuda/other.so"]),
+    ):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+        for file in files:
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            (tmp_path / file).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert libraries_of_two_packages() == {
+        "bindings and monolith": "both install 1 shared libraries"
+    }

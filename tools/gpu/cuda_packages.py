@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -374,6 +375,23 @@ def _compare_with_the_wheel() -> dict[str, str]:
     return problems
 
 
+def libraries_of_two_packages() -> dict[str, str]:
+    """Return the packages of this environment that install the same shared libraries.
+
+    Of such packages an import gets what was written last, which differs between installations.
+
+    Returns:
+        The packages, and how many files they share.
+    """
+    owners: dict[str, set[str]] = {}
+    for distribution in metadata.distributions():
+        for file in distribution.files or ():
+            if ".so" in file.suffixes:
+                owners.setdefault(str(file), set()).add(distribution.name)
+    shared = Counter(" and ".join(sorted(names)) for names in owners.values() if len(names) > 1)
+    return {names: f"both install {count} shared libraries" for names, count in shared.items()}
+
+
 def import_all(*, packed: bool) -> dict[str, str]:
     """Return the modules of `MODULES` that cannot be imported, with the reason.
 
@@ -385,6 +403,8 @@ def import_all(*, packed: bool) -> dict[str, str]:
     if packed:
         failed |= _compare_with_the_wheel()
         _hide_what_is_not_packed()
+    else:
+        failed |= libraries_of_two_packages()
     _pretend(1)
     for name in MODULES:
         try:
