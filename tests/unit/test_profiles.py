@@ -96,15 +96,18 @@ def test_every_profile_gives_each_terminal_the_gpus_that_it_needs(
         assert settings.gpu_memory_utilization <= 0.5
 
 
-@pytest.mark.parametrize(("name", "kind"), [("gpu-8", "gpu"), ("cpu", "cpu")])
+@pytest.mark.parametrize(
+    ("name", "kind", "others"),
+    [("gpu-8", "gpu", {"HANABI_OVERLAP": 1}), ("cpu", "cpu", {})],
+)
 def test_two_of_them_are_the_defaults_written_out(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, others: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_device(monkeypatch, kind)
     path = ROOT / "tools" / "profiles" / f"{name}.env"
     given = settings_values(load_settings({"HANABI_PROFILE": str(path)}, NOWHERE).settings)
     defaults = settings_values(load_settings({}, NOWHERE).settings)
-    assert {**given, "HANABI_PROFILE": None} == defaults
+    assert {**given, "HANABI_PROFILE": None} == {**defaults, **others}
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ class Case:
     profile: str
     data_parallel: int = 1
     tensor_parallel: int = 1
+    overlap: int = 0
+    """HANABI_OVERLAP of the profile."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to the profile."""
     options: tuple[str, ...] = ()
@@ -155,7 +157,7 @@ class Case:
                 "up_proj",
                 "v_proj",
             ),
-            max_loras=_PLAYERS + _GUESTS,
+            max_loras=_PLAYERS * (1 + self.overlap) + _GUESTS,
             # A worker beside each engine core only where several GPUs compute together.
             executor="uni" if self.tensor_parallel == 1 else "mp",
             graphs="FULL_AND_PIECEWISE, with and without adapters",
@@ -178,14 +180,15 @@ def _slice(number: int) -> dict[str, str]:
 
 CASES = (
     Case(name="1 GPU, shared", gpus=1, profile="gpu-1"),
-    Case(name="2 GPUs", gpus=2, profile="gpu-2"),
-    Case(name="4 GPUs", gpus=4, profile="gpu-4", data_parallel=2),
-    Case(name="8 GPUs", gpus=8, profile="gpu-8", data_parallel=4),
+    Case(name="2 GPUs", gpus=2, profile="gpu-2", overlap=1),
+    Case(name="4 GPUs", gpus=4, profile="gpu-4", data_parallel=2, overlap=1),
+    Case(name="8 GPUs", gpus=8, profile="gpu-8", data_parallel=4, overlap=1),
     Case(
         name="8 GPUs, one replica on four",
         gpus=8,
         profile="gpu-8",
         tensor_parallel=4,
+        overlap=1,
         settings={"VLLM_TENSOR_PARALLEL_SIZE": "4", "VLLM_DATA_PARALLEL_SIZE": "1"},
     ),
     Case(
@@ -193,6 +196,7 @@ CASES = (
         gpus=8,
         profile="gpu-8",
         data_parallel=4,
+        overlap=1,
         settings={"HANABI_MAX_NUM_SEQS": "64", "HANABI_DTYPE": "float32"},
         options=("--max-num-batched-tokens", "4096"),
         # float32 is for another kernel of attention, since FlashAttention takes 16 bits only.
