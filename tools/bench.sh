@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Ratios that say how far this software is from what its parts could do, in one table (docs/benchmarks.md).
 #
-#   bash tools/bench.sh                  # every ratio, 3 to 4 minutes on 2 cores
-#   bash tools/bench.sh --quick          # fewer pairs of runs, under 3 minutes
+#   bash tools/bench.sh                  # every ratio, about 10 minutes on 2 cores
+#   bash tools/bench.sh --quick          # fewer pairs of runs, and no R14
 #   bash tools/bench.sh --only R3        # one of them; may be given more than once
 #   bash tools/bench.sh --no-engine      # only what needs no vLLM
 #   BENCH_MODEL=Qwen/Qwen3-4B bash tools/bench.sh

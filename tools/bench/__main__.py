@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 def main(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Under 5 minutes on 2 cores: fewer pairs of runs.")
+        bool,
+        typer.Option("--quick", help="Fewer pairs of runs, and no R14."),
     ] = False,
     only: Annotated[
         list[str] | None, typer.Option(help="A ratio, e.g. R3; may be given more than once.")
@@ -100,7 +102,8 @@ def _line(row: "Row") -> str:
 def _check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").touch()
+        # An empty bench.json would be left behind by a run that is stopped.
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise SettingsError(
             f"--out {folder}: cannot be written ({error.strerror}); choose another folder."
