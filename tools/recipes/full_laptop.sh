@@ -8,7 +8,7 @@
 #   RECIPE_MINUTES   of one sitting (110); what is begun is kept
 #   RECIPE_TEACHER   a bot (focus-bot, which a message of its own is enough to follow; with 3 players and more hat-bot plays
 #                    better and is far harder to read)
-#   RECIPE_GAMES     of the teacher, about 65 turns each with two players, 59 with three and four, 54 with five (13000)
+#   RECIPE_GAMES     of the teacher, about 65 turns each with two players, 59 with three and four, 54 with five (36000)
 #   RECIPE_PASSES    over the teacher's turns (1)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60)
 #   RECIPE_RUN       name of the training, so that several start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
@@ -44,7 +44,7 @@ for knob in SEED MINUTES GAMES PASSES BATCH STEPS DEALS; do
     fi
 done
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
-teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-13000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
+teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-36000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
 folder=$prefix-$SEED
 if [ "$HANABI_DEDUCTIONS" != counted ]; then folder+=-$HANABI_DEDUCTIONS; fi
