@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bench.context import Bench
-from bench.pairing import Arm, Measure, Stopwatch, measure_pairs, ratios_of
+from bench.pairing import Arm, Measure, Pair, Stopwatch, measure_pairs, ratios_of
 from bench.row import Row, at_most
 from bench.stand_in import compact_config
 from bench.training_rows import base_model, bot_rows, made_rows
@@ -99,17 +99,13 @@ async def team(bench: Bench) -> list[Row]:
     of_one = made_learner(everybody, limit, settings.device, shares_passes=False)
     apart = made_learner(rows, limit, settings.device, shares_passes=False)
     with _one_thread():
-        measured = await measure_pairs(_arm(of_team), _arm(of_one), pairs=bench.pairs)
-        without = ratios_of(
-            await measure_pairs(_arm(apart), _arm(of_one), pairs=bench.pairs), of_time=True
-        )
-    ratios, cpu = ratios_of(measured, of_time=True)
-    on_all_threads = await measure_pairs(_arm(of_team), _arm(of_one), pairs=bench.pairs)
-    threads_ratios, threads_cpu = ratios_of(on_all_threads, of_time=True)
+        ratios, cpu = ratios_of(await _pairs(of_team, of_one, bench), of_time=True)
+        separate, _ = ratios_of(await _pairs(apart, of_one, bench), of_time=True)
+    threads_ratios, threads_cpu = ratios_of(await _pairs(of_team, of_one, bench), of_time=True)
     demo = await demo_rows(_DEMO_TASKS, settings.num_generations, seed)
     after = made_learner(demo, limit, settings.device)
     before = made_learner(demo, limit, settings.device, shares_passes=False)
-    of_demo = await measure_pairs(_arm(after), _arm(before), pairs=bench.pairs)
+    of_demo = await _pairs(after, before, bench)
     demo_ratios, demo_cpu = ratios_of(of_demo, of_time=True)
     passes = [int(measure.notes["passes"]) for measure in (of_demo[0].first, of_demo[0].second)]
     if passes != [1, 2]:
@@ -124,7 +120,7 @@ async def team(bench: Bench) -> list[Row]:
             target=TARGET,
             how=f"{_GAMES} conversations a player of {_TURNS} × ({_PROMPT} + {_REPLY}) tokens, all "
             "in one pass, on one thread",
-            details={"separate_passes": list(without[0])},
+            details={"separate_passes": list(separate)},
         ),
         Row(
             id="R20c",
@@ -217,6 +213,10 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+async def _pairs(first: Learner, second: Learner, bench: Bench) -> list[Pair]:
+    return await measure_pairs(_arm(first), _arm(second), pairs=bench.pairs)
 
 
 def _arm(learner: Learner) -> Arm:

@@ -106,6 +106,12 @@ class Fleet:
     version: int = 0
     _step: int = field(default=0)
 
+    @property
+    def only_link(self) -> ServerLink:
+        """The link, of a fleet of one server."""
+        assert isinstance(self.link, ServerLink), "several servers"
+        return self.link
+
     def tasks(self, num_episodes: int) -> list[TaskRow]:
         """Return the tasks of a further step."""
         dataset = TaskDataset(training_rows(self.settings), _MANY_TASKS)
@@ -344,9 +350,7 @@ def _measure_games(
     decode = (time.process_time() - own_before) / num_episodes
     memory = psutil.Process().memory_info().rss - memory_before
     own_before = time.process_time()
-    link = fleet.link
-    assert isinstance(link, ServerLink), "one server"
-    link.accept(request, result)
+    fleet.only_link.accept(request, result)
     accept = (time.process_time() - own_before) / num_episodes
     episodes = [episode for group in result.groups for episode in group]
     own_before = time.process_time()
@@ -373,8 +377,7 @@ def _measure_games(
 
 def _answer(fleet: Fleet, body: RolloutRequest) -> bytes:
     """Return the bytes that a request is answered with."""
-    assert isinstance(fleet.link, ServerLink), "one server"
-    client = fleet.link.client
+    client = fleet.only_link.client
     headers = {**client.headers, "content-type": "application/json"}
     response = httpx.post(
         f"{client.url}/rollout/",

@@ -197,7 +197,7 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
     given up. The threads are daemons: Ctrl-C does not wait for them.
 
     Raises:
-        BaseException: The exception of the first call that failed; those of the others are logged.
+        BaseException: The exception of the first call that failed; each failure is logged.
     """
     answers: dict[str, _Answer] = {}
     errors: dict[str, BaseException] = {}
