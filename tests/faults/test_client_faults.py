@@ -78,6 +78,11 @@ CALLS: dict[str, Call] = {
     "playing games": _play,
 }
 """Each call under the name that its errors give it."""
+REQUESTS_PER_CALL = {
+    "pushing player_0@1": len(ADAPTERS),
+    "committing version 1": len(ADAPTERS) + 1,
+}
+"""Requests of the calls that make several: the players' uploads, side by side, then the commit."""
 
 
 @pytest.fixture(autouse=True)
@@ -114,9 +119,8 @@ def _assert_explained(error: Exception, url: str, call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_black_hole_ends_every_call_within_its_time(call: str, injection: Injections) -> None:
     row = injection(f"black hole: {call}", short=3, long=20, lost="the call")
-    # A commit comes after the uploads of both players.
     timeouts = COMMIT if _is_commit(call) else QUICK
-    requests_per_call = 3 if _is_commit(call) else 1
+    requests_per_call = REQUESTS_PER_CALL.get(call, 1)
     with bad_server(_behaviour(call, silent)) as server:
         for number in row:
             error, seconds = _call(server.url, call, timeouts)
