@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 
 from hanabi_grpo.envs import registry
 
-pytest_plugins = ["fault_injection", "conftest_e2e"]
+pytest_plugins = ["fault_injection", "conftest_e2e", "file_times"]
 
 ROOT = Path(__file__).parent.parent
 _GRACE_SECONDS = 20

@@ -20,8 +20,11 @@ from bench.turnstile import HeldApp, Turnstile
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.mismatch import FIRST_LOOKS
 
 TARGET = at_least(3.0)
+_WARM_UP = FIRST_LOOKS + 1
+"""Our first steps also compare each adapter with its suspects; later ones where a gap is large."""
 _END_SECONDS = 30.0
 """That our trainer has to end by itself."""
 _SHOWN_LOG_CHARS = 300
@@ -49,7 +52,7 @@ async def against_trl(bench: Bench) -> list[Row]:
                     tokens = await asyncio.to_thread(trl_step)
                 return watch.measure(tokens)
 
-            pairs = await measure_pairs(trl, ours, pairs=bench.pairs)
+            pairs = await measure_pairs(trl, ours, pairs=bench.pairs, warm_up=_WARM_UP)
     ratios, cpu = ratios_of(pairs, of_time=True)
     games = bench.settings.tasks_per_step * bench.settings.num_generations
     return [
@@ -61,7 +64,8 @@ async def against_trl(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=TARGET,
             how=f"seconds per sampled token of whole steps of {games} games, learning included, "
-            "in turn, the other trainer held at its next request for games; ours updates an "
+            f"in turn, the other trainer held at its next request for games, {_WARM_UP} steps "
+            "of each thrown away before; ours updates an "
             "adapter for each player, TRL one for all, with one reward for a game and no credit "
             "turn by turn; what others said is in neither's loss",
             details={
