@@ -30,7 +30,7 @@ from hanabi_grpo.commands.doctor import games, machine, memory, model, software
 from hanabi_grpo.commands.doctor.check import Check, Role, ok
 from hanabi_grpo.commands.doctor.command import Probe, make_checks
 from hanabi_grpo.commands.doctor.context import Context, amount, read_chat
-from hanabi_grpo.commands.doctor.gpus import list_gpus
+from hanabi_grpo.commands.doctor.nvidia_smi import list_gpus
 from hanabi_grpo.commands.doctor.slices import check_slices
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError

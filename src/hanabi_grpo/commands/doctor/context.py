@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import Health, NotReady, look_once
 from hanabi_grpo.commands.doctor.check import Role
+from hanabi_grpo.commands.doctor.nvidia_smi import Gpu
 from hanabi_grpo.commands.doctor.published import PUBLISHED, linear_shapes_of, num_parameters_of
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
@@ -28,7 +29,6 @@ from hanabi_grpo.settings.base_models import bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model
 
 if TYPE_CHECKING:
-    from hanabi_grpo.commands.doctor.gpus import Gpu
     from hanabi_grpo.rollout.chat import ChatFormat
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -51,7 +51,7 @@ class Context:
     shell: Mapping[str, str]
     """The variables of this process, before any library changed them."""
     role: Role = "both"
-    planned_gpus: "tuple[Gpu, ...]" = ()
+    planned_gpus: tuple[Gpu, ...] = ()
     """The GPUs of a machine that is planned; empty where this machine is examined."""
     num_on_model: int | None = None
     """Players on the base model that is looked at; None: all of them."""

@@ -4,14 +4,12 @@ A driver that is too old for torch is reported by `tools/setup.sh`, before anyth
 """
 
 import math
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.nvidia_smi import Gpu, list_gpus
 from hanabi_grpo.commands.doctor.slices import check_slices
 from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
 from hanabi_grpo.errors import SettingsError
@@ -19,9 +17,6 @@ from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.shell import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.settings.sources import PROFILE
 
-_SECONDS = 10
-"""A driver in trouble can hang nvidia-smi."""
-_QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _MAX_SHARE_ON_ONE_GPU = 0.6
 """Largest share for the engine where the trainer uses the same GPU."""
 _UNCOUNTED_MIB = 1536
@@ -39,58 +34,11 @@ _PROFILE_SIZES = (1, 2, 4, 8)
 """Numbers of GPUs for which there are profiles."""
 
 
-class Gpu(NamedTuple):
-    """One GPU as nvidia-smi lists it."""
-
-    number: str
-    name: str
-    total: int
-    """MiB of memory; 0 where nvidia-smi does not tell, as `free`."""
-    free: int
-
-
-def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that nvidia-smi lists, and the reason where there are none.
-
-    Args:
-        path: The PATH on which nvidia-smi is looked for; None: that of this process.
-    """
-    program = shutil.which("nvidia-smi", path=path)
-    if program is None:
-        return (), "nvidia-smi is not installed"
-    try:
-        answer = subprocess.run(
-            [program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return (), f"nvidia-smi does not answer ({error})"
-    if answer.returncode:
-        output = (answer.stderr + answer.stdout).strip()
-        first_line, _, _ = output.partition("\n")
-        return (), f"nvidia-smi ends with {answer.returncode}: {first_line}"
-    gpus = []
-    for line in answer.stdout.splitlines():
-        if line.strip():
-            gpus.append(_parse_gpu(line))
-    return tuple(gpus), "" if gpus else "nvidia-smi lists none"
-
-
 def gpus_of_machine(context: Context) -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs that are planned, else those of this machine, and why there are none."""
     if context.planned_gpus:
         return context.planned_gpus, ""
     return list_gpus(context.shell.get("PATH"))
-
-
-def _parse_gpu(line: str) -> Gpu:
-    """Parse a line such as "0, NVIDIA H100 80GB HBM3, 81559, 80000"."""
-    number, name, total, free = (part.strip() for part in line.split(","))
-    return Gpu(number, name, _parse_size(total), _parse_size(free))
-
-
-def _parse_size(text: str) -> int:
-    # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
-    return int(text) if text.isdecimal() else 0
 
 
 def gpu_checks(context: Context) -> Iterator[Check]:

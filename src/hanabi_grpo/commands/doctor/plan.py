@@ -8,8 +8,8 @@ from pathlib import Path
 from hanabi_grpo.commands.doctor.budget import step_seconds
 from hanabi_grpo.commands.doctor.check import Check, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
-from hanabi_grpo.commands.doctor.gpus import Gpu
 from hanabi_grpo.commands.doctor.memory import ModelSizes, gpu_limits, server_parts, trainer_parts
+from hanabi_grpo.commands.doctor.nvidia_smi import Gpu
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import PASSED_THROUGH, variables
 from hanabi_grpo.settings.game import HANABI

@@ -1,0 +1,56 @@
+"""What nvidia-smi says of the GPUs of this machine."""
+
+import shutil
+import subprocess
+from typing import NamedTuple
+
+_SECONDS = 10
+"""A driver in trouble can hang nvidia-smi."""
+_QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+
+
+class Gpu(NamedTuple):
+    """One GPU as nvidia-smi lists it."""
+
+    number: str
+    name: str
+    total: int
+    """MiB of memory; 0 where nvidia-smi does not tell, as `free`."""
+    free: int
+
+
+def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs that nvidia-smi lists, and the reason where there are none.
+
+    Args:
+        path: The PATH on which nvidia-smi is looked for; None: that of this process.
+    """
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        return (), "nvidia-smi is not installed"
+    try:
+        answer = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (), f"nvidia-smi does not answer ({error})"
+    if answer.returncode:
+        output = (answer.stderr + answer.stdout).strip()
+        first_line, _, _ = output.partition("\n")
+        return (), f"nvidia-smi ends with {answer.returncode}: {first_line}"
+    gpus = []
+    for line in answer.stdout.splitlines():
+        if line.strip():
+            gpus.append(_parse_gpu(line))
+    return tuple(gpus), "" if gpus else "nvidia-smi lists none"
+
+
+def _parse_gpu(line: str) -> Gpu:
+    """Parse a line such as "0, NVIDIA H100 80GB HBM3, 81559, 80000"."""
+    number, name, total, free = (part.strip() for part in line.split(","))
+    return Gpu(number, name, _parse_size(total), _parse_size(free))
+
+
+def _parse_size(text: str) -> int:
+    # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
+    return int(text) if text.isdecimal() else 0
