@@ -21,9 +21,12 @@ import pytest
 from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.settings.defaults import TINY_MODEL
 from hanabi_grpo.types import Episode
+from trainer_host import Request, next_host
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
+COMMAND_LINE = ROOT / "src/hanabi_grpo/__main__.py"
+"""What `python -m hanabi_grpo` runs."""
 SERVER_SECONDS = 300.0
 """Longest start of a server on a busy machine."""
 TRAINER_SECONDS = 420.0
@@ -206,13 +209,39 @@ def stop(
 
 
 def train(
+    server: Server, folder: Path, *arguments: str, **variables: object
+) -> subprocess.CompletedProcess[str]:
+    """Run `hanabi-grpo train` to its end and return it with its output.
+
+    It is forked from a process that has imported a trainer's libraries, see `trainer_host`. What a
+    launch script adds is left out: `train_by_script` runs one.
+
+    Args:
+        server: The server that plays the games.
+        folder: The run folder.
+        arguments: Options of the command.
+        variables: Environment variables for the trainer, in addition to `VARIABLES`.
+    """
+    request = Request(
+        script=str(COMMAND_LINE),
+        arguments=["train", *arguments],
+        environment=server.environment(OUTPUT_DIR=folder, **variables),
+        folder=str(ROOT),
+        processes=1,
+        port=free_port(),
+    )
+    exit_code, output = next_host().run(request, TRAINER_SECONDS)
+    return subprocess.CompletedProcess(request.arguments, exit_code, stdout=output)
+
+
+def train_by_script(
     server: Server,
     folder: Path,
     *arguments: str,
     script: str = "train_grpo_msswift.sh",
     **variables: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a train script to its end and return it with its output.
+    """Run a train script, as users do, to its end and return it with its output.
 
     Args:
         server: The server that plays the games.
@@ -266,7 +295,7 @@ def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
     folder = tmp_path_factory.mktemp("run") / "train"
     fingerprint = model_fingerprint(server.model)
-    trainer = train(
+    trainer = train_by_script(
         server,
         folder,
         script="train_grpo_hanabi_server_wandb.sh",

@@ -15,6 +15,7 @@
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_OUT     new folder of everything (unset: outputs/demo-DATE-PID)
+#   DEMO_RESUME  any text: DEMO_OUT is a demo that was interrupted, and goes on from its last checkpoint
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -31,8 +32,8 @@ for knob in DEMO_SEED DEMO_MODEL_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
     fi
 done
 folder=${DEMO_OUT:-outputs/demo-$(date +%Y%m%d-%H%M%S)-$$}
-if [ -e "$folder" ]; then
-    echo "demo: DEMO_OUT='$folder' already exists; choose a new folder." >&2
+if [ -e "$folder" ] && [ -z "${DEMO_RESUME:-}" ]; then
+    echo "demo: DEMO_OUT='$folder' already exists; choose a new folder, or DEMO_RESUME=yes to go on with it." >&2
     exit 2
 fi
 mkdir -p "$folder"
@@ -121,26 +122,33 @@ elif [ -n "$own_board" ]; then
 fi
 start_session "${DEMO_PORT:-}"
 
+# The players of a run that had ended are on no server, so those of a resumed one are read from its folder.
+trained=served
+if [ -n "${DEMO_RESUME:-}" ]; then trained=$folder/train; fi
+
 # First, and alone: its three processes import vLLM at the same time.
 say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half a minute to a minute; log $folder/server.log"
 start_server
 
 say "2 of 5: before: players pretrained on games of $who play $deals deals"
-run - hanabi-grpo evaluate "${before[@]}" --label before --tasks "$deals" --out "$folder/before.json"
+if [ ! -e "$folder/before.json" ]; then
+    run - hanabi-grpo evaluate "${before[@]}" --label before --tasks "$deals" --out "$folder/before.json"
+fi
 
 say "3 of 5: training, $steps steps of 128 games, after the trainer's start of half a minute; log $folder/train.log"
+if compgen -G "$folder/train/checkpoint-*" >/dev/null; then export RESUME=latest; fi
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 
 say "4 of 5: after: the trained players play the same deals"
-run - hanabi-grpo evaluate "${after[@]}" --label after --tasks "$deals" --out "$folder/after.json"
+run - hanabi-grpo evaluate "${after[@]/#served/$trained}" --label after --tasks "$deals" --out "$folder/after.json"
 case $game in
-    *_poker) run - hanabi-grpo exploit served base --average "$folder/train" --out "$folder/exploit.json" ;;
+    *_poker) run - hanabi-grpo exploit "$trained" base --average "$folder/train" --out "$folder/exploit.json" ;;
     vote | debate | summary | pioneer_observer | revise | split_sum* | hat_line)
         # One seat alone has no vote beside it.
         [ "${HANABI_PLAYERS:-}" = 1 ] ||
-            run - hanabi-grpo teams "$HANABI_ENV=served" --tasks "$deals" --out "$folder/teams.json" ;;
-    tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate served,minimax minimax,random random --tasks 200 ;;
+            run - hanabi-grpo teams "$HANABI_ENV=$trained" --tasks "$deals" --out "$folder/teams.json" ;;
+    tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate "$trained,minimax" minimax,random random --tasks 200 ;;
 esac
 
 say "5 of 5: what changed; scripted players for comparison"

@@ -3,7 +3,6 @@
 A run has no server: scripted_trainer.py or overlap_trainer.py plays in the trainer's own process.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -15,18 +14,16 @@ from pathlib import Path
 import torch
 from plans import PLAN_VARIABLE, Plan
 from safetensors.torch import load_file
-from trainer_host import Request, TrainerHost
 
-from conftest_e2e import VARIABLES, clean_environment, free_port
+from conftest_e2e import ROOT, VARIABLES, clean_environment, free_port
 from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.settings import load_settings, settings_json
+from trainer_host import Request, next_host
 
 SCRIPTED_TRAINER = Path(__file__).parent / "scripted_trainer.py"
 OVERLAP_TRAINER = Path(__file__).parent / "overlap_trainer.py"
 RUN_SECONDS = 400
 """Longest run on a busy machine."""
-NUM_HOSTS = 2
-"""Of processes that are forked for runs."""
 PRINTED_CHARACTERS = 30_000
 """How much of a failed run's output is shown; the launcher alone ends with some 4,000."""
 PLAYERS = ("player_0", "player_1")
@@ -125,21 +122,10 @@ def start_trainer(
 
 def _environment(plan: Plan | None) -> dict[str, str]:
     environment = clean_environment()
+    # For those that are not forked.
+    environment["PYTHONPATH"] = str(ROOT / "tests")
     environment[PLAN_VARIABLE] = (plan or Plan()).to_json()
     return environment
-
-
-_hosts: dict[int, TrainerHost] = {}
-"""By the order that sets have in it."""
-_num_runs = itertools.count()
-
-
-def _next_host() -> TrainerHost:
-    """Return a host in which sets have another order than in the one of the run before."""
-    seed = next(_num_runs) % NUM_HOSTS
-    if seed not in _hosts or not _hosts[seed].is_alive:
-        _hosts[seed] = TrainerHost(hash_seed=seed)
-    return _hosts[seed]
 
 
 def run_trainer(
@@ -169,7 +155,7 @@ def run_trainer(
         processes=processes,
         port=free_port(),
     )
-    exit_code, output = _next_host().run(request, RUN_SECONDS)
+    exit_code, output = next_host().run(request, RUN_SECONDS)
     assert exit_code == 0, output[-PRINTED_CHARACTERS:]
     return output
 

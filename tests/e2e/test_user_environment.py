@@ -21,7 +21,7 @@ from conftest_e2e import (
     read_metrics,
     start_server,
     stop,
-    train,
+    train_by_script,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
@@ -65,7 +65,7 @@ def trained_run(
 ) -> Path:
     """Three steps of training."""
     folder = tmp_path_factory.mktemp("run") / "train"
-    trainer = train(
+    trainer = train_by_script(
         lighthouse_server,
         folder,
         MAX_STEPS=STEPS,

@@ -229,6 +229,28 @@ def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(
     ]
 
 
+def test_an_interrupted_demo_goes_on_from_its_last_checkpoint(
+    demo: Runner, launch: Runner, checkout: Path, command_line: Path
+) -> None:
+    folder = checkout / "out"
+    (folder / "train/checkpoint-3").mkdir(parents=True)
+    (folder / "before.json").touch()
+    refused = launch("demo.sh", DEMO_OUT="out")
+    assert refused.returncode == 2
+    assert "DEMO_RESUME=yes" in refused.stderr
+    write_program(
+        command_line,
+        'echo "$1 $2 ${RESUME:-}" >> called; [ "$1" != serve ] || exec sleep 60',
+    )
+    demo(DEMO_OUT="out", DEMO_RESUME="yes")
+    assert (checkout / "called").read_text().splitlines() == [
+        "serve  ",
+        "train  latest",
+        "evaluate out/train latest",
+        "report out/train latest",
+    ]
+
+
 def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(
     launch: Runner, checkout: Path
 ) -> None:

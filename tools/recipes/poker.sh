@@ -5,7 +5,7 @@
 #   POKER_SEEDS=0 bash tools/recipes/poker.sh leduc_poker
 #
 #   POKER_SEEDS   seeds of tiny model, adapters, deals and sampling (0 1 2)
-#   POKER_OUT     folder (outputs/poker); what is there already is not done again
+#   POKER_OUT     folder (outputs/poker); what is there already is not done again, and what was interrupted goes on
 #
 # Each step plays 512 games, is paid in chips, and pulls the players by BETA towards what they were some steps ago (magnetic
 # mirror descent, arXiv 2206.05825; the moving reference as in R-NaD, arXiv 2206.15378). The reference may be old while the
@@ -29,8 +29,7 @@ export BETA=${BETA:-0.5} HANABI_REFERENCE=${HANABI_REFERENCE:-$reference} HANABI
 for seed in ${POKER_SEEDS:-0 1 2}; do
     folder=$out/$game-$seed
     if [ ! -e "$folder/exploit.json" ]; then
-        rm -rf "$folder" # one that was interrupted
-        DEMO_SEED=$seed DEMO_MODEL_SEED=$seed DEMO_OUT=$folder bash tools/demo.sh
+        DEMO_SEED=$seed DEMO_MODEL_SEED=$seed DEMO_OUT=$folder DEMO_RESUME=yes bash tools/demo.sh
     fi
 done
 .venv/bin/python tools/recipes/poker_table.py "$out" "$game"

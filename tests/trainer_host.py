@@ -2,7 +2,7 @@
 
 Importing takes several times as long as the few steps of a test.
 
-    python tests/e2e/trainer_host.py DESCRIPTOR
+    python tests/trainer_host.py DESCRIPTOR
 
 The descriptor is one end of a pair of sockets. Each message there is a `Request` as JSON, with two
 descriptors: where the run's output goes, and where its exit code is written. The host ends with
@@ -10,6 +10,7 @@ whoever holds the other end.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import runpy
@@ -27,6 +28,8 @@ from hanabi_grpo.processes import die_with_parent
 
 LARGEST_REQUEST = 1 << 17
 _LARGEST_CODE = 16
+NUM_HOSTS = 2
+"""Of processes that are forked for runs."""
 FORKABLE_THREAD = "jemalloc_bg_thd"
 """Gives memory of pyarrow's back; jemalloc starts it anew in a forked process."""
 
@@ -36,7 +39,7 @@ class Request:
     """One run of a script."""
 
     script: str
-    """The file to run; what it imports may lie beside the host."""
+    """The file to run; what it imports may lie beside it."""
     arguments: list[str]
     """Its command line."""
     environment: dict[str, str]
@@ -101,6 +104,19 @@ class TrainerHost:
         return int(said), text
 
 
+_hosts: dict[int, TrainerHost] = {}
+"""By the order that sets have in it."""
+_num_runs = itertools.count()
+
+
+def next_host() -> TrainerHost:
+    """Return a host in which sets have another order than in the one of the run before."""
+    seed = next(_num_runs) % NUM_HOSTS
+    if seed not in _hosts or not _hosts[seed].is_alive:
+        _hosts[seed] = TrainerHost(hash_seed=seed)
+    return _hosts[seed]
+
+
 def serve(requests: socket.socket) -> None:
     """Fork for every request until nobody can send one."""
     # Nobody waits for those that have run.
@@ -158,6 +174,9 @@ def _run_script(request: Request, rank: int) -> None:
         os.environ["MASTER_PORT"] = str(request.port)
     _set_num_threads()
     sys.argv = [request.script, *request.arguments]
+    # As Python begins a script: its folder first. Lines are read when they are printed.
+    sys.path.insert(0, str(Path(request.script).parent))
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     code = 1
     try:
         runpy.run_path(request.script, run_name="__main__")

@@ -4,6 +4,7 @@ Whoever imports this before anything of ms-swift gets it without vLLM, whose imp
 long again.
 """
 
+import hanabi_grpo.commands.train  # noqa: F401
 from hanabi_grpo.training.main import import_parts
 
 for _ in import_parts():
