@@ -27,11 +27,9 @@ GAME: dict[str, Any] = {"HANABI_ENV": "revise", "HANABI_PRESET": "revise-calcula
 TRAINED: dict[str, Any] = {**GAME, "MAX_STEPS": STEPS, "SAVE_STEPS": 1, "SEED": 7}
 
 
-@pytest.fixture(scope="module", params=["turn", "2"])
-def memory_and_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Server]]:
-    """A server whose model has learned to call, with one of two memories."""
+@pytest.fixture(scope="module")
+def calculator_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose model has learned to call."""
     folder = tmp_path_factory.mktemp("calculator")
     model = folder / "tiny"
     options = ["--preset", GAME["HANABI_PRESET"], "--steps", "150", "--games", "600"]
@@ -42,15 +40,16 @@ def memory_and_server(
         check=True,
         timeout=600,
     )
-    server = start_server(model, folder / "server.log", HANABI_MEMORY=request.param, **GAME)
-    yield request.param, server
+    server = start_server(model, folder / "server.log", **GAME)
+    yield server
     assert stop(server.process) == [], "engine processes outlived the server"
 
 
+@pytest.mark.parametrize("memory", ["turn", "2"])
 def test_a_run_with_calls_is_checked_and_resumed(
-    memory_and_server: tuple[str, Server], tmp_path: Path
+    memory: str, calculator_server: Server, tmp_path: Path
 ) -> None:
-    memory, server = memory_and_server
+    server = calculator_server
     variables = {**TRAINED, "HANABI_MEMORY": memory}
     whole = tmp_path / "whole"
     trainer = train(server, whole, **variables)
