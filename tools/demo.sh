@@ -15,7 +15,7 @@
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_OUT     new folder of everything (unset: outputs/demo-DATE-PID)
-#   DEMO_RESUME  any text: DEMO_OUT is a demo that was interrupted, and goes on from its last checkpoint
+#   DEMO_RESUME  any text: DEMO_OUT is a demo that was interrupted; it continues from its last checkpoint
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,7 +33,7 @@ for knob in DEMO_SEED DEMO_MODEL_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
 done
 folder=${DEMO_OUT:-outputs/demo-$(date +%Y%m%d-%H%M%S)-$$}
 if [ -e "$folder" ] && [ -z "${DEMO_RESUME:-}" ]; then
-    echo "demo: DEMO_OUT='$folder' already exists; choose a new folder, or DEMO_RESUME=yes to go on with it." >&2
+    echo "demo: DEMO_OUT='$folder' already exists; choose a new folder, or continue it with DEMO_RESUME=yes." >&2
     exit 2
 fi
 mkdir -p "$folder"

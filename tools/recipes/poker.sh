@@ -5,7 +5,7 @@
 #   POKER_SEEDS=0 bash tools/recipes/poker.sh leduc_poker
 #
 #   POKER_SEEDS   seeds of tiny model, adapters, deals and sampling (0 1 2)
-#   POKER_OUT     folder (outputs/poker); what is there already is not done again, and what was interrupted goes on
+#   POKER_OUT     folder (outputs/poker); what is there already is not done again, and an interrupted seed continues
 #
 # Each step plays 512 games, is paid in chips, and pulls the players by BETA towards what they were some steps ago (magnetic
 # mirror descent, arXiv 2206.05825; the moving reference as in R-NaD, arXiv 2206.15378). The reference may be old while the
