@@ -122,9 +122,9 @@ elif [ -n "$own_board" ]; then
 fi
 start_session "${DEMO_PORT:-}"
 
-# The players of a run that had ended are on no server, so those of a resumed one are read from its folder.
+# The players of a run that had ended before are on no server: they are read from its folder.
 trained=served
-if [ -n "${DEMO_RESUME:-}" ]; then trained=$folder/train; fi
+if [ -e "$folder/train/checkpoint-$steps" ]; then trained=$folder/train; fi
 
 # First, and alone: its three processes import vLLM at the same time.
 say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half a minute to a minute; log $folder/server.log"

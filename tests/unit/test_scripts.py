@@ -246,9 +246,12 @@ def test_an_interrupted_demo_goes_on_from_its_last_checkpoint(
     assert (checkout / "called").read_text().splitlines() == [
         "serve  ",
         "train  latest",
-        "evaluate out/train latest",
+        "evaluate served latest",
         "report out/train latest",
     ]
+    (folder / "train/checkpoint-60").mkdir()
+    demo(DEMO_OUT="out", DEMO_RESUME="yes")
+    assert "evaluate out/train latest" in (checkout / "called").read_text()
 
 
 def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(
