@@ -25,8 +25,8 @@ from trainer_host import Request, next_host
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
-COMMAND_LINE = ROOT / "src/hanabi_grpo/__main__.py"
-"""What `python -m hanabi_grpo` runs."""
+COMMAND_LINE = ROOT / "tests/command_line.py"
+"""What a forked trainer runs."""
 SERVER_SECONDS = 300.0
 """Longest start of a server on a busy machine."""
 TRAINER_SECONDS = 420.0
