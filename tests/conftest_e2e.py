@@ -227,8 +227,6 @@ def train(
         arguments=["train", *arguments],
         environment=server.environment(OUTPUT_DIR=folder, **variables),
         folder=str(ROOT),
-        processes=1,
-        port=free_port(),
     )
     exit_code, output = next_host().run(request, TRAINER_SECONDS)
     return subprocess.CompletedProcess(request.arguments, exit_code, stdout=output)

@@ -46,9 +46,9 @@ class Request:
     """All of its variables, but for those that tell processes of one run apart."""
     folder: str
     """Where it works."""
-    processes: int
+    processes: int = 1
     """Number of processes, which find each other as under torch.distributed.run."""
-    port: int
+    port: int = 0
     """Where the first of several processes listens for the others."""
 
 

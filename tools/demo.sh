@@ -130,8 +130,8 @@ if [ -e "$folder/train/checkpoint-$steps" ]; then trained=$folder/train; fi
 say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half a minute to a minute; log $folder/server.log"
 start_server
 
-say "2 of 5: before: players pretrained on games of $who play $deals deals"
 if [ ! -e "$folder/before.json" ]; then
+    say "2 of 5: before: players pretrained on games of $who play $deals deals"
     run - hanabi-grpo evaluate "${before[@]}" --label before --tasks "$deals" --out "$folder/before.json"
 fi
 

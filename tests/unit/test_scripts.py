@@ -229,7 +229,7 @@ def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(
     ]
 
 
-def test_an_interrupted_demo_goes_on_from_its_last_checkpoint(
+def test_an_interrupted_demo_continues_from_its_last_checkpoint(
     demo: Runner, launch: Runner, checkout: Path, command_line: Path
 ) -> None:
     folder = checkout / "out"

@@ -7,9 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-REFERENCES = ("base", "uniform")
-"""Lineups that every measurement has beside the players."""
-
 
 def main(out: Path, game: str) -> None:
     """Print the table of a game's seeds.
@@ -24,10 +21,10 @@ def main(out: Path, game: str) -> None:
         profiles = json.loads(path.read_text())["profiles"]
         values = {name: f"{row['exploitability']:.4f}" for name, row in profiles.items()}
         averages = [value for name, value in values.items() if "average" in name]
-        # The last players have the name of a lineup: `served`, or the run's folder.
-        last = [name for name in values if name not in REFERENCES and "average" not in name]
+        # The recipe names them first: as `served`, or by the run's folder.
+        last_players = next(iter(values.values()))
         seed = path.parent.name.removeprefix(f"{game}-")
-        cells = [seed, values["uniform"], values["base"], values[last[0]], *averages]
+        cells = [seed, values["uniform"], values["base"], last_players, *averages]
         print(f"| {' | '.join(cells)} |")
 
 

@@ -19,27 +19,48 @@ class Gpu(NamedTuple):
     free: int
 
 
+class NoAnswerError(Exception):
+    """nvidia-smi tells nothing; the message says why."""
+
+
+def ask(*options: str, path: str | None) -> str:
+    """Return what nvidia-smi prints.
+
+    Args:
+        options: Its command line.
+        path: The PATH on which it is looked for; None: that of this process.
+
+    Raises:
+        NoAnswerError: It is not installed, hangs or fails.
+    """
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        raise NoAnswerError("nvidia-smi is not installed")
+    try:
+        answer = subprocess.run(
+            [program, *options], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoAnswerError(f"nvidia-smi does not answer ({error})") from error
+    if answer.returncode:
+        output = (answer.stderr + answer.stdout).strip()
+        first_line, _, _ = output.partition("\n")
+        raise NoAnswerError(f"nvidia-smi ends with {answer.returncode}: {first_line}")
+    return answer.stdout
+
+
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs that nvidia-smi lists, and the reason where there are none.
 
     Args:
         path: The PATH on which nvidia-smi is looked for; None: that of this process.
     """
-    program = shutil.which("nvidia-smi", path=path)
-    if program is None:
-        return (), "nvidia-smi is not installed"
     try:
-        answer = subprocess.run(
-            [program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return (), f"nvidia-smi does not answer ({error})"
-    if answer.returncode:
-        output = (answer.stderr + answer.stdout).strip()
-        first_line, _, _ = output.partition("\n")
-        return (), f"nvidia-smi ends with {answer.returncode}: {first_line}"
+        listing = ask(*_QUERY, path=path)
+    except NoAnswerError as error:
+        return (), str(error)
     gpus = []
-    for line in answer.stdout.splitlines():
+    for line in listing.splitlines():
         if line.strip():
             gpus.append(_parse_gpu(line))
     return tuple(gpus), "" if gpus else "nvidia-smi lists none"

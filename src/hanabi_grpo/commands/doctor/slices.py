@@ -6,16 +6,13 @@ passes for GPU 0. Another one passes for another GPU, where there is one, and el
 """
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hanabi_grpo.commands.doctor import nvidia_smi
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.settings.pass_through import Terminal
 
-_SECONDS = 10
-"""A driver in trouble can hang nvidia-smi."""
 _GPU_LINE = re.compile(r"GPU (\d+):")
 _SLICE_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)\s]+)\)")
 _PREFIX = "MIG-"
@@ -63,26 +60,6 @@ def parse_listing(text: str) -> Listing:
     return Listing(num_gpus=len(numbers), slices=tuple(slices))
 
 
-def _read_listing(path: str | None) -> Listing | str:
-    """Return what `nvidia-smi -L` lists, or why it lists nothing.
-
-    Args:
-        path: The PATH on which nvidia-smi is looked for; None: that of this process.
-    """
-    program = shutil.which("nvidia-smi", path=path)
-    if program is None:
-        return "nvidia-smi is not installed"
-    try:
-        answer = subprocess.run(
-            [program, "-L"], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"nvidia-smi -L does not answer ({error})"
-    if answer.returncode:
-        return f"nvidia-smi -L ends with {answer.returncode}"
-    return parse_listing(answer.stdout)
-
-
 def check_slices(
     gpus_of: Mapping[Terminal, Sequence[str]], path: str | None = None
 ) -> Iterator[Check]:
@@ -99,9 +76,10 @@ def check_slices(
             wanted[terminal] = slices
     if not wanted:
         return
-    listing = _read_listing(path)
-    if isinstance(listing, str):
-        yield skip("mig slices", listing)
+    try:
+        listing = parse_listing(nvidia_smi.ask("-L", path=path))
+    except nvidia_smi.NoAnswerError as error:
+        yield skip("mig slices", str(error))
         return
     places = []
     for terminal, names in wanted.items():
