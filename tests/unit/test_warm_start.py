@@ -199,7 +199,7 @@ def test_the_whole_model_learns_and_its_folder_is_a_model(base: Path, tmp_path: 
     size = (folder / "model.safetensors").stat().st_size
     assert size <= (base / "model.safetensors").stat().st_size + 4096
     names = sorted(path.name for path in tmp_path.glob("[!.]*"))
-    assert names == ["last", "model", "warm_start.json"]
+    assert names == ["games", "last", "model", "warm_start.json"]
 
 
 def test_the_manifest_of_the_checkpoint_says_what_it_was_learned_from(
@@ -273,7 +273,7 @@ def test_a_finished_start_is_not_learned_again(
         ("steps", {"steps": 5}),
         ("learning_rate", {"learning_rate": 1e-4}),
         ("batch", {"batch": 9}),
-        ("data", {"sources": make_sources(num_tasks=50)}),
+        ("tasks", {"sources": make_sources(num_tasks=50)}),
     ],
 )
 def test_a_resume_needs_the_same_work(

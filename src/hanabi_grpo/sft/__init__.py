@@ -8,6 +8,8 @@
 - `learning`: the adapters or the whole model that learn, their updates, and held-out loss and
   accuracy.
 - `state`: what is kept on disk: the best, the last, and what a resume needs.
+- `kept_games`: the encoded games of scripts on disk, so that a resume plays none again.
+- `resume_key`: what a resume must not change.
 - `run`: one warm start from its options to its result.
 - `tiny_model`: the small model for machines without a GPU.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import AutoTokenizer
@@ -24,6 +24,7 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.per_player import PerPlayer
 from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
+from hanabi_grpo.sft.kept_games import KeptGames
 from hanabi_grpo.sft.learning import (
     LARGE,
     WHOLE_MODEL,
@@ -228,17 +229,58 @@ class WarmStart:
             max_completion_length=self.settings.max_completion_length,
             belief_shares=parse_shares(self.beliefs, self.setup),
         )
+        kept = KeptGames.open(self.out, self._games_key(chat, encoder))
+        encoder.counts.update(kept.counts)
+        num_scripted = sources.num_script_games
+        if kept.num_games:
+            watcher.say(f"{kept.num_games} of {num_scripted} games are in {kept.folder} already")
         # How many games files hold is known only when they are read.
-        total = None if sources.paths else len(sources.lineups) * sources.num_tasks
-        samples: list[Sample] = []
-        games = sources.samples(encoder, seed=self.settings.seed, say=watcher.say)
-        for num_games, game_samples in enumerate(games, start=1):
-            samples += game_samples
+        total = None if sources.paths else num_scripted
+        recorded: list[Sample] = []
+        games = sources.samples(
+            encoder, seed=self.settings.seed, say=watcher.say, first_game=kept.num_games
+        )
+        for num_games, game_samples in enumerate(games, start=kept.num_games + 1):
+            if num_games <= num_scripted:
+                kept.add(game_samples, encoder.counts)
+            else:
+                recorded += game_samples
+            if num_games == num_scripted:
+                kept.save(encoder.counts)
             watcher.show("games", num_games, total, "games")
             if watcher.should_stop():
-                raise StoppedError("not all games had been read; nothing was learned yet")
+                self._stop_in_games(kept, encoder)
         watcher.say(encoder.line())
-        return samples
+        return kept.samples + recorded
+
+    def _stop_in_games(self, kept: KeptGames, encoder: Encoder) -> NoReturn:
+        """Keep the games of scripts and end the warm start.
+
+        Raises:
+            StoppedError: Always.
+        """
+        kept.save(encoder.counts)
+        num_scripted = self.sources.num_script_games
+        where = "not all games had been read"
+        if num_scripted:
+            where = f"{kept.num_games} of {num_scripted} games played, kept in {kept.folder}"
+        raise StoppedError(f"{where}; nothing was learned yet")
+
+    def _games_key(self, chat: ChatFormat, encoder: Encoder) -> dict[str, Any]:
+        """Return everything that the samples of scripts' games depend on."""
+        key = {
+            **self.sources.script_key(),
+            "seed": self.settings.seed,
+            "game": self.setup.row(),
+            "spec_hash": self.setup.spec.hash,
+            "tokenizer_hash": tokenizer_hash(chat.tokenizer),
+            "chat_hash": chat.hash,
+            "max_model_len": encoder.max_model_len,
+            "max_completion_length": encoder.max_completion_length,
+        }
+        if encoder.belief_shares:
+            key["beliefs"] = self.beliefs
+        return key
 
     def _lesson(self, num_parameters: int, say: Callable[[str], None]) -> Lesson:
         settings = self.settings

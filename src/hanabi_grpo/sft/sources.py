@@ -109,8 +109,25 @@ class Sources:
         texts = [f"{lineup}: {self.num_tasks} tasks, {noise}" for lineup in self.lineups]
         return texts + [str(path) for path in self.paths]
 
+    @property
+    def num_script_games(self) -> int:
+        """Number of games that scripts play; they come before the recorded ones."""
+        return len(self.lineups) * self.num_tasks
+
+    def script_key(self) -> dict[str, Any]:
+        """Return, by name, what decides about the replies that are learned from scripts' games."""
+        return {
+            "lineups": self.lineups,
+            "tasks": self.num_tasks,
+            "noise": self.noise,
+            "learn_noise": self.learn_noise,
+            "min_score": self.min_score,
+            "who": self.who,
+            "seats": self.seats,
+        }
+
     def samples(
-        self, encoder: Encoder, *, seed: int, say: Callable[[str], None]
+        self, encoder: Encoder, *, seed: int, say: Callable[[str], None], first_game: int = 0
     ) -> Iterator[list[Sample]]:
         """Yield what there is to learn in each game.
 
@@ -118,11 +135,12 @@ class Sources:
             encoder: Turns games into samples.
             seed: Of the games of scripts.
             say: Receives what should be known of recorded games.
+            first_game: Games of scripts before this one are not played.
 
         Raises:
             SettingsError: A source that cannot be used.
         """
-        for game, is_learnable in self._games(encoder.setup, seed, say):
+        for game, is_learnable in self._games(encoder.setup, seed, say, first_game):
             is_chosen = self.taught(game, encoder.setup.spec.score)
             if not any(is_chosen):
                 encoder.counts["left out"] += 1
@@ -157,15 +175,16 @@ class Sources:
         return tuple(flags)
 
     def _games(
-        self, setup: Setup[Any], seed: int, say: Callable[[str], None]
+        self, setup: Setup[Any], seed: int, say: Callable[[str], None], first_game: int = 0
     ) -> Iterator[tuple[Recording, Sequence[bool]]]:
         """Yield each game, and for each of its turns whether its action may be learned."""
-        for spec in self.lineups:
-            yield from self._script_games(spec, setup, seed)
+        for number, spec in enumerate(self.lineups):
+            first_task = max(0, first_game - number * self.num_tasks)
+            yield from self._script_games(spec, setup, seed, first_task)
         yield from self._recorded_games(say)
 
     def _script_games(
-        self, spec: str, setup: Setup[Any], seed: int
+        self, spec: str, setup: Setup[Any], seed: int, first_task: int
     ) -> Iterator[tuple[Recording, Sequence[bool]]]:
         """Yield games of one lineup of scripts; random actions may be learned by `learn_noise`."""
         lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
@@ -178,7 +197,8 @@ class Sources:
         for player, name in enumerate(lineup.specs):
             script = make_script(setup, name).policy
             policies[player] = NoisyPolicy(inner=script, noise=self.noise)
-        for number, start in enumerate(starts_of(seed, self.num_tasks)):
+        starts = starts_of(seed, self.num_tasks)[first_task:]
+        for number, start in enumerate(starts, start=first_task):
             episode = play_scripts(setup.task(SUITE, start), policies)
             flags = [_flags(self.noise, player, SUITE, start, 0) for player in policies]
             is_learnable = []

@@ -3,6 +3,7 @@
 - `checkpoint-0/`, or `model/` where the whole model learns: the best so far.
 - `last/checkpoint-0/`: the newest state, with all that a resume needs in its folder `warm_start/`.
 - `warm_start.json`: the held-out figures so far.
+- `games/`: the games of scripts, see `kept_games`.
 
 Checkpoints are written as those of reinforcement learning are (`training.checkpoint`).
 """
@@ -19,6 +20,7 @@ from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints
 from hanabi_grpo.runs.run_folder import make_run_folder, new_folder, write_json_atomic
 from hanabi_grpo.sft.learning import WHOLE_MODEL, Student
+from hanabi_grpo.sft.resume_key import check_same_work
 from hanabi_grpo.training.checkpoint import (
     OPTIMIZER,
     OptimizerState,
@@ -44,8 +46,6 @@ _WEIGHTS = "weights.safetensors"
 """A student's parameters as they are now."""
 _BEST = "best.safetensors"
 """A student's parameters as they were at the lowest held-out loss."""
-_SHOWN_CHARACTERS = 80
-"""Of a value that differs, in the message to a resume that does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class ResultFolder:
         folder = find_checkpoint(last, needs=_WarmStartState.FOLDER).folder / _WarmStartState.FOLDER
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         self._check_format(index.get("format", 1))
-        self._check_key(index["key"])
+        check_same_work(index["key"], self.key, self.out)
         for student in students:
             progress = _Progress(**index["students"][student.name])
             _StudentState.load(folder / student.name, progress).restore(student)
@@ -220,22 +220,6 @@ class ResultFolder:
                 f"continues format {_FORMAT} only. Continue with the version of hanabi-grpo that "
                 "wrote it, or start again with another --out; the best result so far in "
                 f"{self.out} can be used as it is."
-            )
-
-    def _check_key(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a state that depends on other games, settings or weights than this warm start."""
-        changes = []
-        for name in sorted({*saved, *self.key}):
-            before = saved.get(name)
-            now = self.key.get(name)
-            if before != now:
-                shown_before = str(before)[:_SHOWN_CHARACTERS]
-                shown_now = str(now)[:_SHOWN_CHARACTERS]
-                changes.append(f"{name} was {shown_before}, is {shown_now}")
-        if changes:
-            raise SettingsError(
-                f"--resume: {self.out} is another warm start: {'; '.join(changes)}. Give the same "
-                "options, games and settings, or choose another --out."
             )
 
     def _save_best(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:

@@ -1,0 +1,209 @@
+"""The games that scripts have played for a warm start, kept for a resume.
+
+A search may think for seconds about a game, and thousands are needed. So the encoded games are
+written down every minute, and an interrupted warm start continues behind the last of them. Recorded
+games are not kept: they are read again.
+
+- `games/000000.npz`, …: the samples of some games each, in their order.
+- `games/index.json`: what they depend on, and what is in each file. A file that it does not name is
+  of an interrupted write.
+"""
+
+import io
+import json
+import time
+import zipfile
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.files import (
+    MAX_DOCUMENT_BYTES,
+    MAX_GAMES_BYTES,
+    read_bytes,
+    read_text,
+    write_text_atomic,
+)
+from hanabi_grpo.runs.run_folder import make_run_folder, write_json_atomic
+from hanabi_grpo.sft.resume_key import check_same_work
+from hanabi_grpo.sft.samples import Sample
+
+FOLDER = "games"
+"""Name of the folder within that of the result."""
+_INDEX = "index.json"
+_SECONDS_BETWEEN_FILES = 60.0
+_NO_QUESTION = -1
+"""Stands for a `question_start` of None."""
+
+
+@dataclass(slots=True, kw_only=True)
+class KeptGames:
+    """The games of one warm start, some of them in files, the newest only in memory."""
+
+    out: Path
+    """The folder of the result."""
+    key: Mapping[str, Any]
+    """Everything that the samples depend on, as JSON would give it back."""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """The rows of the index, one for each file: its name, and how many games it has."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """See `Encoder.counts`: of all games in files."""
+    samples: list[Sample] = field(default_factory=list)
+    """Of all games, kept and added."""
+    _first_unsaved: int = 0
+    """The first of `samples` that is in no file."""
+    _num_unsaved: int = 0
+    """Games that are in no file."""
+    _saved_at: float = 0.0
+    """Monotonic time of the last write, in seconds."""
+
+    @classmethod
+    def open(cls, out: Path, key: Mapping[str, Any]) -> "KeptGames":
+        """Return what is in the folder, or nothing where there is none.
+
+        Args:
+            out: The folder of the result.
+            key: See `key`.
+
+        Raises:
+            SettingsError: The games in the folder are of another warm start.
+            RunFolderError: They cannot be read.
+        """
+        # As it is in the file: lists for tuples.
+        kept = cls(out=out, key=json.loads(json.dumps(key)), _saved_at=time.monotonic())
+        index_path = kept.folder / _INDEX
+        try:
+            if not index_path.exists():
+                return kept
+            index = json.loads(read_text(index_path, MAX_DOCUMENT_BYTES))
+            saved_key = index["key"]
+            for row in index["files"]:
+                content = read_bytes(kept.folder / row["name"], MAX_GAMES_BYTES)
+                kept.samples += _unpack(content)
+                kept.files.append(row)
+            kept.counts.update(index["counts"])
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise RunFolderError(
+                f"{kept.folder}: the games of the interrupted warm start cannot be read ({error}). "
+                "Remove this folder and give the same command with --resume: they are played again."
+            ) from error
+        check_same_work(saved_key, kept.key, out)
+        kept._first_unsaved = len(kept.samples)
+        return kept
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        return self.out / FOLDER
+
+    @property
+    def num_games(self) -> int:
+        """Number of games, kept and added."""
+        return sum(row["games"] for row in self.files) + self._num_unsaved
+
+    def add(self, samples: Sequence[Sample], counts: Mapping[str, int]) -> None:
+        """Add the next game; once a minute, write those that are in no file yet.
+
+        Args:
+            samples: What there is to learn in it.
+            counts: See `Encoder.counts`: of all games so far.
+
+        Raises:
+            RunFolderError: A file cannot be written.
+        """
+        self.samples += samples
+        self._num_unsaved += 1
+        if time.monotonic() - self._saved_at >= _SECONDS_BETWEEN_FILES:
+            self.save(counts)
+
+    def save(self, counts: Mapping[str, int]) -> None:
+        """Write the games that are in no file yet.
+
+        Args:
+            counts: See `Encoder.counts`: of all games so far.
+
+        Raises:
+            RunFolderError: The file cannot be written.
+        """
+        if not self._num_unsaved:
+            return
+        name = f"{len(self.files):06d}.npz"
+        row = {"name": name, "games": self._num_unsaved}
+        make_run_folder(self.folder)
+        try:
+            write_text_atomic(self.folder / name, _pack(self.samples[self._first_unsaved :]))
+            index = {"key": self.key, "files": [*self.files, row], "counts": counts}
+            write_json_atomic(self.folder / _INDEX, index)
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.folder}: cannot be written ({error.strerror or error}). Make room, then "
+                "give the same command with --resume."
+            ) from error
+        self.files.append(row)
+        self.counts = Counter(counts)
+        self._first_unsaved = len(self.samples)
+        self._num_unsaved = 0
+        self._saved_at = time.monotonic()
+
+
+def _pack(samples: Sequence[Sample]) -> bytes:
+    """Return samples as the bytes of a compressed npz file."""
+    ids = array("i")
+    marks = array("b")
+    questions = []
+    for sample in samples:
+        ids.extend(sample.ids)
+        marks.extend(sample.is_reply)
+        is_move = sample.question_start is None
+        questions.append(_NO_QUESTION if is_move else sample.question_start)
+    content = io.BytesIO()
+    np.savez_compressed(
+        content,
+        player=np.array([sample.player for sample in samples], dtype=np.int32),
+        start=np.array([sample.start for sample in samples], dtype=np.uint64),
+        question_start=np.array(questions, dtype=np.int32),
+        num_tokens=np.array([len(sample.ids) for sample in samples], dtype=np.int32),
+        ids=np.frombuffer(ids, dtype=np.int32),
+        is_reply=np.frombuffer(marks, dtype=np.int8),
+    )
+    return content.getvalue()
+
+
+def _unpack(content: bytes) -> list[Sample]:
+    """Return the samples of `_pack`.
+
+    Raises:
+        ValueError: It is no such file; `KeyError`, `EOFError` and `zipfile.BadZipFile` say the
+            same.
+    """
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        columns = {name: file[name] for name in file.files}
+    all_ids = array("i", columns["ids"].tobytes())
+    all_marks = array("b", columns["is_reply"].tobytes())
+    samples = []
+    first = 0
+    rows = zip(
+        columns["player"].tolist(),
+        columns["start"].tolist(),
+        columns["question_start"].tolist(),
+        columns["num_tokens"].tolist(),
+        strict=True,
+    )
+    for player, start, question_start, num_tokens in rows:
+        end = first + num_tokens
+        sample = Sample(
+            player=player,
+            start=start,
+            ids=all_ids[first:end],
+            is_reply=all_marks[first:end],
+            question_start=None if question_start == _NO_QUESTION else question_start,
+        )
+        samples.append(sample)
+        first = end
+    return samples

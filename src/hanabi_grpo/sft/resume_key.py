@@ -1,0 +1,36 @@
+"""What a resume must not change."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.errors import SettingsError
+
+_SHOWN_CHARACTERS = 80
+"""Of a value that differs, in the message to a resume that does not fit."""
+
+
+def check_same_work(saved: Mapping[str, Any], current: Mapping[str, Any], out: Path) -> None:
+    """Refuse to continue work that depends on other games, settings or weights.
+
+    Args:
+        saved: What the interrupted work depends on, by name, as read from JSON.
+        current: The same of this one.
+        out: The folder of the result.
+
+    Raises:
+        SettingsError: They differ; its text has each difference.
+    """
+    changes = []
+    for name in sorted({*saved, *current}):
+        before = saved.get(name)
+        now = current.get(name)
+        if before != now:
+            shown_before = str(before)[:_SHOWN_CHARACTERS]
+            shown_now = str(now)[:_SHOWN_CHARACTERS]
+            changes.append(f"{name} was {shown_before}, is {shown_now}")
+    if changes:
+        raise SettingsError(
+            f"--resume: {out} is another warm start: {'; '.join(changes)}. Give the same "
+            "options, games and settings, or choose another --out."
+        )
