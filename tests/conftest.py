@@ -21,11 +21,8 @@ pytest_plugins = ["fault_injection", "conftest_e2e", "file_times"]
 ROOT = Path(__file__).parent.parent
 _GRACE_SECONDS = 20
 """Time for a process to end after a signal."""
-_IMPORT_OF_SERVER = re.compile(
-    r"^from conftest_e2e import (?:\([^)]*|.*)\bServer\b",
-    re.MULTILINE,
-)
-"""The import by which a file of tests is known to use an engine, on one line or in brackets."""
+_SHARED_SERVER = re.compile(r"\bserver: Server\b")
+"""The parameter by which a file of tests is known to use the server that all tests share."""
 
 # Before torch is imported, and for the trainers that tests start: two test processes with a thread
 # for each core would wait for each other's threads most of the time. Engines are started without
@@ -43,19 +40,22 @@ registry.OWN["kuhn"] = "toy_kuhn:KUHN"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all tests with an engine to one process, and those of any other file to one each."""
+    """Give all tests of the shared server to one process, and those of any other file to one.
+
+    So the shared server is started once. Servers of single tests may run beside it.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
-    class EnginesInTurn(LoadScopeScheduling):
+    class OneSharedServer(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = _file_of(nodeid)
-            if _has_an_engine(file):
-                return "engines"
+            if _needs_shared_server(file):
+                return "shared server"
             return file
 
     # Keep the order of `pytest_collection_modifyitems`.
     config.option.loadscopereorder = False
-    return EnginesInTurn(config, log)
+    return OneSharedServer(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -75,8 +75,8 @@ def _file_of(nodeid: str) -> str:
 
 
 def _position(file: str) -> int:
-    """Return the sort key of a file: engines first, unit tests last."""
-    if _has_an_engine(file):
+    """Return the sort key of a file: those of the shared server first, unit tests last."""
+    if _needs_shared_server(file):
         return 0
     if file.startswith("tests/unit/"):
         return 2
@@ -84,9 +84,8 @@ def _position(file: str) -> int:
 
 
 @cache
-def _has_an_engine(file: str) -> bool:
-    """Tests with a `Server`: one process runs them all, so that no two engines work at once."""
-    return _IMPORT_OF_SERVER.search((ROOT / file).read_text()) is not None
+def _needs_shared_server(file: str) -> bool:
+    return _SHARED_SERVER.search((ROOT / file).read_text()) is not None
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@
 #   bash tools/test.sh           # before a change is sent: unit and conformance tests, one real server, one real training run
 #   bash tools/test.sh --rest    # all others: servers and trainers of their own, faults, the package index
 #
-# Two processes: one begins with the tests that start engines, in turn, the other with those of trainers alone; they share
-# the rest. One for all: bash tools/test.sh -n 0
+# Two processes: one begins with the tests of the server that tests share, the other with those that start processes of
+# their own; they share the rest. One for all: bash tools/test.sh -n 0
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
