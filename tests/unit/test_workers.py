@@ -240,6 +240,45 @@ def test_a_worker_that_dies_costs_the_game_that_killed_it_and_no_other() -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ("leaves", "ExitError: its code raised SystemExit(3)"),
+        ("cancels", "CancelledError:"),
+        ("halves", "ValueError: half of a pair: ?"),
+        ("silent", "_SilentError: its text cannot be read"),
+        (
+            "lists",
+            "the environment lists returned a value of the wrong type: Expected `float`, got "
+            "`array` - at `$.episode.result[...]`",
+        ),
+    ],
+)
+def test_an_episode_that_no_message_can_tell_of_fails_at_once_and_alone(
+    env: str, reason: str
+) -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run(tasks_of(env, range(TRAP - 3, TRAP + 3)), SAMPLING)
+
+    games = run(play, CountingEngine(seconds=0.01), session_workers=1)
+    kinds = [type(game) for [game] in games]
+    assert kinds == [Episode, Episode, Episode, DroppedGame, Episode, Episode]
+    dropped = games[3][0]
+    assert dropped.reason == f"EpisodeFailedError: {reason}"
+    assert not dropped.is_late
+
+
+def test_a_script_that_ends_the_process_beside_others_costs_its_own_game_alone() -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        quitters = tasks_of("quitters", range(1), seats=("quitter",) * 3)
+        others = tasks_of("leaves", range(3))
+        return await scheduler.run([*quitters, *others], SAMPLING)
+
+    [[dropped], *others] = run(play, CountingEngine(seconds=0.01), session_workers=1)
+    assert dropped.reason == ("EpisodeFailedError: ExitError: its code raised SystemExit('enough')")
+    assert [type(game) for [game] in others] == [Episode] * 3
+
+
 def test_an_error_of_the_environment_keeps_its_class_and_a_request_of_errors_alone_fails() -> None:
     async def play(scheduler: Scheduler) -> None:
         await scheduler.run(tasks_of("dies", range(TRAP, TRAP + 1)), SAMPLING)
