@@ -1,6 +1,7 @@
 """Environments of another package in some of whose episodes a call never returns, or worse."""
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -134,6 +135,25 @@ class Lists(Trap):
 LISTS = Lists("lists", lambda: None)
 
 
+class BoundlessGame(TrapGame):
+    """A game that pays what is no number in traps."""
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        rewards = super().step(actions)
+        return rewards if self.spring is None else [{"guess": math.nan}]
+
+
+class Boundless(Trap):
+    """An environment of `BoundlessGame`."""
+
+    def reset(self, config: ToyConfig, *, split: str, seed: int) -> BoundlessGame:
+        game = super().reset(config, split=split, seed=seed)
+        return BoundlessGame(config, game.number, game.spring)
+
+
+BOUNDLESS = Boundless("boundless", lambda: None)
+
+
 class Quitters(Dilemma):
     """Three players who act at the same time, by a script that ends the process."""
 
@@ -180,6 +200,7 @@ _NAMES = (
     "halves",
     "silent",
     "lists",
+    "boundless",
     "quitters",
 )
 """Environments, each a constant of this module in capitals."""

@@ -12,14 +12,23 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from starlette.responses import StreamingResponse
 
 import blocking_environments
 import fake_engine
 from fake_engine import CHAT, SAMPLING, FakeEngine, make_scheduler, sample
+from hanabi_grpo.agents.served_model import PromptTokens
 from hanabi_grpo.envs.registry import may_block, setup
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
+from hanabi_grpo.rollout.messages import (
+    DroppedRow,
+    RequestedTask,
+    RolloutAnswer,
+    RolloutRequest,
+    read_tasks,
+)
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
+from hanabi_grpo.server.routes_play import played_games
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.types import CallError, DroppedGame, Episode
@@ -266,6 +275,29 @@ def test_an_episode_that_no_message_can_tell_of_fails_at_once_and_alone(
     dropped = games[3][0]
     assert dropped.reason == f"EpisodeFailedError: {reason}"
     assert not dropped.is_late
+
+
+def test_a_game_whose_reward_is_no_number_is_dropped_and_the_answer_can_be_read() -> None:
+    async def play(scheduler: Scheduler) -> RolloutAnswer:
+        tasks = tasks_of("boundless", range(TRAP - 1, TRAP + 1))
+        games = await scheduler.run(tasks, SAMPLING)
+        response = await played_games(games, PromptTokens())
+        assert isinstance(response, StreamingResponse)
+        body = bytearray()
+        async for piece in response.body_iterator:
+            assert isinstance(piece, bytes)
+            body += piece
+        return msgspec.json.decode(body, type=RolloutAnswer)
+
+    answer = run(play, CountingEngine())
+    assert [episode.seed for episode in answer.episodes] == [TRAP - 1]
+    assert answer.dropped == (
+        DroppedRow(
+            task=1,
+            game=0,
+            reason="ValueError: turns.0: a logprob or a reward is not finite",
+        ),
+    )
 
 
 def test_a_script_that_ends_the_process_beside_others_costs_its_own_game_alone() -> None:

@@ -45,6 +45,7 @@ from hanabi_grpo.rollout.messages import (
     ScoreRequest,
 )
 from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
+from hanabi_grpo.rollout.wire import check_episode
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.judging import Judging
@@ -467,7 +468,10 @@ class Scheduler:
         progress = Progress()
         with self._engine_faults(where):
             try:
-                return await self._episode(requested, players, game, progress, own=own)
+                episode = await self._episode(requested, players, game, progress, own=own)
+                # JSON has no number that is not finite: one such game would spoil the answer.
+                check_episode(episode)
+                return episode
             except _IMPOSSIBLE:
                 raise
             except Exception as error:
