@@ -21,7 +21,13 @@ from jinja2 import TemplateError
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.judge import Judge
-from hanabi_grpo.agents.served_model import Model, PromptTokens, ServedPlayer, TeamModels
+from hanabi_grpo.agents.served_model import (
+    Model,
+    PromptTokens,
+    ServedPlayer,
+    TeamModels,
+    check_logprobs,
+)
 from hanabi_grpo.agents.taught import with_lesson_ids, with_teachers
 from hanabi_grpo.envs.registry import may_block
 from hanabi_grpo.errors import (
@@ -237,11 +243,7 @@ class Scheduler:
                         conversation, wanted.prompt, follows_call=wanted.follows_call
                     )
                 except TemplateError as error:
-                    raise SettingsError(
-                        "reply request: the chat template of this server's model refuses the "
-                        f'conversation ({error}); send system="" and put its text into the first '
-                        "prompt."
-                    ) from error
+                    raise _refused_by_template("reply request", error) from error
 
     def model_of(self, seat: str, player: str | None = None) -> Model:
         """Return the model that samples for a seat reference.
@@ -273,8 +275,10 @@ class Scheduler:
             own: Whether the request is the session's trainer's, see `run`.
 
         Raises:
-            SettingsError: A prompt and its reply are longer than the server's conversations.
+            SettingsError: A prompt and its reply are longer than the server's conversations, or
+                the chat template refuses the prompt.
             VersionError: The adapter is not served in this version.
+            NonFiniteError: A logprob is infinite or not a number.
             ServerError: The engine failed.
         """
         adapter = seat_adapter(wanted.seat)
@@ -319,6 +323,7 @@ class Scheduler:
             SettingsError: A sequence is longer than the server's conversations, or has ids that the
                 model does not.
             AdapterError: The upload must not be loaded.
+            NonFiniteError: A logprob is infinite or not a number.
             ServerError: The engine failed.
         """
         model = self.models.of_player(upload.adapter)
@@ -328,7 +333,10 @@ class Scheduler:
             scores = []
             for ids in sequences:
                 scores.append(model.sampler.score([ids[0]], list(ids[1:]), adapter, copy))
-            return await asyncio.gather(*scores)
+            computed = await asyncio.gather(*scores)
+            for logprobs in computed:
+                check_logprobs(logprobs, f"probe of {upload.adapter}")
+            return computed
 
         copies = []
         with self._engine_faults(f"a probe of {upload.adapter}"):
@@ -611,7 +619,10 @@ async def _score_reply(
 ) -> float:
     """Return the log-probability of a whole reply, its end token included, in nats."""
     chat = model.chat
-    prompt_ids = chat.open(prompt.system, prompt.prompt)
+    try:
+        prompt_ids = chat.open(prompt.system, prompt.prompt)
+    except TemplateError as error:
+        raise _refused_by_template("score request", error) from error
     reply_ids = list(chat.said(reply))
     num_tokens = len(prompt_ids) + len(reply_ids)
     if num_tokens >= model.max_model_len:
@@ -620,7 +631,22 @@ async def _score_reply(
             f"has {num_tokens} tokens; conversations of this server hold fewer, "
             f"HANABI_MAX_MODEL_LEN={model.max_model_len}."
         )
-    return sum(await model.sampler.score(prompt_ids, reply_ids, adapter))
+    logprobs = await model.sampler.score(prompt_ids, reply_ids, adapter)
+    check_logprobs(logprobs, f"score of {reply[:_SHOWN_TEXT]!r}")
+    return sum(logprobs)
+
+
+def _refused_by_template(what: str, error: TemplateError) -> SettingsError:
+    """Return the error for a conversation that the model's chat template does not take.
+
+    Args:
+        what: Name of the request, e.g. "reply request".
+        error: What the template said.
+    """
+    return SettingsError(
+        f"{what}: the chat template of this server's model refuses the conversation ({error}); "
+        'send system="" and put its text into the first prompt.'
+    )
 
 
 def _late_game(
