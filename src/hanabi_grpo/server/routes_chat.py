@@ -55,9 +55,10 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
         # Beside the event loop: earlier replies are encoded.
         wanted = await reading.run(read_chat, asked, served, seat)
         check_owner(store, request, [wanted.seat])
+        own = store.ownership.is_owner(request.headers)
 
         async def sample() -> Response:
-            reply = await scheduler.reply(wanted)
+            reply = await scheduler.reply(wanted, own=own)
             if reply.out_of_tokens:
                 raise _too_long(wanted.max_tokens, served)
             completion = _completion(reply, served.chat, asked.model)

@@ -203,7 +203,9 @@ class Scheduler:
             "log, and check model, adapters and settings."
         )
 
-    async def reply(self, wanted: ReplyRequest, player: str | None = None) -> Reply:
+    async def reply(
+        self, wanted: ReplyRequest, player: str | None = None, *, own: bool = False
+    ) -> Reply:
         """Sample one reply outside any game, without waiting for a place.
 
         The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same
@@ -213,6 +215,7 @@ class Scheduler:
             wanted: The request.
             player: In whose seat the reply is made; None: in nobody's, where a base model of
                 several is not known.
+            own: Whether the request is the session's trainer's; an engine that sleeps wakes for it.
 
         Raises:
             SettingsError: The chat template refuses the conversation, or ids are not the model's.
@@ -229,7 +232,10 @@ class Scheduler:
         _check_ids(wanted, model.vocab_size)
         conversation = Conversation(model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
-            async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
+            async with (
+                engine_for_trainer(self.models.first.sampler, own=own),
+                self._store.lease(dict([adapter]) if adapter else {}) as leased,
+            ):
                 tables = Tables(models=self.models, sampling=sampling, leased=leased)
                 served = tables.served(wanted.seat, player)
                 try:
