@@ -300,6 +300,19 @@ def test_a_game_whose_reward_is_no_number_is_dropped_and_the_answer_can_be_read(
     )
 
 
+def test_a_config_that_cannot_be_sent_to_a_worker_leaves_nothing_in_it() -> None:
+    async def play(scheduler: Scheduler) -> tuple[list[int], type]:
+        with pytest.raises(ServerError, match=r"all 1 games failed.*OverflowError"):
+            await scheduler.run(tasks_of("sleeps", range(1), highest=2**64), SAMPLING)
+        num_plays = [len(worker.plays) for worker in scheduler._workers._workers]
+        [[game]] = await scheduler.run(tasks_of("sleeps", range(1)), SAMPLING)
+        return num_plays, type(game)
+
+    num_plays, kind = run(play, CountingEngine(), session_workers=1)
+    assert set(num_plays) == {0}
+    assert kind is Episode
+
+
 def test_a_script_that_ends_the_process_beside_others_costs_its_own_game_alone() -> None:
     async def play(scheduler: Scheduler) -> list[list[Any]]:
         quitters = tasks_of("quitters", range(1), seats=("quitter",) * 3)

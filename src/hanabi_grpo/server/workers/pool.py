@@ -288,8 +288,9 @@ class WorkerPool:
             names=play.names,
             instance_id=play.instance_id,
         )
-        write(worker.writer, start)
         try:
+            # Fails where MessagePack has no such value, e.g. a whole number of more than 64 bits.
+            write(worker.writer, start)
             return await play.result
         except asyncio.CancelledError:
             if worker.running == number and worker.is_blocked(time.monotonic()):
