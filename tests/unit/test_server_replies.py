@@ -4,7 +4,9 @@ import asyncio
 import json
 import math
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -294,6 +296,22 @@ def test_a_reply_of_a_window_is_made_without_the_thoughts_of_the_turns_before_it
     room = len(window_ids) + 4
     assert not reply(fresh=True, max_model_len=room).out_of_tokens
     assert reply(fresh=False, max_model_len=room).out_of_tokens
+
+
+def test_a_reply_needs_no_thread_of_the_pool_in_which_uploads_are_checked() -> None:
+    async def scenario() -> Reply:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        end = threading.Event()
+        upload = loop.run_in_executor(None, end.wait)
+        try:
+            wanted = msgspec.convert(ASKED, ReplyRequest)
+            return await asyncio.wait_for(make_scheduler(FakeEngine()).reply(wanted), 5)
+        finally:
+            end.set()
+            await upload
+
+    assert asyncio.run(scenario()).reply_ids
 
 
 def test_a_model_whose_template_takes_no_system_message_says_so() -> None:

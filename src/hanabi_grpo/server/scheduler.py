@@ -215,7 +215,8 @@ class Scheduler:
             wanted: The request.
             player: In whose seat the reply is made; None: in nobody's, where a base model of
                 several is not known.
-            own: Whether the request is the session's trainer's; an engine that sleeps wakes for it.
+            own: Whether the request is the session's trainer's; an engine that sleeps wakes for
+                it.
 
         Raises:
             SettingsError: The chat template refuses the conversation, or ids are not the model's.
@@ -240,9 +241,8 @@ class Scheduler:
                 served = tables.served(wanted.seat, player)
                 try:
                     # Beside the event loop: a long text takes a while to encode.
-                    fits = await asyncio.to_thread(
-                        _rebuild, conversation, wanted, model.max_model_len
-                    )
+                    reading = self.threads.requests(own=own)
+                    fits = await reading.run(_rebuild, conversation, wanted, model.max_model_len)
                     if not fits:
                         return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
                     return await served.ask(
