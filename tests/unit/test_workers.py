@@ -249,32 +249,34 @@ def test_a_worker_that_dies_costs_the_game_that_killed_it_and_no_other() -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("env", "reason"),
-    [
-        ("leaves", "ExitError: its code raised SystemExit(3)"),
-        ("cancels", "CancelledError:"),
-        ("halves", "ValueError: half of a pair: ?"),
-        ("silent", "_SilentError: its text cannot be read"),
-        (
-            "lists",
-            "the environment lists returned a value of the wrong type: Expected `float`, got "
-            "`array` - at `$.episode.result[...]`",
-        ),
-    ],
-)
-def test_an_episode_that_no_message_can_tell_of_fails_at_once_and_alone(
-    env: str, reason: str
-) -> None:
+REASONS = {
+    "leaves": "ExitError: its code raised SystemExit(3)",
+    "cancels": "CancelledError:",
+    "halves": "ValueError: half of a pair: ?",
+    "silent": "_SilentError: its text cannot be read",
+    "lists": (
+        "the environment lists returned a value of the wrong type: Expected `float`, got `array` "
+        "- at `$.episode.result[...]`"
+    ),
+}
+"""Environment to what becomes of its trap."""
+
+
+def test_an_episode_that_no_message_can_tell_of_fails_at_once_and_alone() -> None:
     async def play(scheduler: Scheduler) -> list[list[Any]]:
-        return await scheduler.run(tasks_of(env, range(TRAP - 3, TRAP + 3)), SAMPLING)
+        tasks = []
+        for env in REASONS:
+            tasks += tasks_of(env, range(TRAP - 1, TRAP + 1))
+        return await scheduler.run(tasks, SAMPLING)
 
     games = run(play, CountingEngine(seconds=0.01), session_workers=1)
-    kinds = [type(game) for [game] in games]
-    assert kinds == [Episode, Episode, Episode, DroppedGame, Episode, Episode]
-    dropped = games[3][0]
-    assert dropped.reason == f"EpisodeFailedError: {reason}"
-    assert not dropped.is_late
+    dropped = []
+    for [other], [trap] in zip(games[::2], games[1::2], strict=True):
+        assert isinstance(other, Episode)
+        assert isinstance(trap, DroppedGame)
+        assert not trap.is_late
+        dropped.append(trap.reason)
+    assert dropped == [f"EpisodeFailedError: {reason}" for reason in REASONS.values()]
 
 
 def test_a_game_whose_reward_is_no_number_is_dropped_and_the_answer_can_be_read() -> None:
