@@ -1,17 +1,21 @@
 """Environments of another package in some of whose episodes a call never returns, or worse."""
 
+import asyncio
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.tools.tool import Tool
-from toy_environments import GUESS, Guess, GuessGame, ToyConfig
+from toy_environments import DILEMMA, GUESS, Dilemma, Guess, GuessGame, ToyConfig
 
 PERIOD = 100
 """One task of so many is a trap."""
@@ -86,6 +90,85 @@ DIES = Trap("dies", _die)
 SLOW = Trap("slow", lambda: time.sleep(SLOW_SECONDS))
 
 
+def _leave() -> None:
+    sys.exit(3)
+
+
+def _cancel() -> None:
+    raise asyncio.CancelledError
+
+
+def _fail_with_half_a_pair() -> None:
+    raise ValueError("half of a pair: \ud800")
+
+
+class _SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _fail_without_a_text() -> None:
+    raise _SilentError
+
+
+LEAVES = Trap("leaves", _leave)
+CANCELS = Trap("cancels", _cancel)
+HALVES = Trap("halves", _fail_with_half_a_pair)
+SILENT = Trap("silent", _fail_without_a_text)
+
+
+class ListingGame(TrapGame):
+    """A game whose result is no figure in traps."""
+
+    def result(self) -> Mapping[str, Any]:
+        return super().result() if self.spring is None else {"guesses": [1, 2]}
+
+
+class Lists(Trap):
+    """An environment of `ListingGame`."""
+
+    def reset(self, config: ToyConfig, *, split: str, seed: int) -> ListingGame:
+        game = super().reset(config, split=split, seed=seed)
+        return ListingGame(config, game.number, game.spring)
+
+
+LISTS = Lists("lists", lambda: None)
+
+
+class BoundlessGame(TrapGame):
+    """A game that pays what is no number in traps."""
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        rewards = super().step(actions)
+        return rewards if self.spring is None else [{"guess": math.nan}]
+
+
+class Boundless(Trap):
+    """An environment of `BoundlessGame`."""
+
+    def reset(self, config: ToyConfig, *, split: str, seed: int) -> BoundlessGame:
+        game = super().reset(config, split=split, seed=seed)
+        return BoundlessGame(config, game.number, game.spring)
+
+
+BOUNDLESS = Boundless("boundless", lambda: None)
+
+
+class Quitters(Dilemma):
+    """Three players who act at the same time, by a script that ends the process."""
+
+    name = "quitters"
+    policies: Mapping[str, Callable[[], base.Policy]] = {
+        "quitter": lambda: base.Script("quitter", lambda seen, rng: sys.exit("enough"))
+    }
+
+    def spec(self, config: ToyConfig) -> base.EnvSpec:
+        return replace(DILEMMA.spec(config), env=self.name)
+
+
+QUITTERS = Quitters()
+
+
 def _wait_or_answer(text: str) -> str:
     if text == "R":
         _sleep_for_ever()
@@ -106,13 +189,30 @@ class SlowTool(Trap):
 SLOW_TOOL = SlowTool("slow_tool", lambda: None)
 
 
+_NAMES = (
+    "sleeps",
+    "computes",
+    "dies",
+    "slow",
+    "slow_tool",
+    "leaves",
+    "cancels",
+    "halves",
+    "silent",
+    "lists",
+    "boundless",
+    "quitters",
+)
+"""Environments, each a constant of this module in capitals."""
+
+
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the environments as an installed package would be, also for child processes."""
     info = folder / "traps-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: traps\nVersion: 1.0\n")
     lines = ["[hanabi_grpo.environments]"]
-    for name in ("sleeps", "computes", "dies", "slow", "slow_tool"):
+    for name in _NAMES:
         lines.append(f"{name} = blocking_environments:{name.upper()}")
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(folder))

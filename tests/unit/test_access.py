@@ -109,6 +109,31 @@ def test_no_request_reads_a_file_that_the_server_was_not_started_with_or_tells_w
         assert len(details) == 1, "what exists, or can be read, cannot be told from the answers"
 
 
+@pytest.mark.parametrize("env", ["tic_tac_toe", "leduc_poker", "openspiel:breakthrough"])
+@pytest.mark.parametrize(
+    "preset",
+    ["chess", "nope", "", "efg_game(filename=FILE)", "hex(num_cols=100000,num_rows=100000)"],
+)
+def test_a_preset_of_a_request_never_makes_openspiel_load_another_game_or_a_file(
+    app: RunningApp, tmp_path: Path, env: str, preset: str
+) -> None:
+    file = tmp_path / "file.txt"
+    file.write_text("secret")
+    named = preset.replace("FILE", str(file))
+    game = {"env": env, "env_config": {"preset": named}}
+    answer = ask_rollout(app, game, "random")
+    assert answer.status_code == 422, answer.text
+    name = env.removeprefix("openspiel:")
+    assert f"{env} has no such preset; known presets: {name}." in answer.json()["detail"]
+    assert "secret" not in answer.text
+    # The environment's own preset is played.
+    game["env_config"] = {"preset": name}
+    seats = ["random", "random"]
+    body = rollout_body(tasks=[{**game, "suite": "eval", "seed": 1, "seats": seats}])
+    played = httpx.post(f"{app.url}/rollout/", json=body, timeout=20, trust_env=False)
+    assert played.status_code == 200, played.text
+
+
 def test_a_request_names_a_file_of_the_server_by_value_name_or_digest(
     app: RunningApp, own_file: Path, tmp_path: Path
 ) -> None:

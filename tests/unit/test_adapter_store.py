@@ -215,6 +215,39 @@ async def test_a_version_in_use_is_kept_until_its_games_end(
 
 
 @anyio
+async def test_files_stay_until_the_engine_has_forgotten_them_when_two_rollouts_end_in_one_moment(
+    tmp_path: Path,
+) -> None:
+    files_at_unload = []
+
+    class SlowToForget(Loads):
+        async def unload_adapter(self, number: int) -> None:
+            await asyncio.sleep(0.2)
+            files_at_unload.append(folders_on_disk(store))
+            await super().unload_adapter(number)
+
+    store = AdapterStore(SlowToForget(), max_rank=16, shapes=SHAPES, home=tmp_path)
+    await store.open_session(wanted())
+    await push(store, 1, 1.0)
+    end = asyncio.Event()
+
+    async def play() -> None:
+        async with store.lease({"player_0": 1}):
+            await end.wait()
+
+    rollouts = [asyncio.ensure_future(play()) for _ in range(2)]
+    await asyncio.sleep(0)
+    await push(store, 2, 2.0)
+    files_at_unload.clear()
+    end.set()
+    await asyncio.gather(*rollouts)
+    second = ["player_0@2", "player_1@2", "player_2@2"]
+    assert files_at_unload == [["player_0@1", *second]]
+    assert folders_on_disk(store) == second
+    store.close()
+
+
+@anyio
 async def test_a_version_too_many_is_refused_while_games_hold_all_the_others(
     store: AdapterStore, engine: Loads
 ) -> None:

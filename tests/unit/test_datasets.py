@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow, dataset_row
+from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow, dataset_row, parse_row
 from hanabi_grpo.rollout.datasets import (
     EXAMPLE_ROW,
     FURTHER_APART,
@@ -28,6 +29,7 @@ from hanabi_grpo.rollout.datasets import (
     training_rows,
     write_dataset,
 )
+from hanabi_grpo.rollout.messages import TaskRequest
 from hanabi_grpo.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"
@@ -129,6 +131,11 @@ CONFIGS: dict[str, Any] = {
     "did you mean 'laptop'": {"preset": "laptpo"},
     "unknown key 'presset'; did you mean 'preset'?": {"preset": "laptop", "presset": "x"},
     "suite='eval': these tasks are held out for evaluation": {"preset": "laptop", "suite": "eval"},
+    "suite='my train': a suite is named by up to 64 letters, digits, '_', '.' and '-'": {
+        "preset": "laptop",
+        "suite": "my train",
+    },
+    "suite='': a suite is named by": {"preset": "laptop", "suite": ""},
     "seeds.1=-1: Expected `int` >= 0": {"preset": "laptop", "seeds": [1, -1]},
     "players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.": {
         "preset": "laptop",
@@ -155,6 +162,14 @@ LINES = {
     ),
 }
 """Problem to the whole line that has it."""
+
+
+def test_a_suite_that_a_row_may_name_is_one_that_the_server_plays() -> None:
+    for suite in ("train", "split-train", "2.new_ones", "x" * 64):
+        config = {"preset": "laptop", "suite": suite}
+        line = json.dumps({"messages": MESSAGES, "env_config": config}).encode()
+        request = parse_row(line, Settings()).task(0, 7).request()
+        assert msgspec.convert(request, TaskRequest).suite == suite
 
 
 def bad_lines() -> dict[str, bytes]:

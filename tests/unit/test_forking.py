@@ -86,6 +86,24 @@ def test_all_workers_end_with_the_fork_server_and_it_forks_no_more() -> None:
     run(scenario)
 
 
+def test_the_fork_server_ends_quietly_where_its_last_messages_were_not_read(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def scenario(server: ForkServer) -> int:
+        children = [(await start_worker(server))[0] for _ in range(2)]
+        processes = [psutil.Process(child.pid) for child in children]
+        for child in children:
+            child.kill()
+        # The event loop stands still, so that nobody reads of their ends.
+        _, alive = psutil.wait_procs(processes, timeout=10)
+        assert alive == []
+        server.close()
+        return await server.process.wait()
+
+    assert run(scenario) == 0
+    assert capfd.readouterr().err == ""
+
+
 def test_a_request_is_answered_when_the_fork_server_ends_before_it_forks() -> None:
     async def scenario(server: ForkServer) -> None:
         os.kill(server.process.pid, signal.SIGSTOP)

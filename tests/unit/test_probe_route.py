@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,23 @@ def test_weights_that_no_upload_may_have_are_refused(app: RunningApp) -> None:
             client.probe("player_0", b"nothing", PEFT_CONFIG, SEQUENCES)
         engine: Any = app.engine
         assert engine.loaded == {}
+
+
+def test_a_probe_of_weights_that_compute_no_number_says_so() -> None:
+    class NoNumbers(CopiesEngine):
+        async def score(
+            self,
+            prompt_ids: list[int],
+            reply_ids: list[int],
+            adapter: AdapterHandle | None,
+            copy: int | None = None,
+        ) -> tuple[float, ...]:
+            return (math.nan,) * len(reply_ids)
+
+    with running_app(engine=NoNumbers()) as app, RolloutClient(app.url) as client:
+        push_to(client, app)
+        with pytest.raises(ServerError, match="probe of player_0: logprob 0 is nan"):
+            client.probe("player_0", adapter_bytes(2.0), PEFT_CONFIG, SEQUENCES)
 
 
 def test_an_engine_that_sleeps_is_awake_for_the_probe_and_sleeps_again() -> None:

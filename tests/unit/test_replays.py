@@ -135,6 +135,10 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
     path.write_text("\n")
     with pytest.raises(SettingsError, match="contains no games"):
         read_recordings([path])
+    for deep in ("[" * 100_000, '{"a": ' * 600 + "1" + "}" * 600):
+        path.write_text(f"{whole}{deep}\n")
+        with pytest.raises(SettingsError, match=r"line 5 is nested too deeply to be a game\."):
+            read_recordings([path])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import asyncio
 import json
 import math
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -19,7 +21,13 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
+from hanabi_grpo.rollout.messages import (
+    EarlierTurn,
+    ReplyRequest,
+    ScoreAnswer,
+    ScoredPrompt,
+    ScoreRequest,
+)
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, Reply
@@ -290,6 +298,22 @@ def test_a_reply_of_a_window_is_made_without_the_thoughts_of_the_turns_before_it
     assert reply(fresh=False, max_model_len=room).out_of_tokens
 
 
+def test_a_reply_needs_no_thread_of_the_pool_in_which_uploads_are_checked() -> None:
+    async def scenario() -> Reply:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        end = threading.Event()
+        upload = loop.run_in_executor(None, end.wait)
+        try:
+            wanted = msgspec.convert(ASKED, ReplyRequest)
+            return await asyncio.wait_for(make_scheduler(FakeEngine()).reply(wanted), 5)
+        finally:
+            end.set()
+            await upload
+
+    assert asyncio.run(scenario()).reply_ids
+
+
 def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
     tokenizer = build_tokenizer(compact_vocabulary(LAPTOP.spec()))
     refuses_system = (
@@ -305,12 +329,55 @@ def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
 
         return asyncio.run(scenario())
 
+    def score(system: str) -> ScoreAnswer:
+        async def scenario() -> ScoreAnswer:
+            prompt = ScoredPrompt(system=system, prompt="life1", replies=("Play 0",))
+            wanted = ScoreRequest(seat="base", prompts=(prompt,))
+            return await make_scheduler(ScoringEngine(-0.5), chat=chat).score(wanted)
+
+        return asyncio.run(scenario())
+
     assert reply("").reply_ids
-    with pytest.raises(
-        SettingsError,
-        match=r"chat template .* refuses the conversation \(no system\); send system=",
+    # Two words and the end.
+    assert score("").logprobs == ((-1.5,),)
+    for asked, name in ((reply, "reply"), (score, "score")):
+        with pytest.raises(
+            SettingsError,
+            match=rf"{name} request: the chat template .* refuses the conversation "
+            r"\(no system\); send system=",
+        ):
+            asked("Be brief.")
+
+
+class ScoringEngine(WordEngine):
+    """Gives every token the same logprob."""
+
+    def __init__(self, logprob: float) -> None:
+        super().__init__()
+        self.logprob = logprob
+
+    async def score(
+        self,
+        prompt_ids: list[int],
+        reply_ids: list[int],
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
+    ) -> tuple[float, ...]:
+        return (self.logprob,) * len(reply_ids)
+
+
+@pytest.mark.parametrize("logprob", [math.nan, -math.inf])
+def test_a_score_that_is_no_number_is_an_error_and_not_null(logprob: float) -> None:
+    prompts = [ScoredPrompt(system="", prompt="life1", replies=("Play 0",))]
+    with (
+        running_app(engine=ScoringEngine(logprob)) as app,
+        RolloutClient(app.url) as client,
+        pytest.raises(
+            ServerError,
+            match=rf"score of 'Play 0': logprob 0 is {logprob}; a logprob must be finite",
+        ),
     ):
-        reply("Be brief.")
+        client.score("base", prompts)
 
 
 CHAT_ASKED: dict[str, Any] = {
@@ -389,6 +456,21 @@ def test_the_chat_request_of_the_page_is_answered(
     code = page.partition("```python\n")[2].partition("```")[0]
     exec(code.replace("http://127.0.0.1:8000", app.url), {})
     assert capsys.readouterr().out.startswith("Discard 1 [45, 48, 2] [-0.5")
+
+
+def test_a_chat_reply_without_a_token_is_one_that_said_nothing(app: RunningApp) -> None:
+    system, user, reply, last = CHAT_ASKED["messages"]
+    # The words of this tokenizer have no space.
+    messages = [system, user, {**reply, "content": " "}, last]
+    assert TOKENIZER.encode(" ", add_special_tokens=False) == []
+    answer = httpx.post(
+        f"{app.url}/v1/chat/completions",
+        json={**CHAT_ASKED, "messages": messages},
+        trust_env=False,
+    )
+    assert answer.status_code == 200, answer.text
+    told = TOKENIZER.decode(answer.json()["prompt_token_ids"])
+    assert told.count("assistant") == 2
 
 
 def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> None:

@@ -13,7 +13,8 @@ from fake_engine import task, task_row
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.messages import ScoredPrompt
+from hanabi_grpo.rollout.handshake import session_headers
+from hanabi_grpo.rollout.messages import ReplyRequest, ScoredPrompt
 from hanabi_grpo.server.engine import engine_options
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.link import ServerLink
@@ -110,6 +111,30 @@ def test_scores_and_adapters_of_the_trainer_wake_it_too(
     assert engine.events == ["sleep", "wake", "sleep", "wake"]
     play(trainer)
     assert engine.is_asleep
+
+
+def test_a_single_reply_of_the_trainer_wakes_it_too(
+    app: RunningApp, trainer: RolloutClient
+) -> None:
+    engine = dozy(app)
+    push_to(trainer, app)
+    play(trainer)
+    asked = ReplyRequest(
+        seat="player_0@1", system="", turns=(), prompt="life1", max_tokens=4, temperature=1.0
+    )
+    assert trainer.reply(asked).version == 1
+    assert engine.events == ["sleep", "wake", "sleep"]
+    messages = [{"role": "user", "content": "life1"}]
+    headers = session_headers(trainer.trainer_id, trainer.trainer_id)
+    answer = httpx.post(
+        f"{app.url}/v1/chat/completions",
+        json={"model": "player_0", "messages": messages, "max_tokens": 4},
+        headers=headers,
+        timeout=5,
+        trust_env=False,
+    )
+    assert answer.status_code == 200, answer.text
+    assert engine.events == ["sleep", "wake", "sleep", "wake", "sleep"]
 
 
 def test_others_wait_while_the_trainer_learns_and_play_beside_its_games(

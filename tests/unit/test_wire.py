@@ -65,7 +65,13 @@ def put(row: Any, path: str, value: object) -> Any:
             "episode: turns.1: a logprob or a reward is not finite",
         ),
         ("turns/1/rewards", [{}], "episode: turns.1: player=1 with 1 rewards, but num_players=3"),
-        ("schema", 3, "episode: schema=3: this version reads 2 and older"),
+        ("schema", 1, "episode: schema=1: this version reads 2;"),
+        ("schema", 3, "episode: schema=3: this version reads 2;"),
+        (
+            "result/score",
+            float("inf"),
+            "episode: result.score=inf: a figure of a game must be finite",
+        ),
         (
             "turns/2/logprobs/0",
             float("-inf"),

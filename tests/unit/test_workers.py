@@ -12,14 +12,23 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from starlette.responses import StreamingResponse
 
 import blocking_environments
 import fake_engine
 from fake_engine import CHAT, SAMPLING, FakeEngine, make_scheduler, sample
+from hanabi_grpo.agents.served_model import PromptTokens
 from hanabi_grpo.envs.registry import may_block, setup
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
+from hanabi_grpo.rollout.messages import (
+    DroppedRow,
+    RequestedTask,
+    RolloutAnswer,
+    RolloutRequest,
+    read_tasks,
+)
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
+from hanabi_grpo.server.routes_play import played_games
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.types import CallError, DroppedGame, Episode
@@ -238,6 +247,83 @@ def test_a_worker_that_dies_costs_the_game_that_killed_it_and_no_other() -> None
     assert games[3][0].reason == (
         "EpisodeFailedError: the process that played it died (signal SIGSEGV)"
     )
+
+
+REASONS = {
+    "leaves": "ExitError: its code raised SystemExit(3)",
+    "cancels": "CancelledError:",
+    "halves": "ValueError: half of a pair: ?",
+    "silent": "_SilentError: its text cannot be read",
+    "lists": (
+        "the environment lists returned a value of the wrong type: Expected `float`, got `array` "
+        "- at `$.episode.result[...]`"
+    ),
+}
+"""Environment to what becomes of its trap."""
+
+
+def test_an_episode_that_no_message_can_tell_of_fails_at_once_and_alone() -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        tasks = []
+        for env in REASONS:
+            tasks += tasks_of(env, range(TRAP - 1, TRAP + 1))
+        return await scheduler.run(tasks, SAMPLING)
+
+    games = run(play, CountingEngine(seconds=0.01), session_workers=1)
+    dropped = []
+    for [other], [trap] in zip(games[::2], games[1::2], strict=True):
+        assert isinstance(other, Episode)
+        assert isinstance(trap, DroppedGame)
+        assert not trap.is_late
+        dropped.append(trap.reason)
+    assert dropped == [f"EpisodeFailedError: {reason}" for reason in REASONS.values()]
+
+
+def test_a_game_whose_reward_is_no_number_is_dropped_and_the_answer_can_be_read() -> None:
+    async def play(scheduler: Scheduler) -> RolloutAnswer:
+        tasks = tasks_of("boundless", range(TRAP - 1, TRAP + 1))
+        games = await scheduler.run(tasks, SAMPLING)
+        response = await played_games(games, PromptTokens())
+        assert isinstance(response, StreamingResponse)
+        body = bytearray()
+        async for piece in response.body_iterator:
+            assert isinstance(piece, bytes)
+            body += piece
+        return msgspec.json.decode(body, type=RolloutAnswer)
+
+    answer = run(play, CountingEngine())
+    assert [episode.seed for episode in answer.episodes] == [TRAP - 1]
+    assert answer.dropped == (
+        DroppedRow(
+            task=1,
+            game=0,
+            reason="ValueError: turns.0: a logprob or a reward is not finite",
+        ),
+    )
+
+
+def test_a_config_that_cannot_be_sent_to_a_worker_leaves_nothing_in_it() -> None:
+    async def play(scheduler: Scheduler) -> tuple[list[int], type]:
+        with pytest.raises(ServerError, match=r"all 1 games failed.*OverflowError"):
+            await scheduler.run(tasks_of("sleeps", range(1), highest=2**64), SAMPLING)
+        num_plays = [len(worker.plays) for worker in scheduler._workers._workers]
+        [[game]] = await scheduler.run(tasks_of("sleeps", range(1)), SAMPLING)
+        return num_plays, type(game)
+
+    num_plays, kind = run(play, CountingEngine(), session_workers=1)
+    assert set(num_plays) == {0}
+    assert kind is Episode
+
+
+def test_a_script_that_ends_the_process_beside_others_costs_its_own_game_alone() -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        quitters = tasks_of("quitters", range(1), seats=("quitter",) * 3)
+        others = tasks_of("leaves", range(3))
+        return await scheduler.run([*quitters, *others], SAMPLING)
+
+    [[dropped], *others] = run(play, CountingEngine(seconds=0.01), session_workers=1)
+    assert dropped.reason == ("EpisodeFailedError: ExitError: its code raised SystemExit('enough')")
+    assert [type(game) for [game] in others] == [Episode] * 3
 
 
 def test_an_error_of_the_environment_keeps_its_class_and_a_request_of_errors_alone_fails() -> None:

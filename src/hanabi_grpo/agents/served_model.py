@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -257,15 +257,28 @@ def _check_sample(sample: Sample, prompt_ids: list[int], vocab_size: int) -> Non
         raise ServerError(
             f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own."
         )
-    for index, logprob in enumerate(sample.logprobs):
-        if not math.isfinite(logprob):
-            raise NonFiniteError(
-                f"reply: logprob {index} is {logprob}; a logprob must be finite. Do the adapter "
-                "and the base model hold finite weights?"
-            )
+    check_logprobs(sample.logprobs, "reply")
     for token in (*prompt_ids, *sample.ids):
         if not 0 <= token < vocab_size:
             raise ServerError(
                 f"reply: id {token}; allowed are 0 to {vocab_size - 1}. Do tokenizer and model "
                 "belong together?"
+            )
+
+
+def check_logprobs(logprobs: Sequence[float], what: str) -> None:
+    """Refuse what an engine computed with weights that are not finite.
+
+    Args:
+        logprobs: Log-probabilities of tokens, in nats.
+        what: What they are of, for the message.
+
+    Raises:
+        NonFiniteError: One is infinite or not a number, which JSON could not even say.
+    """
+    for index, logprob in enumerate(logprobs):
+        if not math.isfinite(logprob):
+            raise NonFiniteError(
+                f"{what}: logprob {index} is {logprob}; a logprob must be finite. Do the adapter "
+                "and the base model hold finite weights?"
             )

@@ -3,6 +3,7 @@
 A row stands for a stream of tasks, `DatasetRow`; one of these tasks is a `TaskRow`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,7 +13,8 @@ from msgspec import Meta, Struct
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup, is_held_out
-from hanabi_grpo.errors import SettingsError, did_you_mean
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
+from hanabi_grpo.rollout.messages import SPLIT_PATTERN
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.settings import Settings, variables
 from hanabi_grpo.settings.game import HANABI, game_defaults
@@ -122,7 +124,7 @@ _Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _Stream(Struct):
-    suite: Annotated[str, Meta(min_length=1)] = "train"
+    suite: str = "train"
     seeds: Annotated[list[_Seed], Meta(min_length=1)] | None = None
 
 
@@ -246,11 +248,18 @@ def _parse(line: bytes, settings: Settings, suite: str = "train") -> _ParsedRow:
             given_stream[key] = value
         if key in fields:
             game[key] = value
+    stream = read_struct(_Stream, given_stream)
+    if re.match(SPLIT_PATTERN, stream.suite) is None:
+        # The server would refuse the tasks of the first step.
+        raise ValueError(
+            f"suite={shown(stream.suite)}: a suite is named by up to 64 letters, digits, '_', '.' "
+            "and '-', a letter or digit first, such as train."
+        )
     return _ParsedRow(
         messages=given["messages"],
         env=env,
         game=game,
-        stream=read_struct(_Stream, given_stream),
+        stream=stream,
         share=row.share,
     )
 

@@ -40,12 +40,13 @@ MAX_PROBED = 16
 """Token sequences of one probe."""
 MAX_PROBED_IDS = 256
 """Token ids of one of them."""
+SPLIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
+"""Names of splits, which are also called suites."""
 _MAX_CONFIG_FIELDS = 32
 _MAX_CONFIG_NAME = 100
 _MAX_SEAT = 80
 _MAX_TOKENS = 2**31 - 1
 _MAX_SEED = SEED_LIMIT - 1
-_SPLIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 
 _ConfigName = Annotated[str, Meta(max_length=_MAX_CONFIG_NAME)]
 _ConfigValue = str | int | float | bool | None
@@ -75,7 +76,7 @@ class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Name of the environment, see `envs.registry`."""
     env_config: _Config
     """Fields of the environment's Config."""
-    suite: Annotated[str, Meta(pattern=_SPLIT_PATTERN)]
+    suite: Annotated[str, Meta(pattern=SPLIT_PATTERN)]
     """Split that the task is drawn from."""
     seed: _Seed
     """Number of the task in its split."""

@@ -153,13 +153,16 @@ def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = _without_surrogates(json.loads(line))
+            except RecursionError:
+                raise SettingsError(
+                    f"{path}: line {number} is nested too deeply to be a game."
+                ) from None
             except ValueError as error:
                 if number < len(lines):
                     raise SettingsError(f"{path}: line {number} is no JSON ({error}).") from error
                 notes.append(f"{path}: its last line was cut off and is left out.")
                 continue
-            row = _without_surrogates(row)
             recordings.append(_read_recording(row, len(recordings), path, number))
     if not recordings:
         raise SettingsError(f"{', '.join(map(str, files))}: contains no games.")

@@ -125,11 +125,11 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
     """Return the episode of a JSON object.
 
     Raises:
-        ServerError: A field is malformed, or the record is of a later schema.
+        ServerError: A field is malformed, or the record is of another schema.
     """
     try:
         if isinstance(row, Mapping) and row.get("schema", SCHEMA) != SCHEMA:
-            raise ValueError(f"schema={row['schema']!r:.40}: this version reads {SCHEMA} and older")
+            raise ValueError(f"schema={row['schema']!r:.40}: this version reads {SCHEMA}")
         episode = read_struct(Episode, row)
         check_episode(episode)
     except ValueError as error:
@@ -158,6 +158,9 @@ def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
             f"num_players={num_players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS}, and "
             "a seat each or none at all"
         )
+    for name, value in episode.result.items():
+        if not math.isfinite(value):
+            raise ValueError(f"result.{name}={value}: a figure of a game must be finite")
     for index, turn in enumerate(episode.turns):
         if not 0 <= turn.player < num_players or len(turn.rewards) != num_players:
             raise ValueError(

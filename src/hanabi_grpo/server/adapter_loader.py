@@ -126,6 +126,8 @@ class HeldAdapter:
     """The engine's handle; None while it is not loaded."""
     users: int = 0
     """Rollouts in flight that sample from it."""
+    is_leaving: bool = False
+    """Whether it is being dropped, or has been."""
 
     @property
     def name(self) -> str:

@@ -372,7 +372,10 @@ class AdapterStore:
         for held in versions:
             is_served = self._served.get(held.adapter) is held
             is_staged = self._staged.get(held.adapter) is held
-            if held.users or is_served or is_staged:
+            if held.users or is_served or is_staged or held.is_leaving:
                 continue
+            # Its last users may end in one moment; the second must not remove the files while the
+            # first still waits for the engine.
+            held.is_leaving = True
             was_loaded = self._loaded.pop(held.number, None) is not None
             await self._loader.drop(held, loaded=was_loaded)

@@ -52,11 +52,13 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
         asked = await reading.run(read_body, _WHAT, ChatRequest, await request.body())
         seat = read_seat(asked, model, store.versions())
         served = scheduler.model_of(seat)
-        wanted = read_chat(asked, served, seat)
+        # Beside the event loop: earlier replies are encoded.
+        wanted = await reading.run(read_chat, asked, served, seat)
         check_owner(store, request, [wanted.seat])
+        own = store.ownership.is_owner(request.headers)
 
         async def sample() -> Response:
-            reply = await scheduler.reply(wanted)
+            reply = await scheduler.reply(wanted, own=own)
             if reply.out_of_tokens:
                 raise _too_long(wanted.max_tokens, served)
             completion = _completion(reply, served.chat, asked.model)
@@ -100,7 +102,8 @@ def read_chat(asked: ChatRequest, model: Model, seat: str) -> ReplyRequest:
         room -= len(ids)
         if room < 0:
             raise _too_long(max_tokens, model)
-        turns.append(EarlierTurn(prompt=prompt.content, reply_ids=ids))
+        # A reply that said nothing, such as a space to a tokenizer of words, had its end alone.
+        turns.append(EarlierTurn(prompt=prompt.content, reply_ids=ids or (model.chat.eos_id,)))
     return ReplyRequest(
         seat=seat,
         system=system,

@@ -77,9 +77,10 @@ def play_routes(store: AdapterStore, scheduler: Scheduler, access: GameAccess) -
         reading = scheduler.threads.requests(own=store.ownership.is_owner(request.headers))
         wanted = await reading.run(parse_reply_request, await request.body())
         check_owner(store, request, [wanted.seat])
+        own = store.ownership.is_owner(request.headers)
 
         async def sample() -> Response:
-            made = await scheduler.reply(wanted)
+            made = await scheduler.reply(wanted, own=own)
             answer = {name: getattr(made, name) for name in ReplyAnswer.__struct_fields__}
             answer["instance_id"] = scheduler.instance_id
             return JSONResponse(answer)

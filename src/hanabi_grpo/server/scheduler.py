@@ -21,7 +21,13 @@ from jinja2 import TemplateError
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.judge import Judge
-from hanabi_grpo.agents.served_model import Model, PromptTokens, ServedPlayer, TeamModels
+from hanabi_grpo.agents.served_model import (
+    Model,
+    PromptTokens,
+    ServedPlayer,
+    TeamModels,
+    check_logprobs,
+)
 from hanabi_grpo.agents.taught import with_lesson_ids, with_teachers
 from hanabi_grpo.envs.registry import may_block
 from hanabi_grpo.errors import (
@@ -45,6 +51,7 @@ from hanabi_grpo.rollout.messages import (
     ScoreRequest,
 )
 from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
+from hanabi_grpo.rollout.wire import check_episode
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.judging import Judging
@@ -196,7 +203,9 @@ class Scheduler:
             "log, and check model, adapters and settings."
         )
 
-    async def reply(self, wanted: ReplyRequest, player: str | None = None) -> Reply:
+    async def reply(
+        self, wanted: ReplyRequest, player: str | None = None, *, own: bool = False
+    ) -> Reply:
         """Sample one reply outside any game, without waiting for a place.
 
         The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same
@@ -206,6 +215,8 @@ class Scheduler:
             wanted: The request.
             player: In whose seat the reply is made; None: in nobody's, where a base model of
                 several is not known.
+            own: Whether the request is the session's trainer's; an engine that sleeps wakes for
+                it.
 
         Raises:
             SettingsError: The chat template refuses the conversation, or ids are not the model's.
@@ -222,25 +233,23 @@ class Scheduler:
         _check_ids(wanted, model.vocab_size)
         conversation = Conversation(model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
-            async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
+            async with (
+                engine_for_trainer(self.models.first.sampler, own=own),
+                self._store.lease(dict([adapter]) if adapter else {}) as leased,
+            ):
                 tables = Tables(models=self.models, sampling=sampling, leased=leased)
                 served = tables.served(wanted.seat, player)
                 try:
                     # Beside the event loop: a long text takes a while to encode.
-                    fits = await asyncio.to_thread(
-                        _rebuild, conversation, wanted, model.max_model_len
-                    )
+                    reading = self.threads.requests(own=own)
+                    fits = await reading.run(_rebuild, conversation, wanted, model.max_model_len)
                     if not fits:
                         return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
                     return await served.ask(
                         conversation, wanted.prompt, follows_call=wanted.follows_call
                     )
                 except TemplateError as error:
-                    raise SettingsError(
-                        "reply request: the chat template of this server's model refuses the "
-                        f'conversation ({error}); send system="" and put its text into the first '
-                        "prompt."
-                    ) from error
+                    raise _refused_by_template("reply request", error) from error
 
     def model_of(self, seat: str, player: str | None = None) -> Model:
         """Return the model that samples for a seat reference.
@@ -272,8 +281,10 @@ class Scheduler:
             own: Whether the request is the session's trainer's, see `run`.
 
         Raises:
-            SettingsError: A prompt and its reply are longer than the server's conversations.
+            SettingsError: A prompt and its reply are longer than the server's conversations, or
+                the chat template refuses the prompt.
             VersionError: The adapter is not served in this version.
+            NonFiniteError: A logprob is infinite or not a number.
             ServerError: The engine failed.
         """
         adapter = seat_adapter(wanted.seat)
@@ -318,6 +329,7 @@ class Scheduler:
             SettingsError: A sequence is longer than the server's conversations, or has ids that the
                 model does not.
             AdapterError: The upload must not be loaded.
+            NonFiniteError: A logprob is infinite or not a number.
             ServerError: The engine failed.
         """
         model = self.models.of_player(upload.adapter)
@@ -327,7 +339,10 @@ class Scheduler:
             scores = []
             for ids in sequences:
                 scores.append(model.sampler.score([ids[0]], list(ids[1:]), adapter, copy))
-            return await asyncio.gather(*scores)
+            computed = await asyncio.gather(*scores)
+            for logprobs in computed:
+                check_logprobs(logprobs, f"probe of {upload.adapter}")
+            return computed
 
         copies = []
         with self._engine_faults(f"a probe of {upload.adapter}"):
@@ -467,7 +482,10 @@ class Scheduler:
         progress = Progress()
         with self._engine_faults(where):
             try:
-                return await self._episode(requested, players, game, progress, own=own)
+                episode = await self._episode(requested, players, game, progress, own=own)
+                # JSON has no number that is not finite: one such game would spoil the answer.
+                check_episode(episode)
+                return episode
             except _IMPOSSIBLE:
                 raise
             except Exception as error:
@@ -607,7 +625,10 @@ async def _score_reply(
 ) -> float:
     """Return the log-probability of a whole reply, its end token included, in nats."""
     chat = model.chat
-    prompt_ids = chat.open(prompt.system, prompt.prompt)
+    try:
+        prompt_ids = chat.open(prompt.system, prompt.prompt)
+    except TemplateError as error:
+        raise _refused_by_template("score request", error) from error
     reply_ids = list(chat.said(reply))
     num_tokens = len(prompt_ids) + len(reply_ids)
     if num_tokens >= model.max_model_len:
@@ -616,7 +637,22 @@ async def _score_reply(
             f"has {num_tokens} tokens; conversations of this server hold fewer, "
             f"HANABI_MAX_MODEL_LEN={model.max_model_len}."
         )
-    return sum(await model.sampler.score(prompt_ids, reply_ids, adapter))
+    logprobs = await model.sampler.score(prompt_ids, reply_ids, adapter)
+    check_logprobs(logprobs, f"score of {reply[:_SHOWN_TEXT]!r}")
+    return sum(logprobs)
+
+
+def _refused_by_template(what: str, error: TemplateError) -> SettingsError:
+    """Return the error for a conversation that the model's chat template does not take.
+
+    Args:
+        what: Name of the request, e.g. "reply request".
+        error: What the template said.
+    """
+    return SettingsError(
+        f"{what}: the chat template of this server's model refuses the conversation ({error}); "
+        'send system="" and put its text into the first prompt.'
+    )
 
 
 def _late_game(

@@ -18,6 +18,7 @@ from hanabi_grpo.envs.openspiel.rules import Facts, facts, load
 from hanabi_grpo.envs.people import Scene, plain_choices, without_format
 from hanabi_grpo.envs.questions import Question
 from hanabi_grpo.envs.replies import last_choice
+from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.types import ALL_STARTS, MAX_PLAYERS, player_name
 
 ROLES = ("first", "second")
@@ -46,7 +47,7 @@ class OpenSpielConfig(StateConfig):
     """Reward of both players for a draw; other than 0 the game is no longer zero-sum."""
 
     def game(self) -> str:
-        """Return the text by which OpenSpiel loads the game; its parameters were checked."""
+        """Return the text by which OpenSpiel loads the game; `OpenSpiel.spec` checks it."""
         return self.preset
 
 
@@ -419,6 +420,7 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return False
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
+        self._check_preset(config)
         game = load(config.game())
         fields = config.model_dump(exclude={"preset"})
         least = min(game.min_utility(), config.reward_draw)
@@ -434,6 +436,18 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
             return_range=(least, greatest),
             bad_reply=config.bad_reply,
         )
+
+    def _check_preset(self, config: OpenSpielConfig) -> None:
+        """Refuse a preset by which OpenSpiel would load another game, or open a file.
+
+        Requests name presets. Some texts end the whole process, see `rules`.
+        """
+        is_loaded_by_name = config.game() == config.preset
+        if is_loaded_by_name and config.preset not in self.presets:
+            raise SettingsError(
+                f"env_config: preset={shown(config.preset)}: {self.name} has no such preset; "
+                f"known presets: {', '.join(self.presets)}."
+            )
 
     def system(self, config: OpenSpielConfig, player: int) -> str:
         if config.style == "compact":

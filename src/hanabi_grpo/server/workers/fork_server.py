@@ -8,6 +8,7 @@ connected SOCK_SEQPACKET socket. It runs no code of an environment, has a single
 with the connection, its workers with it. A worker is killed when the process that forked it ends.
 """
 
+import contextlib
 import importlib
 import os
 import selectors
@@ -57,6 +58,16 @@ class ForkServer:
         Returns:
             In a child, the socket of the new worker; in the fork server None, at its end.
         """
+        # A connection that is closed while messages wait in it breaks, here or at the next send.
+        with contextlib.suppress(ConnectionError):
+            connection = self._serve_connection()
+            if connection is not None:
+                return connection
+        self._end_all()
+        return None
+
+    def _serve_connection(self) -> socket.socket | None:
+        """Return as `serve`; raises a ConnectionError where the connection breaks."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakeups, selectors.EVENT_READ)
@@ -69,7 +80,6 @@ class ForkServer:
                     continue
                 content, descriptors, _, _ = socket.recv_fds(self._control, MAX_FORK_MESSAGE, 1)
                 if not content:
-                    self._end_all()
                     return None
                 match decode_to_fork_server(content):
                     case Fork():

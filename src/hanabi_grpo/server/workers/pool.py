@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from hanabi_grpo import errors
 from hanabi_grpo.agents.taught import SayingSeat
 from hanabi_grpo.envs.base import Observation, Task
@@ -286,8 +288,9 @@ class WorkerPool:
             names=play.names,
             instance_id=play.instance_id,
         )
-        write(worker.writer, start)
         try:
+            # Fails where MessagePack has no such value, e.g. a whole number of more than 64 bits.
+            write(worker.writer, start)
             return await play.result
         except asyncio.CancelledError:
             if worker.running == number and worker.is_blocked(time.monotonic()):
@@ -390,7 +393,14 @@ class WorkerPool:
 
     async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
         """Do what a worker's messages say, until it ends."""
-        while (message := await read_from_worker(reader)) is not None:
+        while True:
+            try:
+                message = await read_from_worker(reader)
+            except msgspec.DecodeError as error:
+                self._fail_running(worker, error)
+                continue
+            if message is None:
+                break
             self._receive(worker, message)
         code = await worker.process.wait()
         culprit = worker.running
@@ -404,6 +414,14 @@ class WorkerPool:
                 play.result.set_exception(EpisodeFailedError(reason))
             else:
                 play.result.set_exception(_MovedError())
+
+    def _fail_running(self, worker: _Worker, error: msgspec.DecodeError) -> None:
+        """End the episode whose code has just made a message that is none, e.g. by its result."""
+        play = worker.plays.get(worker.running) if worker.running is not None else None
+        if play is not None and not play.result.done():
+            name = play.task.environment.name
+            problem = f"the environment {name} returned a value of the wrong type: {error}"
+            play.result.set_exception(EpisodeFailedError(problem))
 
     def _receive(self, worker: _Worker, message: FromWorker) -> None:
         match message:

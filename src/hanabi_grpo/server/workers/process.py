@@ -28,17 +28,26 @@ from hanabi_grpo.server.workers.messages import (
     read_to_worker,
     write,
 )
+from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import Reply
+
+_NO_TEXT = "its text cannot be read"
+"""Message of an exception whose `str` raises."""
 
 _episode: ContextVar[int | None] = ContextVar("_episode", default=None)
 """Number of the episode whose coroutines run in this context."""
+
+
+class ExitError(Exception):
+    """Code of an episode wanted to end the process, by sys.exit() or as Ctrl-C does."""
 
 
 class _Announced(Coroutine[Any, Any, Any]):
     """A coroutine of an episode that tells the server when its code runs and when it rests.
 
     asyncio runs a coroutine by `send` until it waits for something; in between the code of the
-    environment runs, which may never come back.
+    environment runs, which may never come back. What would end asyncio's loop, and with it every
+    episode of this process, is an error of the one episode.
     """
 
     def __init__(self, inner: Coroutine[Any, Any, Any], worker: "Worker", number: int) -> None:
@@ -50,6 +59,8 @@ class _Announced(Coroutine[Any, Any, Any]):
         self._worker.send(Running(number=self._number))
         try:
             return self._inner.send(value)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _exit_error(error) from error
         finally:
             self._worker.send(Resting())
 
@@ -57,6 +68,8 @@ class _Announced(Coroutine[Any, Any, Any]):
         self._worker.send(Running(number=self._number))
         try:
             return self._inner.throw(*error)
+        except (SystemExit, KeyboardInterrupt) as raised:
+            raise _exit_error(raised) from raised
         finally:
             self._worker.send(Resting())
 
@@ -127,8 +140,8 @@ class Worker:
         key = (ask.number, ask.seat)
         answered = asyncio.get_running_loop().create_future()
         self._waiting[key] = answered
-        self.send(ask)
         try:
+            self.send(ask)
             return await answered
         finally:
             del self._waiting[key]
@@ -165,13 +178,21 @@ class Worker:
     async def _play(self, start: Start) -> None:
         try:
             self.send(Ended(number=start.number, episode=await self._episode(start)))
-        except asyncio.CancelledError:
-            pass
+        except asyncio.CancelledError as error:
+            running = asyncio.current_task()
+            if running is None or not running.cancelling():
+                # The server has cancelled nothing, and waits.
+                self._fail(start.number, error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._fail(start.number, _exit_error(error))
         except Exception as error:  # whatever an environment of another package raises
-            kind = type(error).__name__
-            self.send(Failed(number=start.number, kind=kind, message=str(error)))
+            self._fail(start.number, error)
         finally:
             del self._episodes[start.number]
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        """Tell the server that an episode ended with an exception."""
+        self.send(Failed(number=number, kind=type(error).__name__, message=_text_of(error)))
 
     async def _episode(self, start: Start) -> Any:
         played = setup(start.env, start.env_config)
@@ -191,6 +212,18 @@ class Worker:
             instance_id=start.instance_id,
             progress=progress,
         )
+
+
+def _exit_error(error: BaseException) -> ExitError:
+    return ExitError(f"its code raised {error!r}")
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of an exception of another package, as it can be sent."""
+    try:
+        return encodable(str(error))
+    except Exception:
+        return _NO_TEXT
 
 
 async def _run(connection: socket.socket) -> None:
