@@ -184,6 +184,53 @@ def test_a_fork_into_a_used_folder_is_refused(tmp_path: Path) -> None:
     )
 
 
+def begin_fork(run: Path, fork: Path) -> None:
+    """Leave what a fork has before its first checkpoint."""
+    plan = plan_of(resume=str(run), output_dir=fork)
+    make_run(fork)
+    write_resume(plan, fork)
+
+
+def test_a_fork_that_has_saved_nothing_yet_begins_with_its_checkpoint_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    fork = tmp_path / "fork"
+    begin_fork(run, fork)
+    plan = plan_of(resume="latest", output_dir=fork)
+    assert (plan.run_folder, plan.checkpoint, plan.step) == (fork, run / "checkpoint-10", 10)
+    assert (plan.fork, plan.needs_fresh_folder) == (True, False)
+    assert plan.summary.startswith(f"resumes from step 10 ({run}/checkpoint-10, saved ")
+    write(fork, 12)
+    plan = plan_of(resume="latest", output_dir=fork)
+    assert (plan.checkpoint, plan.step, plan.fork) == (fork / "checkpoint-12", 12, False)
+    tear(fork / "checkpoint-12")
+    plan = plan_of(resume="latest", output_dir=fork)
+    assert (plan.checkpoint, plan.step) == (run / "checkpoint-10", 10)
+    assert plan.skipped[0].startswith(f"{fork}/checkpoint-12: no manifest.json")
+
+
+def test_a_fork_whose_checkpoint_is_gone_does_not_begin_at_step_0(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 10)
+    fork = tmp_path / "fork"
+    begin_fork(run, fork)
+    tear(run / "checkpoint-10")
+    check_refused(
+        r"has no valid checkpoint of its own yet, and the one that it began with cannot be used: "
+        r".*run/checkpoint-10: no manifest\.json.* Put that one back",
+        resume="latest",
+        output_dir=fork,
+    )
+
+
+def test_a_run_that_was_moved_and_whose_checkpoints_are_damaged_begins_at_step_0(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", 10)
+    write_resume(plan_of(resume="latest", output_dir=run), run)
+    moved = run.rename(tmp_path / "moved")
+    tear(moved / "checkpoint-10")
+    assert plan_of(resume="latest", output_dir=moved).step == 0
+
+
 def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 9, 10)
     named = run / "checkpoint-9"

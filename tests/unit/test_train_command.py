@@ -458,6 +458,28 @@ def test_a_finished_run_says_how_to_extend_it_and_ends_well(
     assert (run_folder / "settings.json").read_text() == settings
 
 
+def test_a_fork_that_was_killed_before_its_first_checkpoint_begins_with_the_same_one_again(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    run_folder = tmp_path / "run"
+    train_command(MAX_STEPS="4")
+    write_checkpoint_of(run_folder, 2)
+    fork = tmp_path / "fork"
+    fork_settings = {"OUTPUT_DIR": str(fork), "MAX_STEPS": "4", "TEMPERATURE": "0.5"}
+    train_command(RESUME=str(run_folder), **fork_settings)
+    (fork / "metrics.jsonl").write_text('{"step": 3}\n')
+    started = train_command(RESUME="latest", **fork_settings)
+    assert started.result.exit_code == 0, started.result.output
+    assert f"RESUME=latest: resumes from step 2 ({run_folder}/checkpoint-2, saved " in (
+        started.result.output
+    )
+    resumed = read_resume(fork)
+    assert resumed is not None
+    assert (resumed.checkpoint, resumed.step) == (run_folder / "checkpoint-2", 2)
+    assert (fork / "metrics.jsonl").read_text() == ""
+    assert len(started.commands) == 1
+
+
 def test_a_fork_of_a_finished_run_leaves_no_folder(
     tmp_path: Path, train_command: TrainCommand
 ) -> None:

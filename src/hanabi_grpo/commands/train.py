@@ -252,7 +252,7 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
         The run folder, and what the run continues from.
     """
     resume = plan_resume(settings)
-    is_new = resume is None or resume.fork
+    is_new = resume is None or resume.needs_fresh_folder
     if resume is None:
         folder = prepare_run_folder(settings)
     else:
