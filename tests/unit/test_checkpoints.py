@@ -294,6 +294,23 @@ def test_rotation_never_removes_the_last_valid_one(tmp_path: Path) -> None:
     assert rotate(tmp_path, 1) == tuple(tmp_path / f"checkpoint-{step}" for step in (1, 2, 3))
 
 
+def test_what_an_interrupt_saved_besides_changes_none_of_the_checkpoints_that_count(
+    tmp_path: Path,
+) -> None:
+    for step in (20, 30, 40, 50):
+        write(tmp_path, step)
+        rotate(tmp_path, 3, every=10)
+    for step in (53, 56):
+        write(tmp_path, step)
+        rotate(tmp_path, 3, best=20, every=10)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in (30, 40, 50, 56)]
+    write(tmp_path, 60)
+    rotate(tmp_path, 3, best=30, every=10)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in (30, 40, 50, 60)]
+    rotate(tmp_path, 3, every=10)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in (40, 50, 60)]
+
+
 def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(RunFolderError) as caught:

@@ -180,7 +180,9 @@ def last_saved(run_folder: Path) -> str:
     return newest
 
 
-def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Path, ...]:
+def rotate(
+    run_folder: Path, keep: int, *, best: int | None = None, every: int = 1
+) -> tuple[Path, ...]:
     """Remove the oldest checkpoints beyond `keep`, and remains of killed processes.
 
     Call it after a checkpoint was written. The last valid one is never removed, however many newer
@@ -190,16 +192,24 @@ def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Pat
         run_folder: The run's folder.
         keep: Number of checkpoints that stay.
         best: Step of a checkpoint that is never removed.
+        every: Only checkpoints whose step is a multiple of it count; another one, which an
+            interrupt saved, stays while it is the newest and removes none that counts. So a run
+            that was interrupted has the same checkpoints that count as one that was not.
 
     Returns:
-        The folders that were removed.
+        The folders that were surplus.
     """
     recover_checkpoints(run_folder)
     newest_first = _visible_checkpoints(run_folder)
-    kept = newest_first[:keep]
+    counted = [folder for folder in newest_first if _step_of(folder) % every == 0]
+    kept = newest_first[:1]
+    if kept == counted[:1]:
+        counted = counted[:keep]
     surplus = []
-    for folder in newest_first[keep:]:
-        if folder.name != f"checkpoint-{best}":
+    for folder in newest_first[1:]:
+        if folder in counted:
+            kept.append(folder)
+        elif _step_of(folder) != best:
             surplus.append(folder)
     while surplus and not any(map(_is_valid, kept)):
         kept.append(surplus.pop(0))
@@ -272,6 +282,11 @@ def _visible_checkpoints(run_folder: Path) -> list[Path]:
         if not candidate.kind and not candidate.folder.is_symlink():
             folders.append(candidate.folder)
     return folders
+
+
+def _step_of(checkpoint: Path) -> int:
+    """Return the step of a folder `checkpoint-N`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _is_valid(folder: Path) -> bool:
