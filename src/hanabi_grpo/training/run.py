@@ -946,6 +946,8 @@ class TrainingRun:
         Raises:
             RunFolderError: Too many saves in a row failed, for too long.
         """
+        # A resumed run reads it beside the checkpoint.
+        self._validation.write()
         self._saver.save(self.state, is_last=self._events.should_stop)
         if not self._saver.num_failed:
             self._events.end_save(self._saver.folder(self.state.step))
@@ -966,6 +968,7 @@ class TrainingRun:
                 "the newest checkpoint in the run folder stays the last one (several processes "
                 "were interrupted)"
             )
+        self._validation.write()
         if not folder.exists():
             self._saver.save(self.state)
         if self._saver.num_failed:
