@@ -23,12 +23,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
-from hanabi_grpo.files import sync_folder
+from hanabi_grpo.files import sync_folder, sync_tree
 from hanabi_grpo.runs.manifest import (
     CHECKPOINT_NAME,
     Manifest,
     check_checkpoint,
-    file_sizes,
     read_manifest,
     write_manifest,
 )
@@ -102,7 +101,7 @@ def write_checkpoint(
         _remove(partial)
         partial.mkdir()
         fill(partial)
-        _sync(partial)
+        sync_tree(partial)
         write_manifest(partial, step=step, facts=facts)
         _put_in_place(partial, target, replaced)
     except BaseException as error:
@@ -324,15 +323,6 @@ def _check_space(target: Path, needed_bytes: int) -> None:
             f"left. {_REMEDIES[errno.ENOSPC]}, then continue with OUTPUT_DIR={target.parent} "
             "RESUME=latest."
         )
-
-
-def _sync(partial: Path) -> None:
-    """Return once every file of a folder, and every name in it, is on disk."""
-    for name in file_sizes(partial):
-        with (partial / name).open("rb") as file:
-            os.fsync(file.fileno())
-    for parent, _, _ in os.walk(partial, topdown=False):
-        sync_folder(Path(parent))
 
 
 def _put_in_place(partial: Path, target: Path, replaced: Path) -> None:

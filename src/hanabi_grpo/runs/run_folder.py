@@ -25,6 +25,7 @@ from hanabi_grpo.files import (
     open_plain_to_append,
     read_text,
     sync_folder,
+    sync_tree,
     write_text_atomic,
 )
 from hanabi_grpo.settings import Settings
@@ -450,9 +451,16 @@ def new_folder(target: Path) -> Iterator[Path]:
         new = Path(scratch) / "new"
         new.mkdir()
         yield new
+        sync_tree(new)
+        old = Path(scratch) / "old"
         if target.exists():
-            os.replace(target, Path(scratch) / "old")
-        os.replace(new, target)
+            os.replace(target, old)
+        try:
+            os.replace(new, target)
+        except BaseException:
+            if old.exists():
+                os.replace(old, target)
+            raise
         sync_folder(target.parent)
 
 
