@@ -1,10 +1,12 @@
 """Checkpoints are whole or found damaged; what of them is played."""
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,27 @@ def test_an_interrupted_write_leaves_nothing_and_raises_what_happened(
         write_checkpoint(tmp_path, 5, fill, {}, needed_bytes=0)
     assert caught.value is error
     assert text_of(find_checkpoint(tmp_path)) == "first"
+    assert names(tmp_path) == ["checkpoint-5"]
+
+
+def test_a_checkpoint_is_written_although_the_one_that_it_replaces_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 5, "old")
+    remove = shutil.rmtree
+
+    def refuse(folder: Path, *args: Any, **options: Any) -> None:
+        # As on NFS while another process reads a file in it.
+        if folder.name == ".checkpoint-5.old":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
+        remove(folder, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        write(tmp_path, 5, "new")
+    assert text_of(find_checkpoint(tmp_path)) == "new"
+    assert ".checkpoint-5.old: cannot be removed" in caplog.text
+    rotate(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-5"]
 
 

@@ -340,7 +340,13 @@ def _put_in_place(partial: Path, target: Path, replaced: Path) -> None:
         os.rename(target, replaced)
     os.rename(partial, target)
     sync_folder(target.parent)
-    _remove(replaced)
+    try:
+        _remove(replaced)
+    except OSError as error:
+        # The new one is in its place; what is left has a hidden name.
+        logger.warning(
+            "%s: cannot be removed (%s); tried again after the next checkpoint", replaced, error
+        )
 
 
 def _remove(folder: Path) -> None:
