@@ -1,5 +1,6 @@
 """What a run resumes from, with which settings, and what becomes of its later records."""
 
+import errno
 import json
 import os
 from datetime import datetime
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.errors import RunFolderError, SettingsError, UnreadableError
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.runs.manifest import manifest_sha256
@@ -94,6 +95,34 @@ def test_latest_begins_at_step_0_where_every_checkpoint_is_damaged(tmp_path: Pat
     assert plan.skipped[0].startswith(
         f"{run}/checkpoint-1: no manifest.json; it was not written to its end"
     )
+
+
+def test_latest_does_not_begin_anew_where_checkpoints_cannot_be_read_at_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    tear(run / "checkpoint-10")
+    real_open = os.open
+
+    def open_later(path: Path, *args: Any) -> int:
+        if Path(path).name == "adapter_model.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real_open(path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_later)
+        with pytest.raises(UnreadableError) as caught:
+            plan_resume(Settings(resume="latest", output_dir=run))
+    assert str(caught.value) == (
+        f"{run}: no valid checkpoint to resume from.\n"
+        f"  {run}/checkpoint-10: no manifest.json; it was not written to its end, or is no "
+        "checkpoint.\n"
+        f"  {run}/checkpoint-9: {run}/checkpoint-9/player_0/adapter_model.safetensors cannot be "
+        "read (Input/output error).\n"
+        "Its checkpoints may be whole, so the run does not start over. Make them readable and "
+        "start again, or choose another OUTPUT_DIR for a new run."
+    )
+    assert plan_of(resume="latest", output_dir=run).step == 9
 
 
 def test_latest_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, UnreadableError
 from hanabi_grpo.files import sync_folder, sync_tree
 from hanabi_grpo.runs.manifest import (
     CHECKPOINT_NAME,
@@ -132,8 +132,10 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
 
     Raises:
         RunFolderError: There is none; it says why each cannot be used.
+        UnreadableError: There may be one, which the operating system does not let be read.
     """
     skipped: list[str] = []
+    is_unreadable = False
     for candidate in _candidates(run_folder):
         folder = candidate.folder
         if folder.is_symlink():
@@ -150,6 +152,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
             manifest = check_checkpoint(folder)
         except RunFolderError as error:
             skipped.append(str(error))
+            is_unreadable = is_unreadable or isinstance(error, UnreadableError)
             continue
         if not needs or _has_folder(manifest, needs):
             return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
@@ -158,7 +161,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
     message = f"{run_folder}: no valid checkpoint to resume from."
     for reason in reasons:
         message += f"\n  {reason}"
-    raise RunFolderError(message)
+    raise UnreadableError(message) if is_unreadable else RunFolderError(message)
 
 
 def _has_folder(manifest: Manifest, name: str) -> bool:
@@ -268,7 +271,7 @@ def _candidates(run_folder: Path) -> list[_Candidate]:
             if match:
                 candidates.append(_Candidate(step=int(match[1]), kind=match[2], folder=folder))
     except OSError as error:
-        raise RunFolderError(
+        raise UnreadableError(
             f"{run_folder}: cannot be read as a run folder ({error.strerror})."
         ) from error
     return sorted(candidates, key=lambda candidate: (-candidate.step, candidate.kind))

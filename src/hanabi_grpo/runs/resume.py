@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.errors import RunFolderError, UnreadableError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint
@@ -92,6 +92,7 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
         RunFolderError: There is no such folder; the named run has no valid checkpoint; the
             checkpoint is damaged or lacks the trainer's state, or newer ones of the same run are
             valid; or the folder of a fork is in use, or the checkpoint that it began with is gone.
+        UnreadableError: The operating system does not let the run's checkpoints be read.
     """
     if settings.resume is None:
         return None
@@ -188,6 +189,13 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
         )
     try:
         return _from_newest(run_folder, run_folder)
+    except UnreadableError as error:
+        # Perhaps for a moment only: a run that began anew would move its records aside, and write
+        # over its checkpoints.
+        raise UnreadableError(
+            f"{error}\nIts checkpoints may be whole, so the run does not start over. Make them "
+            "readable and start again, or choose another OUTPUT_DIR for a new run."
+        ) from error
     except RunFolderError as error:
         # The first line repeats the reason of the plans below.
         lines = _stripped_lines(error)
