@@ -165,6 +165,25 @@ def test_the_lock_outlives_exec_and_ends_with_kill_9(
     lock_run_folder(tmp_path).close()
 
 
+def test_who_looks_for_the_holder_keeps_no_trainer_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".lock").write_text("pid 1 on elsewhere\n")
+    with (tmp_path / ".lock").open() as looking:
+        # As `holder_of` of another process does while `hanabi-grpo watch` draws.
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        pauses: list[float] = []
+
+        def stop_looking(seconds: float) -> None:
+            pauses.append(seconds)
+            fcntl.flock(looking, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("hanabi_grpo.runs.run_folder.time.sleep", stop_looking)
+        lock_run_folder(tmp_path).close()
+    assert pauses == [0.05]
+    assert (tmp_path / ".lock").read_text() == f"pid {os.getpid()} on {socket.gethostname()}\n"
+
+
 def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

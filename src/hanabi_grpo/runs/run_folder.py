@@ -11,9 +11,10 @@ import re
 import secrets
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ _ID_DIGITS = 12
 _SECRET_BYTES = 32
 _HOLDER_LENGTH = 200
 """Bytes of a lock file that are read."""
+_LOCK_TRIES = 5
+_LOCK_PAUSE_SECONDS = 0.05
+"""Between two tries to lock a run folder."""
 _SHOWN_NAMES = 3
 """Names of a list that a message shows."""
 _DEPTHS = ("*", "*/*", "*/*/*")
@@ -269,7 +273,7 @@ def lock_run_folder(folder: Path) -> io.FileIO:
     """
     path = folder / LOCK
     try:
-        file = open_locked(path)
+        file = _open_free(path)
     except BlockingIOError as error:
         with open_plain(path) as locked:
             holder = _read_holder(locked)
@@ -286,6 +290,18 @@ def lock_run_folder(folder: Path) -> io.FileIO:
     file.write(f"{_this_process()}\n".encode())
     os.set_inheritable(file.fileno(), True)
     return file
+
+
+def _open_free(path: Path) -> io.FileIO:
+    """Do what `open_locked` does, but pass over a process that looks who holds the lock.
+
+    `holder_of` shares the lock for a moment.
+    """
+    for _ in range(_LOCK_TRIES - 1):
+        with suppress(BlockingIOError):
+            return open_locked(path)
+        time.sleep(_LOCK_PAUSE_SECONDS)
+    return open_locked(path)
 
 
 def _read_holder(lock: io.FileIO) -> str:
