@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from hanabi_grpo.client.curves import curves_line, validation_setups
+from hanabi_grpo.client.curves import curves_line, opponent_places, validation_setups
 from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.commands.console import announce, make_console
@@ -119,7 +119,13 @@ def train(
             say(f"To continue: {longer}")
             return
         is_resumed = resume is not None and resume.checkpoint is not None
-        used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
+        used = fetch_used(
+            loaded.settings,
+            folder,
+            opponents=opponent_places(plan.curves),
+            is_resumed=is_resumed,
+            say=say,
+        )
         _wait_for_all_servers(loaded, say, plan.nodes)
         if server_makes_model:
             resolve_model(loaded.settings.model, make_tiny_model)
