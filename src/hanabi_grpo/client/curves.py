@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.client.lineups import Lineup, SeatResolver, parse_lineup
+from hanabi_grpo.client.lineups import Lineup, ReadCheckpoints, SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError, did_you_mean
@@ -147,6 +147,8 @@ class CurveSeats:
         self._curves = curves
         self._checkpoints: dict[Ref, Ref] = {}
         """Of each checkpoint that a lineup names, the folder that was found at the start."""
+        self._read: ReadCheckpoints = {}
+        """What was read there: another run may remove the folder meanwhile."""
 
     def load(self) -> None:
         """Find every opponent, so that the start tells of problems, and keep which it was.
@@ -159,7 +161,7 @@ class CurveSeats:
                 no such URL.
             ServerError: The server refuses an adapter.
         """
-        resolver = SeatResolver(self._client, self._settings)
+        resolver = SeatResolver(self._client, self._settings, checkpoints=self._read)
         try:
             used = recorded_checkpoints(self._settings.output_dir)
             for curve in self._curves:
@@ -186,7 +188,7 @@ class CurveSeats:
         if not curve.has_opponents:
             return [task.request() for task in curve.tasks]
         # Anew each time: the server may be another process, or have dropped an adapter.
-        resolver = SeatResolver(self._client, self._settings)
+        resolver = SeatResolver(self._client, self._settings, checkpoints=self._read)
         requests = []
         for order in curve.lineup.orders():
             seats = self._seats(order, own, resolver)
