@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.client.curves import CurveSeats, curves_line, validation_curves
+from hanabi_grpo.client.curves import (
+    CurveSeats,
+    curves_line,
+    opponent_places,
+    validation_curves,
+)
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
@@ -27,6 +32,7 @@ from hanabi_grpo.runs.validation import (
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.settings.steps import check_updates
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.validation import Validation
 from hanabi_grpo.types import Episode
@@ -416,6 +422,27 @@ def test_an_opponent_whose_checkpoint_its_own_run_removes_stays_the_opponent(
     seats = [[game.seats for game in group] for group in before.groups]
     assert seats[0][0][1].endswith("@50")
     assert [[game.seats for game in group] for group in after.groups] == seats
+    link.client.close()
+
+
+def test_a_resumed_run_has_the_opponent_that_it_began_with(app: RunningApp, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with RolloutClient(f"http://127.0.0.1:{app.port}") as client:
+        identity = client.identity()
+    facts = {name: identity[name] for name in SAME_FACTS}
+    write_opponent(other, 50, **facts)
+    run = tmp_path / "run"
+    run.mkdir()
+    given = {"eval_lineups": f"served,{other}", "output_dir": run}
+    curves = validation_curves(Settings(**GIVEN, **given))
+    used = fetch_used(Settings(**GIVEN, **given), run, opponents=opponent_places(curves))
+    (run / "settings.json").write_text(json.dumps({KEY: used}))
+    write_opponent(other, 60, **facts)
+    link = linked(app, run, **given)
+    link._curve_seats.load()
+    [request, *_] = link._curve_seats.requests(link.curves[0], OWN)
+    assert request["seats"][0] == OWN[0]
+    assert request["seats"][1].endswith("@50")
     link.client.close()
 
 
