@@ -134,3 +134,7 @@ class TrainingError(HanabiGrpoError, RuntimeError):
 
 class RunFolderError(HanabiGrpoError, FileExistsError):
     """A run folder that is already in use."""
+
+
+class UnreadableError(RunFolderError):
+    """The operating system did not let a checkpoint be read, which may be whole nevertheless."""

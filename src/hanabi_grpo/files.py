@@ -134,6 +134,19 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Return once every file below a folder, and every name in it, is on disk.
+
+    Raises:
+        OSError: A file cannot be read, or is not a plain one.
+    """
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            with open_plain(Path(parent, name)) as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(parent))
+
+
 def _open_descriptor(path: Path, flags: int) -> int:
     # O_NONBLOCK keeps a FIFO from blocking the call, and is without effect on a plain file. What
     # was opened is looked at, not the path, which may be exchanged in between.

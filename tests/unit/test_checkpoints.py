@@ -1,10 +1,12 @@
 """Checkpoints are whole or found damaged; what of them is played."""
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,27 @@ def test_an_interrupted_write_leaves_nothing_and_raises_what_happened(
         write_checkpoint(tmp_path, 5, fill, {}, needed_bytes=0)
     assert caught.value is error
     assert text_of(find_checkpoint(tmp_path)) == "first"
+    assert names(tmp_path) == ["checkpoint-5"]
+
+
+def test_a_checkpoint_is_written_although_the_one_that_it_replaces_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 5, "old")
+    remove = shutil.rmtree
+
+    def refuse(folder: Path, *args: Any, **options: Any) -> None:
+        # As on NFS while another process reads a file in it.
+        if folder.name == ".checkpoint-5.old":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
+        remove(folder, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        write(tmp_path, 5, "new")
+    assert text_of(find_checkpoint(tmp_path)) == "new"
+    assert ".checkpoint-5.old: cannot be removed" in caplog.text
+    rotate(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-5"]
 
 
@@ -292,6 +315,23 @@ def test_rotation_never_removes_the_last_valid_one(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path).manifest.step == 1
     write(tmp_path, 4)
     assert rotate(tmp_path, 1) == tuple(tmp_path / f"checkpoint-{step}" for step in (1, 2, 3))
+
+
+def test_what_an_interrupt_saved_besides_changes_none_of_the_checkpoints_that_count(
+    tmp_path: Path,
+) -> None:
+    for step in (20, 30, 40, 50):
+        write(tmp_path, step)
+        rotate(tmp_path, 3, every=10)
+    for step in (53, 56):
+        write(tmp_path, step)
+        rotate(tmp_path, 3, best=20, every=10)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in (30, 40, 50, 56)]
+    write(tmp_path, 60)
+    rotate(tmp_path, 3, best=30, every=10)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in (30, 40, 50, 60)]
+    rotate(tmp_path, 3, every=10)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in (40, 50, 60)]
 
 
 def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:

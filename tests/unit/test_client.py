@@ -304,6 +304,36 @@ def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(
     assert str(caught.value).endswith(instead)
 
 
+def test_a_number_of_seconds_that_is_none_does_not_end_the_wait() -> None:
+    seconds = b"1" * 400
+    starting = says(http(b'{"status": "starting", "seconds": ' + seconds + b"}"))
+    with (
+        bad_server(starting) as server,
+        pytest.raises(ServerGoneError, match=r"is not ready after 0\.2 s: it is starting"),
+    ):
+        wait_for_server(
+            settings_of(server.url, 0.2), lambda line: None, server_command="bash serve.sh"
+        )
+
+
+def test_a_server_that_says_to_ask_again_at_once_is_asked_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("hanabi_grpo.client.calls.time.sleep", pauses.append)
+    answers = [
+        httpx.Response(503, headers={"retry-after": "0"}),
+        httpx.Response(429, headers={"retry-after": "2"}),
+        httpx.Response(200, content=b"{}"),
+    ]
+
+    def ask() -> httpx.Response:
+        return answers.pop(0)
+
+    assert calls.call("here", dict, ask, "identity", tries=1, patience=60.0) == {}
+    assert pauses == [0.5, 2.0]
+
+
 def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> None:
     said: list[str] = []
     with (

@@ -1,6 +1,7 @@
 """What a run is validated on: games and lineups as curves of their own, one of which chooses."""
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,18 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.client.curves import CurveSeats, curves_line, validation_curves
+from hanabi_grpo.client.curves import (
+    CurveSeats,
+    curves_line,
+    opponent_places,
+    validation_curves,
+)
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import VALIDATION_SUITE
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.runs.validation import (
     FILE,
     Validated,
@@ -23,6 +32,7 @@ from hanabi_grpo.runs.validation import (
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.settings.steps import check_updates
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.validation import Validation
 from hanabi_grpo.types import Episode
@@ -380,6 +390,60 @@ def test_an_opponent_that_the_server_cannot_seat_is_told_at_the_start(
         with pytest.raises(SettingsError, match=reason):
             seats.load()
         link.client.close()
+
+
+def write_opponent(run: Path, step: int, **facts: Any) -> Path:
+    """Write a checkpoint of another run."""
+    run.mkdir(parents=True, exist_ok=True)
+
+    def fill(folder: Path) -> None:
+        for name in PLAYERS:
+            (folder / name).mkdir()
+            (folder / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
+            (folder / name / "adapter_model.safetensors").write_bytes(adapter_bytes(step / 100))
+
+    return write_checkpoint(run, step, fill, facts, needed_bytes=0)
+
+
+def test_an_opponent_whose_checkpoint_its_own_run_removes_stays_the_opponent(
+    app: RunningApp, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    with RolloutClient(f"http://127.0.0.1:{app.port}") as client:
+        identity = client.identity()
+    facts = {name: identity[name] for name in SAME_FACTS}
+    first = write_opponent(other, 50, **facts)
+    link = linked(app, tmp_path, eval_lineups=f"served,{other}")
+    link._curve_seats.load()
+    [before] = link.validated(link.curves, PLAYERS, 7).values()
+    write_opponent(other, 60, **facts)
+    shutil.rmtree(first)
+    [after] = link.validated(link.curves, PLAYERS, 7).values()
+    seats = [[game.seats for game in group] for group in before.groups]
+    assert seats[0][0][1].endswith("@50")
+    assert [[game.seats for game in group] for group in after.groups] == seats
+    link.client.close()
+
+
+def test_a_resumed_run_has_the_opponent_that_it_began_with(app: RunningApp, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with RolloutClient(f"http://127.0.0.1:{app.port}") as client:
+        identity = client.identity()
+    facts = {name: identity[name] for name in SAME_FACTS}
+    write_opponent(other, 50, **facts)
+    run = tmp_path / "run"
+    run.mkdir()
+    given = {"eval_lineups": f"served,{other}", "output_dir": run}
+    curves = validation_curves(Settings(**GIVEN, **given))
+    used = fetch_used(Settings(**GIVEN, **given), run, opponents=opponent_places(curves))
+    (run / "settings.json").write_text(json.dumps({KEY: used}))
+    write_opponent(other, 60, **facts)
+    link = linked(app, run, **given)
+    link._curve_seats.load()
+    [request, *_] = link._curve_seats.requests(link.curves[0], OWN)
+    assert request["seats"][0] == OWN[0]
+    assert request["seats"][1].endswith("@50")
+    link.client.close()
 
 
 def test_an_opponent_that_the_server_dropped_is_uploaded_again(

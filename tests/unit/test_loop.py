@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.batching import CutPlan, build_micro_batches
 from hanabi_grpo.training.estimators import make_estimator
@@ -264,6 +266,61 @@ def test_a_figure_of_every_part_of_a_step_is_in_its_row(tmp_path: Path) -> None:
         "updates_dropped",
     }
     assert expected <= row.keys()
+
+
+EARLIER_PARTNERS: dict[str, Any] = {
+    "partners": ("earlier",),
+    "partner_share": 0.5,
+    "save_steps": 2,
+    "save_total_limit": 2,
+}
+
+
+def run_with_earlier_partners(folder: Path, *, num_steps: int) -> RunOfATest:
+    """Make the first steps of a run of eight, which saves behind every second one."""
+    made = RunOfATest(folder, num_steps=8, **EARLIER_PARTNERS)
+    made.events.save_every = 2
+    steps = made.run.remaining_steps()
+    for step in range(num_steps):
+        assert next(steps) == step
+        play_and_learn(made, step)
+        if made.run.should_save():
+            made.run.save()
+    return made
+
+
+def test_an_interrupt_leaves_the_earlier_versions_that_the_whole_run_has_as_partners(
+    tmp_path: Path,
+) -> None:
+    made = run_with_earlier_partners(tmp_path, num_steps=5)
+    assert list(checkpoints_of(tmp_path)) == [2, 4]
+    assert "step 5 is saved in" in made.run.save_interrupted()
+    assert list(checkpoints_of(tmp_path)) == [2, 4, 5]
+    resumed = RunOfATest(
+        tmp_path,
+        num_steps=8,
+        resume_folder=tmp_path / "checkpoint-5",
+        first_step=5,
+        **EARLIER_PARTNERS,
+    )
+    play_and_learn(resumed, next(resumed.run.remaining_steps()))
+    resumed.run.save()
+    assert list(checkpoints_of(tmp_path)) == [4, 6]
+
+
+def test_a_resume_removes_what_a_killed_process_had_yet_to_remove(tmp_path: Path) -> None:
+    run_with_earlier_partners(tmp_path, num_steps=6)
+    assert list(checkpoints_of(tmp_path)) == [4, 6]
+    # As a kill leaves it between the new checkpoint and the removal of the oldest one.
+    write_checkpoint(tmp_path, 2, lambda folder: None, {}, needed_bytes=0)
+    RunOfATest(
+        tmp_path,
+        num_steps=8,
+        resume_folder=tmp_path / "checkpoint-6",
+        first_step=6,
+        **EARLIER_PARTNERS,
+    )
+    assert list(checkpoints_of(tmp_path)) == [4, 6]
 
 
 def test_an_interrupted_step_saves_the_state_of_the_step_before(tmp_path: Path) -> None:

@@ -275,3 +275,12 @@ def test_rows_that_wait_are_written_at_the_end_of_the_run(
     monkeypatch.setattr(file_monitor, "append_jsonl", write)
     monitor.finish(0)
     assert rows_of(tmp_path) == [1]
+
+
+def test_the_line_of_a_step_leaves_out_what_the_step_could_not_measure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    figures = {"score/mean": None, "score/se": None, "illegal_per_game": 0.5}
+    TerminalMonitor().log(StepRow(step=3, max_steps=3, seconds=1.0, metrics=figures))
+    assert caplog.messages == ["step 3/3  illegal 0.50"]

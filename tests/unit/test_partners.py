@@ -244,6 +244,11 @@ def test_a_pool_that_one_step_cannot_hold_on_the_server_is_refused() -> None:
     with pytest.raises(SettingsError, match=message) as caught:
         read_pool(Settings(**many, tasks_per_step=24))
     assert "a server holds 16" in str(caught.value)
+    # The best version in validation is kept in addition, so it is a partner as well.
+    many["save_total_limit"] = 3
+    assert len(read_pool(Settings(**many, tasks_per_step=24))) == 1
+    with pytest.raises(SettingsError, match=message):
+        read_pool(Settings(**many, tasks_per_step=24, eval_steps=50, save_steps=50))
 
 
 def test_a_partner_that_is_named_twice_and_earlier_versions_that_are_never_kept_are_refused() -> (

@@ -22,7 +22,7 @@ from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.envs.referee import Referee
-from hanabi_grpo.errors import BusyError, HanabiGrpoError, ServerError
+from hanabi_grpo.errors import BusyError, HanabiGrpoError, ServerError, ServerGoneError
 from hanabi_grpo.rollout.person_messages import NewGameRequest, PersonStatus
 from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.server import person_games
@@ -301,6 +301,34 @@ def test_the_command_gets_the_game_that_was_played_on_the_page(app: RunningApp) 
         page.leave()
         with pytest.raises(ServerError, match="no game of this token is open"):
             page.wait()
+
+
+def test_a_connection_that_is_lost_does_not_lose_the_command_its_game(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RolloutClient(app.url) as client:
+        wanted = NewGameRequest(**SETUP.row(), seats=("human", "random"), seed=3)
+        page = PageGame(client, wanted)
+        token = page.address.partition("#")[2]
+        play_out(app, token, post(app, "state", {"token": token}).json())
+        send = client._http.request
+        asked: list[str] = []
+
+        def lose_every_other(method: str, path: str, **options: Any) -> httpx.Response:
+            asked.append(path)
+            if len(asked) % 2:
+                raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+            return send(method, path, **options)
+
+        monkeypatch.setattr(client._http, "request", lose_every_other)
+        episode, _ = page.wait()
+        assert episode.seats == ("human", "random")
+        assert asked == ["/play/state", "/play/state", "/play/record", "/play/record"]
+        asked.clear()
+        # A repeat of this would begin another game.
+        with pytest.raises(ServerGoneError):
+            PageGame(client, wanted)
+        assert asked == ["/play/games"]
 
 
 # What is sent, byte for byte.

@@ -379,6 +379,38 @@ def test_a_resumed_run_uses_the_weights_that_were_the_best_of_another_when_it_be
         fetch_used(settings, Path("run"))
 
 
+def test_a_run_stands_for_the_checkpoint_that_was_its_newest_when_the_run_that_uses_it_began() -> (
+    None
+):
+    run = tracked_run(Path("outputs/other"), checkpoints=(2,))
+    settings = settings_of(
+        start_from=("outputs/other",),
+        partners=("player_1=outputs/other*2", "outputs/other/checkpoint-2", "iggi"),
+    )
+    printed: list[str] = []
+    opponents = [parse_checkpoint("outputs/other").place, parse_checkpoint("outputs/none").place]
+    used = fetch_used(settings, Path("run"), opponents=opponents, say=printed.append)
+    assert printed == ["outputs/other: outputs/other/checkpoint-2, step 2"]
+    assert list(used) == ["outputs/other"]
+    record_used(used)
+    # The other run goes on training.
+    add_checkpoint(run, 3)
+    assert fetch_used(settings, Path("run"), is_resumed=True) == used
+    folder, saved = read_used(Path("outputs/other"), Path("run"))
+    assert (folder, saved.step) == (run / "checkpoint-2", 2)
+    assert read_used(Path("outputs/other"), None)[1].step == 3
+    # It has removed what was its newest one.
+    shutil.rmtree(run / "checkpoint-2")
+    printed.clear()
+    now = fetch_used(settings, Path("run"), is_resumed=True, say=printed.append)
+    assert printed == [
+        "outputs/other: this run used outputs/other/checkpoint-2 (step 2), which is not there as "
+        "it was; the newest checkpoint of now takes its place",
+        "outputs/other: outputs/other/checkpoint-3, step 3",
+    ]
+    assert now["outputs/other"]["step"] == 3
+
+
 def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,6 @@
 """What a run resumes from, with which settings, and what becomes of its later records."""
 
+import errno
 import json
 import os
 from datetime import datetime
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.errors import RunFolderError, SettingsError, UnreadableError
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.runs.manifest import manifest_sha256
@@ -94,6 +95,34 @@ def test_latest_begins_at_step_0_where_every_checkpoint_is_damaged(tmp_path: Pat
     assert plan.skipped[0].startswith(
         f"{run}/checkpoint-1: no manifest.json; it was not written to its end"
     )
+
+
+def test_latest_does_not_begin_anew_where_checkpoints_cannot_be_read_at_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    tear(run / "checkpoint-10")
+    real_open = os.open
+
+    def open_later(path: Path, *args: Any) -> int:
+        if Path(path).name == "adapter_model.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real_open(path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_later)
+        with pytest.raises(UnreadableError) as caught:
+            plan_resume(Settings(resume="latest", output_dir=run))
+    assert str(caught.value) == (
+        f"{run}: no valid checkpoint to resume from.\n"
+        f"  {run}/checkpoint-10: no manifest.json; it was not written to its end, or is no "
+        "checkpoint.\n"
+        f"  {run}/checkpoint-9: {run}/checkpoint-9/player_0/adapter_model.safetensors cannot be "
+        "read (Input/output error).\n"
+        "Its checkpoints may be whole, so the run does not start over. Make them readable and "
+        "start again, or choose another OUTPUT_DIR for a new run."
+    )
+    assert plan_of(resume="latest", output_dir=run).step == 9
 
 
 def test_latest_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
@@ -182,6 +211,53 @@ def test_a_fork_into_a_used_folder_is_refused(tmp_path: Path) -> None:
         resume=str(run),
         output_dir=used,
     )
+
+
+def begin_fork(run: Path, fork: Path) -> None:
+    """Leave what a fork has before its first checkpoint."""
+    plan = plan_of(resume=str(run), output_dir=fork)
+    make_run(fork)
+    write_resume(plan, fork)
+
+
+def test_a_fork_that_has_saved_nothing_yet_begins_with_its_checkpoint_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    fork = tmp_path / "fork"
+    begin_fork(run, fork)
+    plan = plan_of(resume="latest", output_dir=fork)
+    assert (plan.run_folder, plan.checkpoint, plan.step) == (fork, run / "checkpoint-10", 10)
+    assert (plan.fork, plan.needs_fresh_folder) == (True, False)
+    assert plan.summary.startswith(f"resumes from step 10 ({run}/checkpoint-10, saved ")
+    write(fork, 12)
+    plan = plan_of(resume="latest", output_dir=fork)
+    assert (plan.checkpoint, plan.step, plan.fork) == (fork / "checkpoint-12", 12, False)
+    tear(fork / "checkpoint-12")
+    plan = plan_of(resume="latest", output_dir=fork)
+    assert (plan.checkpoint, plan.step) == (run / "checkpoint-10", 10)
+    assert plan.skipped[0].startswith(f"{fork}/checkpoint-12: no manifest.json")
+
+
+def test_a_fork_whose_checkpoint_is_gone_does_not_begin_at_step_0(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 10)
+    fork = tmp_path / "fork"
+    begin_fork(run, fork)
+    tear(run / "checkpoint-10")
+    check_refused(
+        r"has no valid checkpoint of its own yet, and the one that it began with cannot be used: "
+        r".*run/checkpoint-10: no manifest\.json.* Put that one back",
+        resume="latest",
+        output_dir=fork,
+    )
+
+
+def test_a_run_that_was_moved_and_whose_checkpoints_are_damaged_begins_at_step_0(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", 10)
+    write_resume(plan_of(resume="latest", output_dir=run), run)
+    moved = run.rename(tmp_path / "moved")
+    tear(moved / "checkpoint-10")
+    assert plan_of(resume="latest", output_dir=moved).step == 0
 
 
 def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_path: Path) -> None:

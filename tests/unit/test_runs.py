@@ -1,5 +1,6 @@
 """The run folder: who holds it, what commands take for a run, and that its files stay whole."""
 
+import errno
 import fcntl
 import json
 import logging
@@ -32,6 +33,7 @@ from hanabi_grpo.runs.run_folder import (
     find_run,
     holder_of,
     lock_run_folder,
+    new_folder,
     prepare_run_folder,
     public_run,
     run_folder_name,
@@ -163,6 +165,25 @@ def test_the_lock_outlives_exec_and_ends_with_kill_9(
     lock_run_folder(tmp_path).close()
 
 
+def test_who_looks_for_the_holder_keeps_no_trainer_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".lock").write_text("pid 1 on elsewhere\n")
+    with (tmp_path / ".lock").open() as looking:
+        # As `holder_of` of another process does while `hanabi-grpo watch` draws.
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        pauses: list[float] = []
+
+        def stop_looking(seconds: float) -> None:
+            pauses.append(seconds)
+            fcntl.flock(looking, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("hanabi_grpo.runs.run_folder.time.sleep", stop_looking)
+        lock_run_folder(tmp_path).close()
+    assert pauses == [0.05]
+    assert (tmp_path / ".lock").read_text() == f"pid {os.getpid()} on {socket.gethostname()}\n"
+
+
 def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +210,46 @@ def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json_atomic(path, {"step": object()})
     assert json.loads(path.read_text()) == {"step": 1, "loss": None}
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    with new_folder(target) as folder:
+        (folder / "weights").write_text("old")
+    replace = os.replace
+
+    def refuse_the_new_one(source: Path, goal: Path) -> None:
+        if source.name == "new":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, goal)
+
+    monkeypatch.setattr(os, "replace", refuse_the_new_one)
+    with pytest.raises(OSError, match="Input/output error"), new_folder(target) as folder:
+        (folder / "weights").write_text("new")
+    assert (target / "weights").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_new_folder_gets_its_name_when_all_of_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
+    replace = os.replace
+
+    def rename(source: Path, goal: Path) -> None:
+        calls.append("rename")
+        replace(source, goal)
+
+    monkeypatch.setattr(os, "replace", rename)
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "player_0").mkdir()
+        (folder / "player_0/weights").touch()
+        (folder / "card").touch()
+    # Two files and two folders, and after the rename the folder that has the name.
+    assert calls == ["fsync"] * 4 + ["rename", "fsync"]
 
 
 def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_user(

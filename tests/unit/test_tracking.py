@@ -18,17 +18,19 @@ import psutil
 import pytest
 from transformers import TrainerState
 
+from hanabi_grpo.commands import mirror as mirror_command
 from hanabi_grpo.commands.mirror import _LOOK_SECONDS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.restored_run import restore_run
+from hanabi_grpo.runs.run_folder import open_locked
 from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking import mirror
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
-from hanabi_grpo.tracking.record import read_record
+from hanabi_grpo.tracking.record import ArtifactRecord, read_record, write_record
 from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run
 from waiting import wait_until
 from wandb_backend import KEY, Backend, backend
@@ -463,6 +465,42 @@ def test_what_a_killed_trainer_left_is_sent_with_its_last_adapters(
     assert step_of(artifact) == 3
     settings = json.loads((run / "artifacts/step_3/settings.json").read_text())
     assert settings["settings"]["HANABI_API_KEY"] is None
+
+
+def test_a_mirror_begins_when_that_of_the_trainer_before_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run = tracked_run(tmp_path / "run", steps=2, games=False, WANDB_MODE="offline")
+    with open_locked(run / ".wandb.lock"):
+        # The trainer does not wait for it.
+        started = Mirror(run, 0)
+        assert caplog.messages == [
+            "W&B: what the trainer before has left is still sent; this run follows"
+        ]
+        # What the other mirror has written down is known to this one.
+        record = read_record(run)
+        record.artifacts = [
+            ArtifactRecord(step=1, name="n", aliases=[], folder="artifacts/step_1", mode="offline")
+        ]
+        write_record(run, record)
+    started.close(0)
+    assert score_steps(run) == [1, 2]
+    assert read_record(run).id == record.id
+    assert [artifact.step for artifact in read_record(run).artifacts] == [1]
+
+
+def test_a_mirror_that_another_one_keeps_from_its_run_says_so_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1")
+    monkeypatch.setattr(mirror_command, "MARGIN_SECONDS", 0.0)
+    monkeypatch.setattr(mirror_command, "_LOOK_SECONDS", 0.1)
+    said: list[str] = []
+    with open_locked(tmp_path / ".wandb.lock"):
+        lock = mirror_command._lock_when_free(tmp_path, lambda kind, text: said.append(kind))
+    assert lock is None
+    assert said == ["waiting"]
 
 
 @pytest.fixture

@@ -3,13 +3,16 @@
 --print-config, --dry-run, waiting for the server, and becoming the trainer.
 """
 
+import errno
 import io
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -394,6 +397,56 @@ def test_a_killed_run_continues_from_its_newest_valid_checkpoint(
     assert not (run_folder / ".checkpoint-4.partial").exists()
 
 
+@pytest.mark.parametrize("call", ["replace", "fsync", "rename"])
+def test_a_start_on_a_full_disk_is_refused_and_the_same_command_goes_on_where_there_is_room(
+    tmp_path: Path, train_command: TrainCommand, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    run_folder = tmp_path / "run"
+    real: Callable[..., object] = getattr(os, call)
+
+    def fill_the_disk_at(number: int) -> Started:
+        """Start with a disk on which one of the calls that write fails."""
+        num_calls = 0
+
+        def refuse_one(*args: Any) -> object:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse_one)
+            return train_command(RESUME="latest", LEARNING_RATE="0.01")
+
+    num_refused = 0
+    while True:
+        shutil.rmtree(run_folder, ignore_errors=True)
+        train_command(RESUME="latest")
+        write_checkpoint_of(run_folder, 2)
+        (run_folder / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+        (run_folder / "episodes").mkdir()
+        (run_folder / "episodes" / "step_000002.jsonl").touch()
+        started = fill_the_disk_at(num_refused + 1)
+        if started.result.exit_code == 0:
+            break
+        num_refused += 1
+        assert started.result.exit_code == 2, started.result.exception
+        assert "cannot be written (No space left on device). Make room" in started.result.stderr
+        assert started.commands == []
+        again = train_command(RESUME="latest", LEARNING_RATE="0.01")
+        assert again.result.exit_code == 0, again.result.output
+        resumed = read_resume(run_folder)
+        assert resumed is not None
+        assert resumed.step == 2
+        assert (run_folder / "metrics.jsonl").read_text() == '{"step": 2}\n'
+        assert (run_folder / "metrics.discarded.jsonl").read_text() == '{"step": 3}\n'
+        assert (run_folder / "episodes/discarded/step_000002.jsonl").is_file()
+        kept_settings = json.loads((run_folder / "settings-until-step-2.json").read_text())
+        assert kept_settings["settings"]["LEARNING_RATE"] == 0.0015
+    assert num_refused >= 1
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return the content of every file of a run folder but its lock."""
     contents = {}
@@ -456,6 +509,28 @@ def test_a_finished_run_says_how_to_extend_it_and_ends_well(
     assert 'HANABI_API_KEY="$HANABI_API_KEY"' in output
     assert "topsecret" not in output
     assert (run_folder / "settings.json").read_text() == settings
+
+
+def test_a_fork_that_was_killed_before_its_first_checkpoint_begins_with_the_same_one_again(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    run_folder = tmp_path / "run"
+    train_command(MAX_STEPS="4")
+    write_checkpoint_of(run_folder, 2)
+    fork = tmp_path / "fork"
+    fork_settings = {"OUTPUT_DIR": str(fork), "MAX_STEPS": "4", "TEMPERATURE": "0.5"}
+    train_command(RESUME=str(run_folder), **fork_settings)
+    (fork / "metrics.jsonl").write_text('{"step": 3}\n')
+    started = train_command(RESUME="latest", **fork_settings)
+    assert started.result.exit_code == 0, started.result.output
+    assert f"RESUME=latest: resumes from step 2 ({run_folder}/checkpoint-2, saved " in (
+        started.result.output
+    )
+    resumed = read_resume(fork)
+    assert resumed is not None
+    assert (resumed.checkpoint, resumed.step) == (run_folder / "checkpoint-2", 2)
+    assert (fork / "metrics.jsonl").read_text() == ""
+    assert len(started.commands) == 1
 
 
 def test_a_fork_of_a_finished_run_leaves_no_folder(

@@ -1,6 +1,8 @@
 """Validation while training: its tasks, the best version, patience, and a resumed run."""
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -116,6 +118,26 @@ def test_a_run_that_goes_on_from_step_20_knows_the_validations_up_to_there(
     assert resumed.is_due(30)
     stored = json.loads((tmp_path / FILE).read_text())
     assert [row["step"] for row in stored] == [0, 10, 20, 30]
+
+
+def test_validations_wait_while_the_disk_is_full_and_are_written_with_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    validation = made_validation(tmp_path)
+    add(validation, 0, make_groups(1, 1))
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hanabi_grpo.runs.validation.write_text_atomic", refuse)
+        metrics = add(validation, 10, make_groups(2, 4))
+        validation.write()
+    assert metrics["validation/score/mean"] == 3.0
+    assert caplog.text.count("validation.json cannot be written (No space left on device)") == 2
+    assert [row.step for row in made_validation(tmp_path, first_step=10).rows] == [0]
+    validation.write()
+    assert [row.step for row in made_validation(tmp_path, first_step=10).rows] == [0, 10]
 
 
 def test_over_several_boards_the_score_and_its_error_are_of_shares_of_the_greatest(

@@ -37,7 +37,8 @@ read for a while (`server.connections`). So it waits for one of them at most.
 _MAX_CONNECTIONS = 100
 _KEEP_IDLE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
-"""Pause before the second try after a lost connection; it grows by as much with each try."""
+"""Pause before the second try after a lost connection; it grows by as much with each try. Also the
+least pause before a busy server is asked again."""
 _REMINDER_SECONDS = 60.0
 """Least time between two log lines about a busy server."""
 _LATER_STATUSES = (408, 409, 429, 503)
@@ -115,6 +116,9 @@ def call(
         num_lost = 0
         refusal = _refusal(url, response, what)
         pause = retry_after(response) if response.status_code in _LATER_STATUSES else None
+        if pause is not None:
+            # A proxy may say 0, and would be asked without a break.
+            pause = max(pause, _PAUSE_SECONDS)
         waited = time.monotonic() - start
         if pause is None or waited + pause > patience:
             raise refusal

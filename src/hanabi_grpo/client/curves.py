@@ -9,9 +9,10 @@ HANABI_EVAL_LINEUPS plays each of them. Names of curves: `training`, `kuhn` (the
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.client.lineups import Lineup, SeatResolver, parse_lineup
+from hanabi_grpo.client.lineups import Lineup, ReadCheckpoints, SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError, did_you_mean
@@ -25,8 +26,9 @@ from hanabi_grpo.rollout.datasets import (
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.runs.validation import TRAINING_CURVE
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import AdapterRef, CheckpointRef, Ref, Role
+from hanabi_grpo.settings.refs import AdapterRef, CheckpointRef, Place, Ref, Role
 from hanabi_grpo.tracking.checkpoints import local_folder
+from hanabi_grpo.tracking.used_checkpoints import recorded_checkpoints
 
 _BETWEEN_LINEUPS = ";"
 _BEFORE_LINEUP = ":"
@@ -119,6 +121,16 @@ def curves_line(settings: Settings, curves: Sequence[Curve]) -> str:
     )
 
 
+def opponent_places(curves: Sequence[Curve]) -> list[Place]:
+    """Return where the checkpoints are that have a seat in the lineups of a run's curves."""
+    places = []
+    for curve in curves:
+        for ref in curve.lineup.refs:
+            if isinstance(ref, CheckpointRef):
+                places.append(ref.place)
+    return places
+
+
 class CurveSeats:
     """Seats the lineups of a run's curves on one server."""
 
@@ -135,24 +147,29 @@ class CurveSeats:
         self._curves = curves
         self._checkpoints: dict[Ref, Ref] = {}
         """Of each checkpoint that a lineup names, the folder that was found at the start."""
+        self._read: ReadCheckpoints = {}
+        """What was read there: another run may remove the folder meanwhile."""
 
     def load(self) -> None:
         """Find every opponent, so that the start tells of problems, and keep which it was.
 
         A run or a remote checkpoint that a lineup names may have a newer one later; a curve has the
-        same opponents throughout.
+        same opponents throughout, after a resume as well (`tracking.used_checkpoints`).
 
         Raises:
             SettingsError: A checkpoint is missing or does not fit the server, or the server knows
                 no such URL.
             ServerError: The server refuses an adapter.
         """
-        resolver = SeatResolver(self._client, self._settings)
+        resolver = SeatResolver(self._client, self._settings, checkpoints=self._read)
         try:
+            used = recorded_checkpoints(self._settings.output_dir)
             for curve in self._curves:
                 for ref in curve.lineup.refs:
                     if isinstance(ref, CheckpointRef) and ref not in self._checkpoints:
-                        folder = newest_checkpoint(local_folder(ref.place))
+                        known = used.get(str(ref.place))
+                        place = local_folder(ref.place) if known is None else Path(known.folder)
+                        folder = newest_checkpoint(place)
                         self._checkpoints[ref] = replace(ref, place=folder)
                 for order in curve.lineup.orders():
                     self._seats(order, ("",) * len(order), resolver)
@@ -171,7 +188,7 @@ class CurveSeats:
         if not curve.has_opponents:
             return [task.request() for task in curve.tasks]
         # Anew each time: the server may be another process, or have dropped an adapter.
-        resolver = SeatResolver(self._client, self._settings)
+        resolver = SeatResolver(self._client, self._settings, checkpoints=self._read)
         requests = []
         for order in curve.lineup.orders():
             seats = self._seats(order, own, resolver)

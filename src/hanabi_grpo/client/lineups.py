@@ -176,6 +176,10 @@ def short_name(spec: str) -> str:
     return ref.label if isinstance(ref, CheckpointRef) else spec
 
 
+ReadCheckpoints = dict[Place, tuple[Path, SavedAdapters]]
+"""Checkpoints by the folder that was given: which it was, and what was read there."""
+
+
 class SeatResolver:
     """Turns policies into seats of one server.
 
@@ -183,21 +187,25 @@ class SeatResolver:
     by the same versions.
     """
 
-    def __init__(self, client: RolloutClient | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        client: RolloutClient | None,
+        settings: Settings,
+        *,
+        checkpoints: ReadCheckpoints | None = None,
+    ) -> None:
         """Bind a server.
 
         Args:
             client: Client of the server; None where only scripts play.
             settings: Settings whose MODEL is the base model of checkpoints that do not name theirs.
+            checkpoints: What an earlier resolver has read; this one adds to it. None: nothing.
         """
         self._client = client
         self._settings = settings
         self._identity: dict[str, Any] | None = None
-        self._checkpoints: dict[Place, tuple[Path, SavedAdapters]] = {}
-        """Checkpoints by the folder that was given.
-
-        A run that goes on training meanwhile keeps the checkpoint that was read first.
-        """
+        self._checkpoints = {} if checkpoints is None else checkpoints
+        """A run that goes on training meanwhile keeps the checkpoint that was read first."""
         self._guests: dict[tuple[Path, str], str] = {}
         """Seats of uploaded adapters, by checkpoint and adapter."""
         self._compared: set[Path] = set()

@@ -48,11 +48,13 @@ class PageGame:
         state: dict[str, object] = {}
         while state.get("status") != PersonStatus.OVER:
             request = StateRequest(token=self._token, after=self._number, watching=True)
-            state = self._client.ask_page("the game on the page", "state", request)
+            # A person may play for hours: one lost connection must not lose the game.
+            state = self._client.ask_page("the game on the page", "state", request, may_repeat=True)
             self._number = int(str(state["number"]))
             if state["status"] == PersonStatus.FAILED:
                 raise ServerError(f"the game on the page has ended: {state['problem']}")
-        record = self._client.ask_page("the record", "record", TokenRequest(token=self._token))
+        token = TokenRequest(token=self._token)
+        record = self._client.ask_page("the record", "record", token, may_repeat=True)
         return episode_from_json(record), str(state["outcome"])
 
     def leave(self) -> None:

@@ -203,6 +203,10 @@ def _chances(
     answers = []
     for logprobs in client.score(seat, prompts):
         legal, rest = reply_chances(logprobs, spreads_evenly=spreads_evenly)
+        if not any(legal):
+            # Each is too unlikely for a float; how they compare is not.
+            highest = max(logprobs)
+            legal = [math.exp(logprob - highest) for logprob in logprobs]
         total = sum(legal)
         answers.append(_Answer(legal=[chance / total for chance in legal], illegal=rest))
     return answers

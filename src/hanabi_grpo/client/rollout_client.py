@@ -622,18 +622,22 @@ class RolloutClient:
         except ServerError as error:
             raise ServerError(f"{self.url}: {what}: {error} {WHO}") from error
 
-    def ask_page(self, what: str, path: str, body: Struct) -> dict[str, Any]:
+    def ask_page(
+        self, what: str, path: str, body: Struct, *, may_repeat: bool = False
+    ) -> dict[str, Any]:
         """Ask what the page of people's games asks, see `rollout.person_messages`.
 
         Args:
             what: What is asked for, for messages.
             path: The request's name, e.g. "state".
             body: The message.
+            may_repeat: Whether it only looks, so that it is asked again when a connection is lost.
 
         Raises:
             ServerError: The server refused, or there is no such game.
         """
-        return self._call(dict, what, "POST", f"/play/{path}", tries=1, **self._long(body))
+        tries = _TRIES if may_repeat else 1
+        return self._call(dict, what, "POST", f"/play/{path}", tries=tries, **self._long(body))
 
     def _call(
         self,

@@ -11,6 +11,7 @@ from hanabi_grpo.client.calls import bounded_client, detail_of
 from hanabi_grpo.client.fleet import each_server, server_name, server_url
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.rollout.handshake import STARTING
+from hanabi_grpo.runs.history import number
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.shell import server_command
 
@@ -201,8 +202,8 @@ def _ask(client: httpx.Client, url: str, timeout: float) -> dict[str, Any] | Not
     if answer.status_code == httpx.codes.FORBIDDEN:
         raise ServerError(f"{url} answers 403: {detail_of(answer)}")
     if health.get("status") == STARTING:
-        seconds = health.get("seconds")
-        so_far = f", {seconds:.0f} s" if isinstance(seconds, int | float) else ""
+        seconds = number(health.get("seconds"))
+        so_far = "" if seconds is None else f", {seconds:.0f} s"
         return NotReady(f"is starting{so_far}", is_there=True)
     if not answer.is_success:
         return NotReady(f"it answers {answer.status_code}: {answer.text[:_MAX_QUOTED]}")

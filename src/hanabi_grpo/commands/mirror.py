@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.report.games import newest_games_page
+from hanabi_grpo.runs.run_folder import open_locked
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking.publisher import Publisher
 from hanabi_grpo.tracking.record import read_record
@@ -29,6 +30,8 @@ from hanabi_grpo.tracking.wandb_run import MARGIN_SECONDS, Unreachable, open_run
 
 logger = logging.getLogger("hanabi_grpo.commands.mirror")
 
+_LOCK = ".wandb.lock"
+"""File of the run folder that one mirror at a time holds."""
 _LOOK_SECONDS = 1.0
 """Between two looks at the run folder."""
 _NICENESS = 10
@@ -54,6 +57,16 @@ def mirror_run(run_folder: Path, from_step: int) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     say = _open_channel()
+    lock = _lock_when_free(run_folder, say)
+    if lock is None:
+        say("trouble", "another process still mirrors this run")
+        return _TROUBLE
+    with lock:
+        return _mirror_alone(run_folder, from_step, say)
+
+
+def _mirror_alone(run_folder: Path, from_step: int, say: _Say) -> int:
+    """Do what `mirror_run` does, as the only mirror of the run."""
     try:
         settings = read_settings(run_folder / "settings.json")
         record = read_record(run_folder)
@@ -89,6 +102,34 @@ def mirror_run(run_folder: Path, from_step: int) -> int:
     is_complete = publisher.close(exit_code)
     say("done" if is_complete else "incomplete", wandb_run.url or wandb_run.mode)
     return 0
+
+
+def _lock_when_free(run_folder: Path, say: _Say) -> AbstractContextManager[object] | None:
+    """Return what keeps this process the only mirror of a run until it is closed.
+
+    The mirror of a trainer that was killed still sends what that left, for a bounded time, and the
+    next trainer may be there before. Two mirrors would write over each other's rows at W&B, and
+    over each other's `wandb.json`.
+
+    Returns:
+        The locked file, or a stand-in where the file system has no locks; None where another mirror
+        does not end in that time.
+    """
+    deadline = time.monotonic() + time_limit(os.environ, "WANDB_FINISH_TIMEOUT") + MARGIN_SECONDS
+    is_told = False
+    while True:
+        try:
+            return open_locked(run_folder / _LOCK)
+        except BlockingIOError:
+            if not is_told:
+                say("waiting", "what the trainer before has left is still sent; this run follows")
+                is_told = True
+        except OSError as error:
+            logger.info("%s: %s; W&B is used without a lock", run_folder / _LOCK, error)
+            return nullcontext()
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_LOOK_SECONDS)
 
 
 def _open_channel() -> _Say:

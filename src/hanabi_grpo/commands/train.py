@@ -10,13 +10,14 @@ from pathlib import Path
 
 import typer
 
-from hanabi_grpo.client.curves import curves_line, validation_setups
+from hanabi_grpo.client.curves import curves_line, opponent_places, validation_setups
 from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.commands.console import announce, make_console
 from hanabi_grpo.commands.dry_run import AsJson, AsYaml, DryRun, PrintConfig, show_start
 from hanabi_grpo.commands.nodes import Nodes, is_one_process, trainer_argv
 from hanabi_grpo.commands.training_plan import plan_training
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
 from hanabi_grpo.rollout.datasets import mix_line, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
@@ -118,12 +119,16 @@ def train(
             say(f"To continue: {longer}")
             return
         is_resumed = resume is not None and resume.checkpoint is not None
-        used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
+        used = fetch_used(
+            loaded.settings,
+            folder,
+            opponents=opponent_places(plan.curves),
+            is_resumed=is_resumed,
+            say=say,
+        )
         _wait_for_all_servers(loaded, say, plan.nodes)
         if server_makes_model:
             resolve_model(loaded.settings.model, make_tiny_model)
-        if resume is not None:
-            _set_later_records_aside(resume, say)
         document = {
             **settings_json(loaded),
             "dataset_sha256": dataset_sha256(loaded.settings),
@@ -131,8 +136,11 @@ def train(
             RESUME_COMMAND: resume_command(loaded, folder, extra_args),
         }
         settings_path = folder / "settings.json"
-        write_json_atomic(settings_path, document)
-        write_resume(resume, folder)
+        with _writing(folder):
+            if resume is not None:
+                _set_later_records_aside(resume, say)
+            write_json_atomic(settings_path, document)
+            write_resume(resume, folder)
         # Inside the block: the trainer inherits the lock.
         _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
 
@@ -171,6 +179,21 @@ def _restore(settings: Settings, say: Callable[[str], None]) -> None:
     artifact = local_folder(parse_checkpoint(resume).place)
     manifest = restore_run(artifact, folder, resume=resume)
     say(f"RESUME={resume}: restored into {folder}, at the checkpoint of step {manifest.step}")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn a refusal of the operating system to write into the run folder into an error of ours."""
+    try:
+        yield
+    except HanabiGrpoError:
+        # A RunFolderError is an OSError as well.
+        raise
+    except OSError as error:
+        raise RunFolderError(
+            f"{error.filename or folder}: cannot be written ({error.strerror}). Make room or make "
+            f"{folder} writable, and give the same command again; no checkpoint was touched."
+        ) from error
 
 
 def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
@@ -252,7 +275,7 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
         The run folder, and what the run continues from.
     """
     resume = plan_resume(settings)
-    is_new = resume is None or resume.fork
+    is_new = resume is None or resume.needs_fresh_folder
     if resume is None:
         folder = prepare_run_folder(settings)
     else:

@@ -22,13 +22,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
-from hanabi_grpo.files import sync_folder
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, UnreadableError
+from hanabi_grpo.files import sync_folder, sync_tree
 from hanabi_grpo.runs.manifest import (
     CHECKPOINT_NAME,
     Manifest,
     check_checkpoint,
-    file_sizes,
     read_manifest,
     write_manifest,
 )
@@ -102,7 +101,7 @@ def write_checkpoint(
         _remove(partial)
         partial.mkdir()
         fill(partial)
-        _sync(partial)
+        sync_tree(partial)
         write_manifest(partial, step=step, facts=facts)
         _put_in_place(partial, target, replaced)
     except BaseException as error:
@@ -133,8 +132,10 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
 
     Raises:
         RunFolderError: There is none; it says why each cannot be used.
+        UnreadableError: There may be one, which the operating system does not let be read.
     """
     skipped: list[str] = []
+    is_unreadable = False
     for candidate in _candidates(run_folder):
         folder = candidate.folder
         if folder.is_symlink():
@@ -151,6 +152,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
             manifest = check_checkpoint(folder)
         except RunFolderError as error:
             skipped.append(str(error))
+            is_unreadable = is_unreadable or isinstance(error, UnreadableError)
             continue
         if not needs or _has_folder(manifest, needs):
             return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
@@ -159,7 +161,7 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
     message = f"{run_folder}: no valid checkpoint to resume from."
     for reason in reasons:
         message += f"\n  {reason}"
-    raise RunFolderError(message)
+    raise UnreadableError(message) if is_unreadable else RunFolderError(message)
 
 
 def _has_folder(manifest: Manifest, name: str) -> bool:
@@ -180,7 +182,9 @@ def last_saved(run_folder: Path) -> str:
     return newest
 
 
-def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Path, ...]:
+def rotate(
+    run_folder: Path, keep: int, *, best: int | None = None, every: int = 1
+) -> tuple[Path, ...]:
     """Remove the oldest checkpoints beyond `keep`, and remains of killed processes.
 
     Call it after a checkpoint was written. The last valid one is never removed, however many newer
@@ -190,16 +194,24 @@ def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Pat
         run_folder: The run's folder.
         keep: Number of checkpoints that stay.
         best: Step of a checkpoint that is never removed.
+        every: Only checkpoints whose step is a multiple of it count; another one, which an
+            interrupt saved, stays while it is the newest and removes none that counts. So a run
+            that was interrupted has the same checkpoints that count as one that was not.
 
     Returns:
-        The folders that were removed.
+        The folders that were surplus.
     """
     recover_checkpoints(run_folder)
     newest_first = _visible_checkpoints(run_folder)
-    kept = newest_first[:keep]
+    counted = [folder for folder in newest_first if _step_of(folder) % every == 0]
+    kept = newest_first[:1]
+    if kept == counted[:1]:
+        counted = counted[:keep]
     surplus = []
-    for folder in newest_first[keep:]:
-        if folder.name != f"checkpoint-{best}":
+    for folder in newest_first[1:]:
+        if folder in counted:
+            kept.append(folder)
+        elif _step_of(folder) != best:
             surplus.append(folder)
     while surplus and not any(map(_is_valid, kept)):
         kept.append(surplus.pop(0))
@@ -259,7 +271,7 @@ def _candidates(run_folder: Path) -> list[_Candidate]:
             if match:
                 candidates.append(_Candidate(step=int(match[1]), kind=match[2], folder=folder))
     except OSError as error:
-        raise RunFolderError(
+        raise UnreadableError(
             f"{run_folder}: cannot be read as a run folder ({error.strerror})."
         ) from error
     return sorted(candidates, key=lambda candidate: (-candidate.step, candidate.kind))
@@ -272,6 +284,11 @@ def _visible_checkpoints(run_folder: Path) -> list[Path]:
         if not candidate.kind and not candidate.folder.is_symlink():
             folders.append(candidate.folder)
     return folders
+
+
+def _step_of(checkpoint: Path) -> int:
+    """Return the step of a folder `checkpoint-N`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _is_valid(folder: Path) -> bool:
@@ -311,15 +328,6 @@ def _check_space(target: Path, needed_bytes: int) -> None:
         )
 
 
-def _sync(partial: Path) -> None:
-    """Return once every file of a folder, and every name in it, is on disk."""
-    for name in file_sizes(partial):
-        with (partial / name).open("rb") as file:
-            os.fsync(file.fileno())
-    for parent, _, _ in os.walk(partial, topdown=False):
-        sync_folder(Path(parent))
-
-
 def _put_in_place(partial: Path, target: Path, replaced: Path) -> None:
     """Rename a finished folder to the checkpoint that it is.
 
@@ -335,7 +343,13 @@ def _put_in_place(partial: Path, target: Path, replaced: Path) -> None:
         os.rename(target, replaced)
     os.rename(partial, target)
     sync_folder(target.parent)
-    _remove(replaced)
+    try:
+        _remove(replaced)
+    except OSError as error:
+        # The new one is in its place; what is left has a hidden name.
+        logger.warning(
+            "%s: cannot be removed (%s); tried again after the next checkpoint", replaced, error
+        )
 
 
 def _remove(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The manifest of a checkpoint: its files with their hashes, which reveal damage."""
 
+import errno
 import hashlib
 import json
 import re
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.errors import RunFolderError, UnreadableError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, open_plain, read_bytes
 from hanabi_grpo.runs.run_folder import finite, write_json_atomic
 
@@ -18,6 +19,11 @@ MANIFEST = "manifest.json"
 """Name of the manifest in a checkpoint's folder."""
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 """Name of a checkpoint's folder; the number is its step."""
+
+_ERRORS_OF_DAMAGE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG}
+)
+"""Errors of a read that say what is wrong with the file: missing, of another kind, or too long."""
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
@@ -97,6 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         RunFolderError: The folder is not a checkpoint; the message says why.
+        UnreadableError: The operating system does not tell.
     """
     try:
         data = json.loads(read_bytes(folder / MANIFEST, MAX_DOCUMENT_BYTES))
@@ -106,7 +113,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: no {MANIFEST}; it was not written to its end, or is no checkpoint."
         ) from None
     except OSError as error:
-        raise RunFolderError(f"{folder}: {MANIFEST} cannot be read ({error.strerror}).") from error
+        raise _cannot_read(folder, MANIFEST, error) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ""
@@ -169,6 +176,7 @@ def check_checkpoint(folder: Path) -> Manifest:
 
     Raises:
         RunFolderError: A file differs; the message names the first one.
+        UnreadableError: The operating system does not let one be read.
     """
     manifest = read_manifest(folder)
     match = CHECKPOINT_NAME.fullmatch(folder.name)
@@ -183,10 +191,15 @@ def check_checkpoint(folder: Path) -> Manifest:
         # A RunFolderError is an OSError as well.
         raise
     except OSError as error:
-        raise RunFolderError(
-            f"{folder}: {error.filename or 'a file'} cannot be read ({error.strerror})."
-        ) from error
+        raise _cannot_read(folder, error.filename or "a file", error) from error
     return manifest
+
+
+def _cannot_read(folder: Path, name: str, error: OSError) -> RunFolderError:
+    message = f"{folder}: {name} cannot be read ({error.strerror})."
+    if error.errno in _ERRORS_OF_DAMAGE:
+        return RunFolderError(message)
+    return UnreadableError(message)
 
 
 def _check_file(folder: Path, name: str, entry: FileEntry | None, size: int | None) -> None:

@@ -1,13 +1,13 @@
 """Resuming: the plan that RESUME asks for, and the file that passes it on to the trainer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.errors import RunFolderError, UnreadableError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint
@@ -50,7 +50,14 @@ class ResumePlan:
     skipped: tuple[str, ...] = ()
     """Newer checkpoints that cannot be used, and why."""
     fork: bool = False
-    """The checkpoint belongs to another run, which stays as it is; `run_folder` must be fresh."""
+    """The checkpoint belongs to another run, which stays as it is."""
+    is_begun: bool = False
+    """Whether a fork has begun before, and has saved no checkpoint of its own yet."""
+
+    @property
+    def needs_fresh_folder(self) -> bool:
+        """Whether `run_folder` must hold no run yet."""
+        return self.fork and not self.is_begun
 
 
 class ResumePoint(BaseModel):
@@ -69,7 +76,8 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
     """Find what RESUME and OUTPUT_DIR ask for; nothing is changed.
 
     `latest` always yields a plan, so that a supervisor may start every attempt with it: without a
-    valid checkpoint the run begins at step 0. An artifact is planned as `restore_run` will have
+    valid checkpoint the run begins where it began, at step 0 or, if it is a fork, at the checkpoint
+    of the other run. An artifact is planned as `restore_run` will have
     made a run folder of it, and once it has, the run in it is continued as by `latest`: the same
     command may start every attempt.
 
@@ -83,7 +91,8 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
     Raises:
         RunFolderError: There is no such folder; the named run has no valid checkpoint; the
             checkpoint is damaged or lacks the trainer's state, or newer ones of the same run are
-            valid; or the folder of a fork is in use.
+            valid; or the folder of a fork is in use, or the checkpoint that it began with is gone.
+        UnreadableError: The operating system does not let the run's checkpoints be read.
     """
     if settings.resume is None:
         return None
@@ -180,13 +189,58 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
         )
     try:
         return _from_newest(run_folder, run_folder)
+    except UnreadableError as error:
+        # Perhaps for a moment only: a run that began anew would move its records aside, and write
+        # over its checkpoints.
+        raise UnreadableError(
+            f"{error}\nIts checkpoints may be whole, so the run does not start over. Make them "
+            "readable and start again, or choose another OUTPUT_DIR for a new run."
+        ) from error
     except RunFolderError as error:
-        # The first line repeats the reason of `_from_zero`.
+        # The first line repeats the reason of the plans below.
         lines = _stripped_lines(error)
         reasons = lines[1:] or lines
-        return _from_zero(
-            run_folder, f"no checkpoint to resume from in {run_folder}", skipped=reasons
-        )
+    origin = _origin_of_fork(run_folder)
+    if origin is not None:
+        try:
+            return _fork_anew(run_folder, origin, reasons)
+        except RunFolderError as error:
+            # Without a checkpoint of its own the folder is not that of a run that was moved.
+            if not has_checkpoint:
+                raise
+            reasons += _stripped_lines(error)
+    return _from_zero(run_folder, f"no checkpoint to resume from in {run_folder}", skipped=reasons)
+
+
+def _origin_of_fork(run_folder: Path) -> Path | None:
+    """Return the checkpoint of another run from which the last start in this folder went on."""
+    try:
+        point = read_resume(run_folder)
+    except RunFolderError:
+        return None
+    if point is None or point.checkpoint.parent == run_folder.resolve():
+        return None
+    return point.checkpoint
+
+
+def _fork_anew(run_folder: Path, checkpoint: Path, skipped: Sequence[str]) -> ResumePlan:
+    """Return the plan for a fork that has no checkpoint of its own: it begins as it began before.
+
+    Args:
+        run_folder: The fork's folder.
+        checkpoint: The other run's, with which it began.
+        skipped: Why none of the fork's own can be used.
+    """
+    try:
+        manifest = _check_resumable(checkpoint)
+    except RunFolderError as error:
+        raise RunFolderError(
+            f"OUTPUT_DIR={str(run_folder)!r}: has no valid checkpoint of its own yet, and the one "
+            f"that it began with cannot be used: {error} Put that one back, or start a new run in "
+            "another OUTPUT_DIR."
+        ) from error
+    plan = _from_checkpoint(run_folder, checkpoint, manifest, tuple(skipped), fork=True)
+    return replace(plan, is_begun=True)
 
 
 def _plan_latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
@@ -234,16 +288,26 @@ def _plan_named(named: Path, output_dir: Path | None) -> ResumePlan:
         _check_fork(target, named)
     if not is_checkpoint:
         return _from_newest(source, target)
-    manifest = check_checkpoint(named)
-    if not any(name.startswith(f"{TRAINER_STATE}/") for name in manifest.files):
-        raise RunFolderError(
-            f"{named}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so "
-            "training cannot resume from it; it can be evaluated: hanabi-grpo evaluate "
-            f"{named}"
-        )
+    manifest = _check_resumable(named)
     is_fork = target is not source
     skipped = () if is_fork else _check_newest(named, manifest)
     return _from_checkpoint(target, named, manifest, skipped, fork=is_fork)
+
+
+def _check_resumable(checkpoint: Path) -> Manifest:
+    """Return the manifest of a whole checkpoint that training can resume from.
+
+    Raises:
+        RunFolderError: It is damaged, or has no trainer's state.
+    """
+    manifest = check_checkpoint(checkpoint)
+    if not any(name.startswith(f"{TRAINER_STATE}/") for name in manifest.files):
+        raise RunFolderError(
+            f"{checkpoint}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so "
+            "training cannot resume from it; it can be evaluated: hanabi-grpo evaluate "
+            f"{checkpoint}"
+        )
+    return manifest
 
 
 def _check_fork(target: Path, named: Path) -> None:

@@ -11,9 +11,10 @@ import re
 import secrets
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hanabi_grpo.files import (
     open_plain_to_append,
     read_text,
     sync_folder,
+    sync_tree,
     write_text_atomic,
 )
 from hanabi_grpo.settings import Settings
@@ -60,6 +62,9 @@ _ID_DIGITS = 12
 _SECRET_BYTES = 32
 _HOLDER_LENGTH = 200
 """Bytes of a lock file that are read."""
+_LOCK_TRIES = 5
+_LOCK_PAUSE_SECONDS = 0.05
+"""Between two tries to lock a run folder."""
 _SHOWN_NAMES = 3
 """Names of a list that a message shows."""
 _DEPTHS = ("*", "*/*", "*/*/*")
@@ -268,7 +273,7 @@ def lock_run_folder(folder: Path) -> io.FileIO:
     """
     path = folder / LOCK
     try:
-        file = open_locked(path)
+        file = _open_free(path)
     except BlockingIOError as error:
         with open_plain(path) as locked:
             holder = _read_holder(locked)
@@ -285,6 +290,18 @@ def lock_run_folder(folder: Path) -> io.FileIO:
     file.write(f"{_this_process()}\n".encode())
     os.set_inheritable(file.fileno(), True)
     return file
+
+
+def _open_free(path: Path) -> io.FileIO:
+    """Do what `open_locked` does, but pass over a process that looks who holds the lock.
+
+    `holder_of` shares the lock for a moment.
+    """
+    for _ in range(_LOCK_TRIES - 1):
+        with suppress(BlockingIOError):
+            return open_locked(path)
+        time.sleep(_LOCK_PAUSE_SECONDS)
+    return open_locked(path)
 
 
 def _read_holder(lock: io.FileIO) -> str:
@@ -450,9 +467,16 @@ def new_folder(target: Path) -> Iterator[Path]:
         new = Path(scratch) / "new"
         new.mkdir()
         yield new
+        sync_tree(new)
+        old = Path(scratch) / "old"
         if target.exists():
-            os.replace(target, Path(scratch) / "old")
-        os.replace(new, target)
+            os.replace(target, old)
+        try:
+            os.replace(new, target)
+        except BaseException:
+            if old.exists():
+                os.replace(old, target)
+            raise
         sync_folder(target.parent)
 
 

@@ -292,6 +292,14 @@ def num_adapters(
     return len(needed)
 
 
+def num_kept_versions(settings: Settings) -> int:
+    """Return the largest number of versions of itself that a run keeps as checkpoints.
+
+    They are the last ones and, where versions are validated, the best one.
+    """
+    return settings.save_total_limit + (1 if settings.eval_steps else 0)
+
+
 def read_pool(settings: Settings) -> tuple[Partner, ...]:
     """Return the pool of HANABI_PARTNERS after the checks that need no file.
 
@@ -306,7 +314,7 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
         pool,
         num_players=settings.players,
         shared=settings.adapters == SHARED_ADAPTER,
-        num_earlier=settings.save_total_limit,
+        num_earlier=num_kept_versions(settings),
     )
     # A task has one partner at most.
     in_one_step = min(needed, settings.tasks_per_step)

@@ -15,6 +15,7 @@ from hanabi_grpo.settings.partners import (
     MAX_GUEST_ADAPTERS,
     always_partner,
     num_adapters,
+    num_kept_versions,
     read_pool,
     seated,
 )
@@ -229,7 +230,7 @@ def _check_models(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
         pool,
         num_players=settings.players,
         shared=settings.adapters == SHARED_ADAPTER,
-        num_earlier=settings.save_total_limit,
+        num_earlier=num_kept_versions(settings),
     )
     if needed > MAX_GUEST_ADAPTERS:
         raise SettingsError(

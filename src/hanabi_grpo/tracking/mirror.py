@@ -37,6 +37,8 @@ _SHOWN_LINE = 200
 
 _ENDED = ""
 """Kind of the message that stands for none: the mirror has ended, or the time is up."""
+_GOOD_KINDS = ("ready", "waiting")
+"""Kinds of messages that nobody has to act on."""
 _LAST_KINDS = ("done", "incomplete")
 """Kinds of a mirror's last message."""
 
@@ -46,7 +48,8 @@ class _Message:
     """What the mirror reports."""
 
     kind: str
-    """First one of ready, offline, refused or trouble; then trouble; at last done or incomplete."""
+    """Perhaps waiting; one of ready, offline, refused or trouble; then trouble; at last done or
+    incomplete."""
     text: str
     """One sentence."""
 
@@ -90,8 +93,6 @@ class Mirror:
                 "W&B: no response from the mirror yet (see %s); training continues",
                 run_folder / LOG,
             )
-        elif answer.kind == "ready":
-            logger.info("W&B: %s", answer.text)
         else:
             self._report(answer)
 
@@ -156,6 +157,9 @@ class Mirror:
             logger.warning("W&B: the mirror has ended already")
 
     def _report(self, message: _Message) -> None:
+        if message.kind in _GOOD_KINDS:
+            logger.info("W&B: %s", message.text)
+            return
         # Once is enough: the others are in the mirror's log.
         if not self._in_trouble:
             logger.warning(

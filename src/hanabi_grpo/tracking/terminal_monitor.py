@@ -25,9 +25,10 @@ class _Figure:
 
     def text(self, metrics: Mapping[str, Any]) -> str:
         """Return label and value; "" where the step has none."""
-        if self.name not in metrics:
+        value = metrics.get(self.name)
+        if value is None:
             return ""
-        return f"{self.label} {metrics[self.name]:{self.form}}"
+        return f"{self.label} {value:{self.form}}"
 
 
 _SCORE_FIGURES = (

@@ -1,8 +1,9 @@
-"""Which folders a run used for the checkpoints of HANABI_START_FROM and HANABI_PARTNERS.
+"""Which folders a run used for the checkpoints of other runs: start, partners, teachers, opponents.
 
-`hanabi-grpo train` turns `RUN@best`, `wandb:` and `hf:` references into a folder once, before the
-first step, and keeps that in `settings.json` of the run folder. A resumed run uses the same
-weights, although the name may have moved on.
+`hanabi-grpo train` turns `RUN` (its newest checkpoint), `RUN@best`, `wandb:` and `hf:` references
+into a folder once, before the first step, and keeps that in `settings.json` of the run folder. All
+processes of the run read the same weights, and so does a resumed run, although the name may have
+moved on.
 
 Example:
     "remote_checkpoints": {"wandb:team/hanabi/laptop:best": {"folder":
@@ -13,7 +14,7 @@ Example:
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,15 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.partners import without_weight
-from hanabi_grpo.settings.refs import Moving, Place, parse_checkpoint, split_player
+from hanabi_grpo.settings.partners import read_pool
+from hanabi_grpo.settings.refs import (
+    CheckpointRef,
+    Moving,
+    Place,
+    parse_checkpoint,
+    split_player,
+)
+from hanabi_grpo.settings.teachers import parse_teachers
 from hanabi_grpo.tracking.checkpoints import fetch, pin_version
 
 KEY = "remote_checkpoints"
@@ -53,16 +61,19 @@ def fetch_used(
     settings: Settings,
     run_folder: Path,
     *,
+    opponents: Iterable[Place] = (),
     is_resumed: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Fetch every checkpoint that lies elsewhere, of start, partners and teachers.
+    """Find every checkpoint of other runs that is not named itself, and fetch what lies elsewhere.
 
-    What the run used before is used again.
+    What the run used before is used again. The newest checkpoint that a run had then may have been
+    removed since, by that run; then the one that it has now takes its place, and a line says so.
 
     Args:
-        settings: The run's settings.
+        settings: The run's settings, for start, partners and teachers.
         run_folder: The run.
+        opponents: Checkpoints that have a seat in validations.
         is_resumed: HANABI_START_FROM is not read then: weights come from the run's checkpoint.
         say: Receives a line for each.
 
@@ -73,20 +84,29 @@ def fetch_used(
         SettingsError: One cannot be fetched, or is not what the run used before.
     """
     used = recorded_checkpoints(run_folder)
-    entries = [*map(without_weight, settings.partners), *settings.teacher]
-    if not is_resumed:
-        entries += settings.start_from
-    places: dict[Moving, None] = {}
-    for entry in entries:
-        _, reference = split_player(entry)
-        place = parse_checkpoint(reference).place
-        if not isinstance(place, Path):
-            places[place] = None
-    for place in places:
+    for place in dict.fromkeys([*_places(settings, is_resumed=is_resumed), *opponents]):
         name = str(place)
-        used[name] = _use_again(name, used[name]) if name in used else _use(place)
-        say(f"{name}: {used[name].folder}, step {used[name].step}")
+        before = used.get(name)
+        if isinstance(place, Path):
+            now = _use_run(place, before, say)
+            if now is None:
+                continue
+        else:
+            now = _use(place) if before is None else _use_again(name, before)
+        used[name] = now
+        say(f"{name}: {now.folder}, step {now.step}")
     return _UsedCheckpoints.dump_python(used)
+
+
+def _places(settings: Settings, *, is_resumed: bool) -> list[Place]:
+    """Return where the checkpoints of start, partners and teachers are."""
+    refs: list[object] = [partner.ref for partner in read_pool(settings)]
+    refs += parse_teachers(settings).values()
+    if not is_resumed:
+        for entry in settings.start_from:
+            _, reference = split_player(entry)
+            refs.append(parse_checkpoint(reference))
+    return [ref.place for ref in refs if isinstance(ref, CheckpointRef)]
 
 
 def recorded_checkpoints(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
@@ -114,21 +134,22 @@ def read_used(place: Place, run_folder: Path | None) -> tuple[Path, SavedAdapter
     """Return where a checkpoint is, and its adapters.
 
     Args:
-        place: A run, of which the newest checkpoint is meant; a checkpoint; or what lies elsewhere,
-            for which the folder counts that `fetch_used` has recorded.
+        place: A checkpoint; a run, or what lies elsewhere, for which the folder counts that
+            `fetch_used` has recorded; or a run of which nothing is recorded, whose newest
+            checkpoint is meant.
         run_folder: The run that uses it.
 
     Raises:
         SettingsError: It was not fetched for this run.
     """
+    known = recorded_checkpoints(run_folder).get(str(place))
+    if known is not None:
+        place = Path(known.folder)
     if not isinstance(place, Path):
-        known = recorded_checkpoints(run_folder)
-        if str(place) not in known:
-            raise SettingsError(
-                f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its "
-                "script."
-            )
-        place = Path(known[str(place)].folder)
+        raise SettingsError(
+            f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its "
+            "script."
+        )
     folder = newest_checkpoint(place)
     return folder, read_adapters(folder)
 
@@ -144,11 +165,47 @@ def _use(place: Moving) -> UsedCheckpoint:
     )
 
 
+def _use_run(
+    place: Path, before: UsedCheckpoint | None, say: Callable[[str], None]
+) -> UsedCheckpoint | None:
+    """Return the checkpoint that stands for a run; None for a checkpoint, or what is no run.
+
+    Args:
+        place: A folder.
+        before: What stood for it when the run that uses it began.
+        say: Receives a line where that is gone.
+    """
+    if before is not None and _is_as_it_was(before):
+        return before
+    try:
+        folder = newest_checkpoint(place)
+        saved = read_adapters(folder)
+    except (OSError, SettingsError):
+        # The trainer says what is wrong, and in which setting.
+        return None
+    if folder == place:
+        return None
+    if before is not None:
+        say(
+            f"{place}: this run used {before.folder} (step {before.step}), which is not there as "
+            "it was; the newest checkpoint of now takes its place"
+        )
+    return UsedCheckpoint(
+        folder=str(folder), version=str(folder), step=saved.step, sha256=_digests(saved)
+    )
+
+
+def _is_as_it_was(before: UsedCheckpoint) -> bool:
+    """Tell whether the folder that a run used has the same weights still."""
+    with contextlib.suppress(OSError, SettingsError):
+        return _digests(read_adapters(Path(before.folder))) == before.sha256
+    return False
+
+
 def _use_again(reference: str, before: UsedCheckpoint) -> UsedCheckpoint:
     """Return the checkpoint that the run used before, fetched again if its folder has changed."""
-    with contextlib.suppress(OSError, SettingsError):
-        if _digests(read_adapters(Path(before.folder))) == before.sha256:
-            return before
+    if _is_as_it_was(before):
+        return before
     problem = (
         f"{reference}: this run used {before.folder} (step {before.step}), which is not there as "
         "it was"

@@ -334,6 +334,7 @@ class CheckpointSaver:
         facts: Callable[[], Mapping[str, object]],
         best_step: Callable[[], int | None],
         keep: int,
+        every: int = 1,
         report: Callable[..., None],
     ) -> None:
         """Prepare.
@@ -347,6 +348,7 @@ class CheckpointSaver:
             facts: Returns what the manifest says besides, when it is written.
             best_step: Returns the step whose checkpoint rotation never removes.
             keep: SAVE_TOTAL_LIMIT.
+            every: Steps between the checkpoints that it counts, see `runs.checkpoints.rotate`.
             report: Called as report(kind, message, **details) for an incident.
         """
         self._policy = policy
@@ -357,6 +359,7 @@ class CheckpointSaver:
         self._facts = facts
         self._best_step = best_step
         self._keep = keep
+        self._every = every
         self._report = report
         self.num_failed = 0
         """Failed saves in a row."""
@@ -455,7 +458,15 @@ class CheckpointSaver:
             facts,
             state,
         )
-        rotate(self._run_folder, self._keep, best=self._best_step())
+        self.rotate(self._best_step())
+
+    def rotate(self, best: int | None) -> None:
+        """Remove the checkpoints that are too many; the main process alone.
+
+        Args:
+            best: Step of the checkpoint that is never removed.
+        """
+        rotate(self._run_folder, self._keep, best=best, every=self._every)
 
 
 def save_checkpoint(

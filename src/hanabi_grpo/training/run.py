@@ -24,7 +24,9 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ParityError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.restored_run import TRAINER_STATE
+from hanabi_grpo.runs.validation import best_of
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.settings.partners import own_seats, read_pool
@@ -264,6 +266,8 @@ class TrainingRun:
             report=parts.report,
         )
         self._load = LoadMeter(self._device, self._policy.num_parameters())
+        self._pool = read_pool(settings)
+        self._has_earlier_partners = any(partner.is_earlier for partner in self._pool)
         self._saver = CheckpointSaver(
             self._policy,
             parts.optimizer,
@@ -273,6 +277,8 @@ class TrainingRun:
             facts=self._checkpoint_facts,
             best_step=self._best_step,
             keep=settings.save_total_limit,
+            # Which versions are partners must not depend on when the run was interrupted.
+            every=settings.save_steps if self._has_earlier_partners else 1,
             report=parts.report,
         )
         self._cut = CutPlan(
@@ -307,7 +313,6 @@ class TrainingRun:
         """Updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
         self._reference = Reference(parts.policy, settings.reference)
-        self._pool = read_pool(settings)
         self._thoughts: WithoutThoughts | None = None
         if not settings.train_thoughts:
             texts = {name: text_of(one) for name, one in parts.tokenizers.items()}
@@ -365,7 +370,19 @@ class TrainingRun:
             logger.warning(
                 "process %d: the checkpoint has no random state for it; it keeps its own", rank
             )
+        if self._has_earlier_partners and self._accelerator.is_main_process:
+            self._finish_rotation(folder)
         logger.info("resumed from %s: the next step is number %d", folder, self.state.step + 1)
+
+    def _finish_rotation(self, checkpoint: Path) -> None:
+        """Remove what a process that was killed behind this checkpoint had yet to remove."""
+        run_folder = self._parts.link.run_folder
+        is_own = checkpoint.parent.resolve() == run_folder.resolve()
+        if is_own and max(checkpoints_of(run_folder)) == self.state.step:
+            # Its own version was validated later than it was saved.
+            earlier = [row for row in self._validation.rows if row.step < self.state.step]
+            best = best_of(earlier)
+            self._saver.rotate(best.step if best is not None else None)
 
     # Playing
 
@@ -929,6 +946,8 @@ class TrainingRun:
         Raises:
             RunFolderError: Too many saves in a row failed, for too long.
         """
+        # A resumed run reads it beside the checkpoint.
+        self._validation.write()
         self._saver.save(self.state, is_last=self._events.should_stop)
         if not self._saver.num_failed:
             self._events.end_save(self._saver.folder(self.state.step))
@@ -949,6 +968,7 @@ class TrainingRun:
                 "the newest checkpoint in the run folder stays the last one (several processes "
                 "were interrupted)"
             )
+        self._validation.write()
         if not folder.exists():
             self._saver.save(self.state)
         if self._saver.num_failed:

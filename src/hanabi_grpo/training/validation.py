@@ -72,6 +72,8 @@ class Validation:
                 # HANABI_EVAL_BEST may have changed.
                 chooses = chosen.get(row.curve, False) if chosen else row.chooses
                 self.rows.append(replace(row, chooses=chooses))
+        self._is_written = True
+        """Whether `validation.json` has all rows."""
 
     def is_due(self, step: int) -> bool:
         """Tell whether the version behind so many steps is to be validated."""
@@ -117,7 +119,8 @@ class Validation:
         # A curve that was measured before the one that chooses could not be, is measured anew.
         self.rows = [row for row in self.rows if row.step != step]
         self.rows += rows
-        write_validations(self._run_folder, self.rows)
+        self._is_written = False
+        self.write()
         metrics["validation/stale"] = float(self.stale)
         phase = self.phase
         if before is not None and phase is not None:
@@ -130,6 +133,26 @@ class Validation:
                     self.best,
                 )
         return metrics
+
+    def write(self) -> None:
+        """Write what `validation.json` does not have yet.
+
+        While the disk is full the rows wait in memory; the next validation or checkpoint writes
+        them.
+        """
+        if self._is_written:
+            return
+        try:
+            write_validations(self._run_folder, self.rows)
+        except OSError as error:
+            logger.warning(
+                "validation.json cannot be written (%s): its rows are kept and written with the "
+                "next checkpoint; make room in %s",
+                error.strerror,
+                self._run_folder,
+            )
+        else:
+            self._is_written = True
 
     @property
     def best(self) -> Validated | None:

@@ -130,7 +130,9 @@ def _check_identity(context: Context, settings: Settings, start: str) -> Check:
 def _continues_run(context: Context, run: str) -> bool:
     """Tell whether RESUME continues this very run, whose successor the server lets in."""
     resume, _ = context.planned
-    return resume is not None and not resume.fork and is_run(resume.run_folder, run)
+    if resume is None or resume.needs_fresh_folder:
+        return False
+    return is_run(resume.run_folder, run)
 
 
 def partner_url_checks(context: Context) -> Iterator[Check]:
