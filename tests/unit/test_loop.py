@@ -371,3 +371,28 @@ def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path
     assert same_weights(versions[4], versions[1])
     assert same_weights(versions[5], versions[1])
     assert not same_weights(versions[2], versions[1])
+
+
+def test_an_entropy_target_falls_with_the_rate_of_the_player_whose_bonus_it_is(
+    tmp_path: Path,
+) -> None:
+    # player_0 stays at the peak of its schedule for ever: it makes no update.
+    made = RunOfATest(
+        tmp_path,
+        num_steps=4,
+        freeze=("player_0",),
+        entropy_bonus=0.4,
+        entropy_target=1.0,
+    )
+    steps = made.run.remaining_steps()
+    play_and_learn(made, next(steps))
+    play_and_learn(made, next(steps))
+    version = made.run.push_adapters()
+    made.run.validate(version)
+    batches = made.run.build_batches(made.run.play(next(steps), version))
+    [batch] = [batch for batch in batches if batch.player == "player_1"]
+    assert batch.entropy_bonus is not None
+    assert [row["learning_rate"] for row in made.events.rows] == pytest.approx([0.05, 0.0375])
+    # After two of four updates the target is 1/2, which the entropy of 1/2 nat a token has reached.
+    assert made.run._entropy_targets() == {"player_0": 1.0, "player_1": 0.5}
+    assert not batch.entropy_bonus.any()

@@ -267,7 +267,7 @@ def add_entropy_bonus(
     batches: Iterable[MicroBatch],
     weight: float,
     means: Mapping[str, float],
-    target: float | None = None,
+    targets: Mapping[str, float] | None = None,
 ) -> None:
     """Give the micro-batches of a step their column for HANABI_ENTROPY_BONUS, see `entropy_terms`.
 
@@ -275,9 +275,11 @@ def add_entropy_bonus(
         batches: All micro-batches of this rank.
         weight: HANABI_ENTROPY_BONUS.
         means: Of `mean_logprobs`.
-        target: HANABI_ENTROPY_TARGET in nats a token; None: the whole bonus always.
+        targets: By player its HANABI_ENTROPY_TARGET of the step, in nats a token; None: the whole
+            bonus always.
     """
     for batch in batches:
+        target = None if targets is None else targets[batch.player]
         batch.entropy_bonus = entropy_terms(batch, weight, means[batch.player], target)
 
 

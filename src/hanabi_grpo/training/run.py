@@ -661,16 +661,27 @@ class TrainingRun:
         bonus = self._settings.entropy_bonus
         if not bonus:
             return
-        target = self._settings.entropy_target
-        if target is not None:
-            # Exploration ends with learning: the target falls as the learning rate does.
-            first = self._policy.adapter_names[0]
-            target *= self._learning_rate / self._settings.rate_of(first)
         seats = played.seats
         means = mean_logprobs(
             played.used.drawn, seats.trained, seats.players, trained=self._trained(played)
         )
-        add_entropy_bonus(batches, bonus, means, target)
+        add_entropy_bonus(batches, bonus, means, self._entropy_targets())
+
+    def _entropy_targets(self) -> dict[str, float] | None:
+        """Return each player's HANABI_ENTROPY_TARGET in this step; None: there is none.
+
+        Exploration ends with learning: a player's target falls as its own learning rate does, which
+        that of a player at rest, or without data in some steps, does not.
+        """
+        target = self._settings.entropy_target
+        if target is None:
+            return None
+        rates = self._learning_rates()
+        targets = {}
+        for player in player_names(self._settings.players):
+            adapter = adapter_of(player, self._policy.adapter_names)
+            targets[player] = target * rates[adapter] / self._settings.rate_of(adapter)
+        return targets
 
     def check_logprobs(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:
         """Stop the run where the games are of another policy than the one that is trained.
@@ -899,11 +910,13 @@ class TrainingRun:
                 "step_time": time.perf_counter() - self._step_started,
             }
         )
-        rates = {"learning_rate": self._learning_rate}
+        rate_of = self._learning_rates()
+        # Of a player that learns: one at rest stays at its place in the schedule.
+        first_adapter = adapter_of(self._verdict.active_players[0], self._policy.adapter_names)
+        rates = {"learning_rate": rate_of[first_adapter]}
         if isinstance(self._settings.learning_rate, str):
-            last_rates = self._parts.schedule.get_last_lr()
-            for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
-                rates[f"{name}/learning_rate"] = float(rate)
+            for name, rate in rate_of.items():
+                rates[f"{name}/learning_rate"] = rate
         if not self._accelerator.optimizer_step_was_skipped:
             self._parts.schedule.step()
         self._return_to_phase_best()
@@ -957,10 +970,13 @@ class TrainingRun:
 
     # Parts of the above
 
-    @property
-    def _learning_rate(self) -> float:
-        """Of the first player, at its own count of updates."""
-        return float(self._parts.schedule.get_last_lr()[0])
+    def _learning_rates(self) -> dict[str, float]:
+        """Return the rate of each adapter in this step, at its own count of updates."""
+        last_rates = self._parts.schedule.get_last_lr()
+        rates = {}
+        for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
+            rates[name] = float(rate)
+        return rates
 
     def _mean_loss(self) -> dict[str, float]:
         """Return the step's loss, a mean over updates and processes; nothing if it is not finite.
