@@ -396,3 +396,23 @@ def test_an_entropy_target_falls_with_the_rate_of_the_player_whose_bonus_it_is(
     # After two of four updates the target is 1/2, which the entropy of 1/2 nat a token has reached.
     assert made.run._entropy_targets() == {"player_0": 1.0, "player_1": 0.5}
     assert not batch.entropy_bonus.any()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # Returns are 0, 1, 0, 1 and .5 more, see `written_games`: 1.5 is cut to 1.
+        ({}, {"player_0 x": 1.0, "player_1 x": 1.0}),
+        ({"reward_clip": 1.0}, {"player_0 x": 0.75, "player_1 x": 0.75}),
+        ({"whiten_rewards": True}, {"player_0 x": 0.0, "player_1 x": 0.0}),
+        # Whoever rests is paid, and compared with what it was paid, all the same.
+        ({"whiten_rewards": True, "freeze": ("player_1",)}, {"player_0 x": 0.0, "player_1 x": 0.0}),
+    ],
+    ids=str,
+)
+def test_a_moving_baseline_is_of_the_rewards_that_it_is_compared_with(
+    tmp_path: Path, values: dict[str, Any], expected: dict[str, float]
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1, advantage="baseline", **values)
+    train(made.run)
+    assert made.run.state.baselines == pytest.approx(expected, abs=1e-6)

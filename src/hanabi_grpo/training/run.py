@@ -546,7 +546,7 @@ class TrainingRun:
         groups = paid_groups(
             played.used.groups,
             self._settings,
-            seats.trained,
+            seats.seats,
             self._kl_costs(played),
             self._trained(played),
         )
@@ -588,10 +588,9 @@ class TrainingRun:
             taught=taught,
             beliefs=self._beliefs,
         )
-        # Of all own players: the baseline of one that rests in this step moves on.
-        baselines = next_estimator_state(
-            self._estimator, self.state.baselines, played.used.drawn, seats.seats
-        )
+        # Of all own players: the baseline of one that rests in this step moves on. Of what is paid,
+        # because that is what the next step's games are compared with.
+        baselines = next_estimator_state(self._estimator, self.state.baselines, groups, seats.seats)
         self._next_state = replace(self._next_state, baselines=baselines)
         self._add_entropy_bonus(batches, played)
         if self._settings.beta and self._settings.kl_in == "loss":
