@@ -373,6 +373,34 @@ def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path
     assert not same_weights(versions[2], versions[1])
 
 
+def test_the_only_player_that_is_trained_begins_its_next_phase_with_its_best_version(
+    tmp_path: Path,
+) -> None:
+    made = RunOfATest(
+        tmp_path,
+        num_steps=8,
+        update="best_response",
+        freeze=("player_1",),
+        lr_scheduler_type="constant",
+        eval_steps=1,
+        save_steps=1,
+        eval_tasks=2,
+        eval_patience=2,
+    )
+    # Version 1 is the best. Its phase ends at version 3 and the next one, in vain, at version 5,
+    # which ends the run behind the step that follows.
+    made.link.validation_scores = [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
+    versions: dict[int, dict[str, torch.Tensor]] = {}
+    for step in made.run.remaining_steps():
+        versions[step] = made.weights("player_0")
+        play_and_learn(made, step)
+    versions[6] = made.weights("player_0")
+    assert list(versions) == [0, 1, 2, 3, 4, 5, 6]
+    assert same_weights(versions[4], versions[1])
+    assert not same_weights(versions[5], versions[1])
+    assert same_weights(versions[6], versions[1])
+
+
 def test_an_entropy_target_falls_with_the_rate_of_the_player_whose_bonus_it_is(
     tmp_path: Path,
 ) -> None:

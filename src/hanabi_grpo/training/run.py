@@ -421,9 +421,13 @@ class TrainingRun:
             outcome = figures, self._validation.verdict(version)
         figures, self._verdict = _broadcast(outcome)
         self._metrics.add(figures)
-        if self._verdict.is_phase_best:
-            [player] = self._verdict.active_players
-            self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
+        if not self._verdict.is_phase_best:
+            return
+        [player] = self._verdict.active_players
+        if player == self._verdict.finished_player and self.state.phase_best:
+            # The only player that is trained: its next phase begins with what it returns to.
+            return
+        self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
 
     def _measure(self, version: int) -> dict[str, float]:
         """Return what is due of exploitability, beliefs and validation; the main process asks."""
