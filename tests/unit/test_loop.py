@@ -348,6 +348,37 @@ def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
     assert all("player_1/grad_norm" not in row for row in made.events.rows)
 
 
+@pytest.mark.parametrize(
+    "values", [{}, {"tokens_per_micro_batch": 6}, {"freeze": ("player_1",)}], ids=str
+)
+def test_the_share_of_clipped_tokens_is_of_all_tokens_that_carry_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    made = RunOfATest(
+        tmp_path, num_steps=1, updates_per_step=2, clip_low=1e-6, clip_high=1e-6, beta=0.1, **values
+    )
+    sums = {"region": 0.0, "kl": 0.0}
+    num_tokens = 0
+    loss_of = made.run._loss
+
+    def record(logprobs: torch.Tensor, batch: MicroBatch, num_processes: int) -> Any:
+        nonlocal num_tokens
+        loss, means = loss_of(logprobs, batch, num_processes)
+        num_own = int(batch.trained_mask.sum())
+        num_tokens += num_own
+        for name in sums:
+            sums[name] += float(means[name]) * num_own
+        return loss, means
+
+    monkeypatch.setattr(made.run, "_loss", record)
+    train(made.run)
+    [row] = made.events.rows
+    # Of the first update nothing is clipped, of the second the tokens with a gain.
+    assert 0 < sums["region"] < num_tokens / 2
+    assert row["clip_ratio/region_mean"] == pytest.approx(sums["region"] / num_tokens)
+    assert row["kl"] == pytest.approx(sums["kl"] / num_tokens)
+
+
 def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:
     made = RunOfATest(
         tmp_path,

@@ -54,14 +54,19 @@ _LARGEST_LOG = 20.0
 """Largest |log ratio| that is exponentiated: e^20 is 5e8, and infinity would spoil the step."""
 _LARGEST_KL = 10.0
 _SMALLEST_RATIO = 1e-10
-LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "low": {"clip_ratio/low_mean": torch.mean, "clip_ratio/low_min": torch.min},
-    "high": {"clip_ratio/high_mean": torch.mean, "clip_ratio/high_max": torch.max},
-    "region": {"clip_ratio/region_mean": torch.mean},
-    "dual": {"clip_ratio/dual_mean": torch.mean},
-    "kl": {"kl": torch.nanmean},
+LOSS_MEANS = {
+    "low": "clip_ratio/low_mean",
+    "high": "clip_ratio/high_mean",
+    "region": "clip_ratio/region_mean",
+    "dual": "clip_ratio/dual_mean",
+    "kl": "kl",
 }
-"""Names in metrics.jsonl of what `PolicyLoss` measures, and how values of all processes join."""
+"""Names in metrics.jsonl of what `PolicyLoss` measures, as means over tokens of all processes."""
+LOSS_EXTREMES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "low": ("clip_ratio/low_min", torch.min),
+    "high": ("clip_ratio/high_max", torch.max),
+}
+"""Names of the least and greatest mean of a process in a micro-batch, a mean over these."""
 
 
 class PolicyLoss:

@@ -61,7 +61,8 @@ from hanabi_grpo.training.learned.adapter_critic import AdapterCritics
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.lessons import TaughtTokens, lesson_figures, teaching_at, weight_figures
 from hanabi_grpo.training.loss import (
-    LOSS_METRICS,
+    LOSS_EXTREMES,
+    LOSS_MEANS,
     PolicyLoss,
     add_entropy_bonus,
     mean_logprobs,
@@ -842,11 +843,19 @@ class TrainingRun:
 
     def _loss_of(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         loss, measured = self._loss(logprobs, batch, self._accelerator.num_processes)
-        values = torch.stack([*measured.values()]).detach()[None]
-        everywhere = self._accelerator.gather(values)
-        for name, of_processes in zip(measured, everywhere.unbind(1), strict=True):
-            for metric, combine in LOSS_METRICS[name].items():
-                self._metrics.add({metric: combine(of_processes).item()})
+        num_tokens = batch.trained_mask.sum()
+        numbers = torch.stack([*measured.values(), num_tokens]).detach().double()
+        everywhere = self._accelerator.gather(numbers[None])
+        # A process without a token of the player has measured nothing.
+        *of_processes, counts = everywhere[everywhere[:, -1] > 0].unbind(1)
+        if not len(counts):
+            return loss
+        for name, means in zip(measured, of_processes, strict=True):
+            total = float((means * counts).sum())
+            self._metrics.add_mean(LOSS_MEANS[name], total, float(counts.sum()))
+            if name in LOSS_EXTREMES:
+                metric, extreme = LOSS_EXTREMES[name]
+                self._metrics.add({metric: float(extreme(means))})
         return loss
 
     def backward(self, loss: torch.Tensor, batches: Pass, update: Update) -> None:
