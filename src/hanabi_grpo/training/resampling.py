@@ -1,9 +1,9 @@
 """HANABI_RESAMPLE_FLAT=k: further tasks take the place of flat ones, in up to k rounds.
 
-A group is flat (of zero variance) where all games of its task earn the same for each player that
-learns in the step. An estimator that compares within groups gives all its turns the advantage 0, so
-leaving it out biases nothing: tasks that teach something come up more often. With one that compares
-over the step it would; `settings.steps` refuses that.
+A group is flat (of zero variance) where the estimator gives all turns of the players that learn in
+the step the advantage 0: with most estimators because all games of its task earn the same. Leaving
+it out biases nothing, and tasks that teach something come up more often. With an estimator that
+compares over the step it would; `settings.steps` refuses that.
 
 Which tasks come in which round is a function of the tasks in whose place they come
 (`further_task`), so a resumed run asks for the same ones. A place that stays flat keeps its own
@@ -21,11 +21,18 @@ from enum import IntEnum
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import further_task, training_rows
+from hanabi_grpo.settings.objective import run_estimator
+from hanabi_grpo.training.advantages import step_advantages
 from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
+from hanabi_grpo.training.estimators import Estimator
+from hanabi_grpo.training.estimators.arithmetic import flatten
 from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.groups import flatten_groups
-from hanabi_grpo.training.metrics import has_spread
+from hanabi_grpo.training.groups import flatten_groups, trained_groups
+from hanabi_grpo.training.rewards import clip_returns
 from hanabi_grpo.types import Episode
+
+_ROUNDING = 1e-9
+"""An advantage below this share of the group's largest reward is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +55,9 @@ class _Worth(IntEnum):
     UNUSABLE = 0
     """It has too few games."""
     FLAT = 1
-    """All its games earned the same."""
+    """No turn of a player that learns is better or worse than the others."""
     SPREAD = 2
-    """Some earned more than others."""
+    """Some are."""
 
 
 def resample(
@@ -83,8 +90,10 @@ def resample(
     def worth(group: Sequence[Episode]) -> _Worth:
         if len(group) < min_games:
             return _Worth.UNUSABLE
-        return _Worth.SPREAD if has_spread(group, trained) else _Worth.FLAT
+        has_advantages = _has_advantages(group, estimator, trained, link.settings.reward_clip)
+        return _Worth.SPREAD if has_advantages else _Worth.FLAT
 
+    estimator = run_estimator(link.settings)
     rows = training_rows(link.settings)
     groups = list(result.groups)
     answers = [result]
@@ -120,3 +129,33 @@ def resample(
             num_flat = sum(worth(group) is _Worth.FLAT for group in usable)
             metrics[f"resample/flat_{when}"] = num_flat / len(usable)
     return UsedGames(drawn=drawn, groups=used, problems=problems, metrics=metrics)
+
+
+def _has_advantages(
+    group: Sequence[Episode],
+    estimator: Estimator,
+    trained: Sequence[str],
+    reward_clip: float | None,
+) -> bool:
+    """Tell whether a turn of a player that learns has another advantage than 0 in its group.
+
+    Args:
+        group: Games of one task.
+        estimator: That of the run, which compares within groups.
+        trained: See `resample`.
+        reward_clip: HANABI_REWARD_CLIP.
+    """
+    for seat in range(len(trained)):
+        paid = [list(group)]
+        if reward_clip is not None:
+            paid = clip_returns(paid, seat, reward_clip)
+        own_groups = trained_groups(paid, seat, trained)
+        largest_reward = 0.0
+        for episode in flatten_groups(own_groups):
+            for turn in episode.turns:
+                largest_reward = max(largest_reward, abs(turn.reward(seat)))
+        [games] = step_advantages(own_groups, seat, estimator)
+        for advantage in flatten(games):
+            if abs(advantage) > _ROUNDING * largest_reward:
+                return True
+    return False
