@@ -404,6 +404,20 @@ def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path
     assert not same_weights(versions[2], versions[1])
 
 
+def test_a_rate_is_that_of_the_players_count_though_the_last_update_of_a_step_was_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a loss scale skips the second of two updates whose gradient has an infinity.
+    made = RunOfATest(tmp_path, updates_per_step=2)
+    accelerator = type(made.run._accelerator)
+    monkeypatch.setattr(accelerator, "optimizer_step_was_skipped", property(lambda _: True))
+    train(made.run)
+    assert [group["updates"] for group in made.optimizer.param_groups] == [3, 3]
+    assert [row["learning_rate"] for row in made.events.rows] == pytest.approx(
+        [0.05, 0.05 * 2 / 3, 0.05 / 3]
+    )
+
+
 def test_the_only_player_that_is_trained_begins_its_next_phase_with_its_best_version(
     tmp_path: Path,
 ) -> None:

@@ -929,8 +929,8 @@ class TrainingRun:
         if isinstance(self._settings.learning_rate, str):
             for name, rate in rate_of.items():
                 rates[f"{name}/learning_rate"] = rate
-        if not self._accelerator.optimizer_step_was_skipped:
-            self._parts.schedule.step()
+        # By each player's count, which the guard has moved on where an update was made.
+        self._parts.schedule.refresh()
         self._return_to_phase_best()
         self.state = replace(
             self._next_state,
