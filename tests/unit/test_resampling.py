@@ -1,7 +1,9 @@
 """Further tasks take the place of flat ones: a link that plays by a rule, and no ms-swift."""
 
+import json
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,6 +217,29 @@ def test_a_group_is_flat_where_the_estimator_gives_all_its_turns_the_advantage_0
     link = LinkOfGames(always(""), SETTINGS.model_copy(update=values))
     used = play_and_resample(link, trained=(SEATS[0], ""))
     assert used.metrics["resample/flat_before"] == float(is_flat)
+
+
+def test_groups_of_one_task_that_are_compared_are_not_flat_where_they_differ(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    config = {"preset": "laptop", "seeds": [9]}
+    row = {"messages": [{"role": "user", "content": "Play."}], "env_config": config}
+    path.write_text(json.dumps(row))
+
+    class LinkOfOneTask(Link):
+        def play(self, tasks: Any, names: Any, version: int) -> RolloutResult:
+            groups = []
+            for number, _ in enumerate(tasks):
+                turn = made_turn(0, 3, rewards={"score": float(number == 2)})
+                group = [made_episode(turn, seed=9, game=game, seats=SEATS) for game in range(2)]
+                groups.append(group)
+            return RolloutResult(groups=groups, dropped=())
+
+    for over, num_flat in (("task", 0), ("group", 4)):
+        values = {"dataset": str(path), "advantage": "grpo", "normalize_over": over}
+        used = play_and_resample(LinkOfOneTask(always(""), SETTINGS.model_copy(update=values)))
+        assert used.metrics["resample/flat_before"] == num_flat / 4
 
 
 def test_a_resumed_run_asks_for_the_same_tasks_whatever_the_steps_before_it_needed() -> None:

@@ -32,7 +32,7 @@ from hanabi_grpo.training.rewards import clip_returns
 from hanabi_grpo.types import Episode
 
 _ROUNDING = 1e-9
-"""An advantage below this share of the group's largest reward is rounding."""
+"""An advantage below this share of its group's largest reward is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,34 +87,35 @@ def resample(
     if not num_rounds:
         return UsedGames(drawn=drawn, groups=drawn, problems=problems, metrics={})
 
-    def worth(group: Sequence[Episode]) -> _Worth:
-        if len(group) < min_games:
-            return _Worth.UNUSABLE
-        has_advantages = _has_advantages(group, estimator, trained, link.settings.reward_clip)
-        return _Worth.SPREAD if has_advantages else _Worth.FLAT
-
-    estimator = run_estimator(link.settings)
+    worth_of = _Worths(
+        estimator=run_estimator(link.settings),
+        trained=trained,
+        reward_clip=link.settings.reward_clip,
+        min_games=min_games,
+    )
     rows = training_rows(link.settings)
     groups = list(result.groups)
     answers = [result]
     for attempt in range(1, num_rounds + 1):
-        positions = []
-        further = []
-        for position, group in enumerate(groups):
-            if worth(group) < _Worth.SPREAD:
-                positions.append(position)
-                further.append(further_task(rows, tasks[position].number, attempt))
+        worths = worth_of(groups)
+        positions = [place for place, worth in enumerate(worths) if worth < _Worth.SPREAD]
         if not positions:
             break
+        further = [further_task(rows, tasks[place].number, attempt) for place in positions]
         answer = link.play(further, names, version)
         answers.append(answer)
-        for position, group in zip(positions, answer.groups, strict=True):
+        candidates = list(groups)
+        for place, group in zip(positions, answer.groups, strict=True):
+            candidates[place] = group
+        worths_of_candidates = worth_of(candidates)
+        for place in positions:
             # Of equals the first: its own.
-            groups[position] = max(groups[position], group, key=worth)
+            if worths_of_candidates[place] > worths[place]:
+                groups[place] = candidates[place]
         _, problems_of_answer = usable_groups(answer.groups, answer.dropped, min_games)
         problems += problems_of_answer
 
-    used = [group for group in groups if worth(group) > _Worth.UNUSABLE]
+    used = [group for group in groups if len(group) >= min_games]
     num_played = 0
     for answer in answers:
         num_played += len(flatten_groups(answer.groups))
@@ -126,36 +127,50 @@ def resample(
     }
     for when, usable in (("before", drawn), ("after", used)):
         if usable:
-            num_flat = sum(worth(group) is _Worth.FLAT for group in usable)
+            num_flat = worth_of(usable).count(_Worth.FLAT)
             metrics[f"resample/flat_{when}"] = num_flat / len(usable)
     return UsedGames(drawn=drawn, groups=used, problems=problems, metrics=metrics)
 
 
-def _has_advantages(
-    group: Sequence[Episode],
-    estimator: Estimator,
-    trained: Sequence[str],
-    reward_clip: float | None,
-) -> bool:
-    """Tell whether a turn of a player that learns has another advantage than 0 in its group.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worths:
+    """What groups are good for beside each other."""
 
-    Args:
-        group: Games of one task.
-        estimator: That of the run, which compares within groups.
-        trained: See `resample`.
-        reward_clip: HANABI_REWARD_CLIP.
-    """
-    for seat in range(len(trained)):
-        paid = [list(group)]
-        if reward_clip is not None:
-            paid = clip_returns(paid, seat, reward_clip)
-        own_groups = trained_groups(paid, seat, trained)
-        largest_reward = 0.0
-        for episode in flatten_groups(own_groups):
-            for turn in episode.turns:
-                largest_reward = max(largest_reward, abs(turn.reward(seat)))
-        [games] = step_advantages(own_groups, seat, estimator)
-        for advantage in flatten(games):
-            if abs(advantage) > _ROUNDING * largest_reward:
-                return True
-    return False
+    estimator: Estimator
+    """That of the run, which compares within groups, or within tasks."""
+    trained: Sequence[str]
+    """See `resample`."""
+    reward_clip: float | None
+    """HANABI_REWARD_CLIP."""
+    min_games: int
+    """Fewest games of a group that is used."""
+
+    def __call__(self, groups: Sequence[Sequence[Episode]]) -> list[_Worth]:
+        """Return the worth of each of some groups that a step would learn from."""
+        usable = []
+        worths = []
+        for group in groups:
+            is_usable = len(group) >= self.min_games
+            usable.append(list(group) if is_usable else [])
+            worths.append(_Worth.FLAT if is_usable else _Worth.UNUSABLE)
+        for seat in range(len(self.trained)):
+            for number in self._with_advantages(usable, seat):
+                worths[number] = _Worth.SPREAD
+        return worths
+
+    def _with_advantages(self, groups: list[list[Episode]], seat: int) -> list[int]:
+        """Return the numbers of the groups in which a turn of a seat has an advantage.
+
+        None has where the seat is not trained.
+        """
+        if self.reward_clip is not None:
+            groups = clip_returns(groups, seat, self.reward_clip)
+        own_groups = trained_groups(groups, seat, self.trained)
+        advantages = step_advantages(own_groups, seat, self.estimator)
+        numbers = []
+        for number, (group, games) in enumerate(zip(own_groups, advantages, strict=True)):
+            rewards = [abs(turn.reward(seat)) for episode in group for turn in episode.turns]
+            sizes = [abs(advantage) for advantage in flatten(games)]
+            if max(sizes, default=0.0) > _ROUNDING * max(rewards, default=0.0):
+                numbers.append(number)
+        return numbers
