@@ -430,6 +430,15 @@ def test_a_further_task_is_of_the_same_row_and_no_task_that_the_run_has_already(
     assert pairs == {(5, 6), (5, 7), (6, 5), (6, 7), (7, 5), (7, 6)}
 
 
+def test_a_replacement_is_replaced_as_the_task_in_whose_place_it_came(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, *[{"share": 1}] * 6, {"preset": "marshal-mini"})
+    # Of a resumed run whose task 6 timed out, and with HANABI_RESAMPLE_FLAT.
+    replacement = further_task(rows, 6, 15)
+    assert replacement.number == 6 + 15 * FURTHER_APART
+    assert further_task(rows, replacement.number, 2) == further_task(rows, 6, 2)
+    assert further_task(rows, replacement.number, 2).env_config["preset"] == "marshal-mini"
+
+
 def test_the_only_seed_of_a_row_is_that_of_its_further_tasks_too(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, {"env_config": {"seeds": [9]}})
     assert further_task(rows, 0, 1).seed == 9

@@ -405,6 +405,37 @@ def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
     assert all("player_1/grad_norm" not in row for row in made.events.rows)
 
 
+@pytest.mark.parametrize(
+    "values", [{}, {"tokens_per_micro_batch": 6}, {"freeze": ("player_1",)}], ids=str
+)
+def test_the_share_of_clipped_tokens_is_of_all_tokens_that_carry_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    made = RunOfATest(
+        tmp_path, num_steps=1, updates_per_step=2, clip_low=1e-6, clip_high=1e-6, beta=0.1, **values
+    )
+    sums = {"region": 0.0, "kl": 0.0}
+    num_tokens = 0
+    loss_of = made.run._loss
+
+    def record(logprobs: torch.Tensor, batch: MicroBatch, num_processes: int) -> Any:
+        nonlocal num_tokens
+        loss, means = loss_of(logprobs, batch, num_processes)
+        num_own = int(batch.trained_mask.sum())
+        num_tokens += num_own
+        for name in sums:
+            sums[name] += float(means[name]) * num_own
+        return loss, means
+
+    monkeypatch.setattr(made.run, "_loss", record)
+    train(made.run)
+    [row] = made.events.rows
+    # Of the first update nothing is clipped, of the second the tokens with a gain.
+    assert 0 < sums["region"] < num_tokens / 2
+    assert row["clip_ratio/region_mean"] == pytest.approx(sums["region"] / num_tokens)
+    assert row["kl"] == pytest.approx(sums["kl"] / num_tokens)
+
+
 def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:
     made = RunOfATest(
         tmp_path,
@@ -428,3 +459,90 @@ def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path
     assert same_weights(versions[4], versions[1])
     assert same_weights(versions[5], versions[1])
     assert not same_weights(versions[2], versions[1])
+
+
+def test_a_rate_is_that_of_the_players_count_though_the_last_update_of_a_step_was_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a loss scale skips the second of two updates whose gradient has an infinity.
+    made = RunOfATest(tmp_path, updates_per_step=2)
+    accelerator = type(made.run._accelerator)
+    monkeypatch.setattr(accelerator, "optimizer_step_was_skipped", property(lambda _: True))
+    train(made.run)
+    assert [group["updates"] for group in made.optimizer.param_groups] == [3, 3]
+    assert [row["learning_rate"] for row in made.events.rows] == pytest.approx(
+        [0.05, 0.05 * 2 / 3, 0.05 / 3]
+    )
+
+
+def test_the_only_player_that_is_trained_begins_its_next_phase_with_its_best_version(
+    tmp_path: Path,
+) -> None:
+    made = RunOfATest(
+        tmp_path,
+        num_steps=8,
+        update="best_response",
+        freeze=("player_1",),
+        lr_scheduler_type="constant",
+        eval_steps=1,
+        save_steps=1,
+        eval_tasks=2,
+        eval_patience=2,
+    )
+    # Version 1 is the best. Its phase ends at version 3 and the next one, in vain, at version 5,
+    # which ends the run behind the step that follows.
+    made.link.validation_scores = [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
+    versions: dict[int, dict[str, torch.Tensor]] = {}
+    for step in made.run.remaining_steps():
+        versions[step] = made.weights("player_0")
+        play_and_learn(made, step)
+    versions[6] = made.weights("player_0")
+    assert list(versions) == [0, 1, 2, 3, 4, 5, 6]
+    assert same_weights(versions[4], versions[1])
+    assert not same_weights(versions[5], versions[1])
+    assert same_weights(versions[6], versions[1])
+
+
+def test_an_entropy_target_falls_with_the_rate_of_the_player_whose_bonus_it_is(
+    tmp_path: Path,
+) -> None:
+    # player_0 stays at the peak of its schedule for ever: it makes no update.
+    made = RunOfATest(
+        tmp_path,
+        num_steps=4,
+        freeze=("player_0",),
+        entropy_bonus=0.4,
+        entropy_target=1.0,
+    )
+    steps = made.run.remaining_steps()
+    play_and_learn(made, next(steps))
+    play_and_learn(made, next(steps))
+    version = made.run.push_adapters()
+    made.run.validate(version)
+    batches = made.run.build_batches(made.run.play(next(steps), version))
+    [batch] = [batch for batch in batches if batch.player == "player_1"]
+    assert batch.entropy_bonus is not None
+    assert [row["learning_rate"] for row in made.events.rows] == pytest.approx([0.05, 0.0375])
+    # After two of four updates the target is 1/2, which the entropy of 1/2 nat a token has reached.
+    assert made.run._entropy_targets() == {"player_0": 1.0, "player_1": 0.5}
+    assert not batch.entropy_bonus.any()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # Returns are 0, 1, 0, 1 and .5 more, see `written_games`: 1.5 is cut to 1.
+        ({}, {"player_0 x": 1.0, "player_1 x": 1.0}),
+        ({"reward_clip": 1.0}, {"player_0 x": 0.75, "player_1 x": 0.75}),
+        ({"whiten_rewards": True}, {"player_0 x": 0.0, "player_1 x": 0.0}),
+        # Whoever rests is paid, and compared with what it was paid, all the same.
+        ({"whiten_rewards": True, "freeze": ("player_1",)}, {"player_0 x": 0.0, "player_1 x": 0.0}),
+    ],
+    ids=str,
+)
+def test_a_moving_baseline_is_of_the_rewards_that_it_is_compared_with(
+    tmp_path: Path, values: dict[str, Any], expected: dict[str, float]
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1, advantage="baseline", **values)
+    train(made.run)
+    assert made.run.state.baselines == pytest.approx(expected, abs=1e-6)

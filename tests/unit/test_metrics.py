@@ -153,6 +153,19 @@ def test_a_zero_sum_game_is_scored_by_the_first_players_return_and_brings_figure
     )
 
 
+def test_a_partners_winnings_are_not_the_runs_score_with_it() -> None:
+    in_seat_0 = replace(_poker(2.0, "bet", "call"), seats=("iggi", OWN[1]))
+    in_seat_1 = replace(_poker(-1.0, "check", "check"), seats=(OWN[0], "iggi"))
+    alone = replace(_poker(1.0, "check", "check"), seats=OWN)
+    found = episode_metrics(
+        [[in_seat_0], [in_seat_1], [alone]], own_seats=OWN, partners={"iggi": "iggi"}
+    )
+    # The run's own players lost 2 and 1 to it. By themselves the first one won 1.
+    assert found["partners/iggi/score"] == -1.5
+    assert found["partners/iggi/games"] == 2.0
+    assert found["self_play/score"] == 1.0
+
+
 def test_replies_that_are_cut_are_those_of_the_greatest_length_without_an_end() -> None:
     group = [game(turn(0), turn(0), turn(1)), game(replace(turn(0), reply_ids=(2,)), made_turn(1))]
     assert "player_0/cut_share" not in episode_metrics([group])

@@ -12,10 +12,17 @@ import torch
 from accelerate import Accelerator
 
 from hanabi_grpo.errors import ParityError
+from hanabi_grpo.training import mismatch
 from hanabi_grpo.training.check_sample import check_rows
 from hanabi_grpo.training.evidence import STEPS, Comparison
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
-from hanabi_grpo.training.mismatch import SCALED, STALE, CheckedGames, MismatchCheck, check_mismatch
+from hanabi_grpo.training.mismatch import (
+    SCALED,
+    STALE,
+    CheckedGames,
+    MismatchCheck,
+    check_mismatch,
+)
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.types import Episode
@@ -250,6 +257,43 @@ def test_a_step_of_the_players_own_games_goes_on_and_leaves_the_weights_alone() 
     assert checked.incidents == []
     for name, value in checked.model.named_parameters():
         assert torch.equal(value, weights[name])
+
+
+def test_the_same_tokens_on_a_second_process_are_no_further_evidence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = Checked()
+    games = checked.games("player_0", 0.01)
+    one_process, _ = checked.check.check_games(games, {})
+    accelerator = checked.check._accelerator
+    monkeypatch.setattr(accelerator, "reduce", lambda numbers: 2 * numbers)
+    monkeypatch.setattr(mismatch, "gather_object", lambda own: own * 2)
+    two_processes, _ = checked.check.check_games(games, {})
+    for suspect in (STALE, SCALED):
+        [[toward, squares, *_]] = one_process[f"player_0|{suspect}"]
+        [[toward_of_both, squares_of_both, *_]] = two_processes[f"player_0|{suspect}"]
+        assert toward_of_both == pytest.approx(2 * toward)
+        # So that the standard errors, toward / sqrt(squares), stay the same.
+        assert squares_of_both == pytest.approx(4 * squares)
+
+
+def test_tokens_are_told_apart_by_their_logprobs_and_across_processes_by_what_is_before_them() -> (
+    None
+):
+    rows = []
+    for ids in ([1, 2, 3, 4], [1, 2, 3, 4], [1, 5, 3, 4]):
+        mask = [False, False, True, True]
+        rows.append(TokenRow(ids=ids, mask=mask, logprobs=[0.0] * 4, advantages=[0.0] * 4))
+    first, second, third = (collate([row], NAMES[0], 2, 0, torch.device("cpu")) for row in rows)
+    here = mismatch._different_tokens(torch.tensor([-1.0, -2.0]), first)
+    # Rounded otherwise.
+    there = mismatch._different_tokens(torch.tensor([-1.0001, -2.0001]), second)
+    assert here == there
+    assert len(here) == 2
+    elsewhere = mismatch._different_tokens(torch.tensor([-1.0, -2.0]), third)
+    assert not here & elsewhere
+    # Two certain tokens say as little as one.
+    assert len(mismatch._different_tokens(torch.zeros(2), first)) == 1
 
 
 def test_evidence_grows_over_steps_and_over_a_resume() -> None:

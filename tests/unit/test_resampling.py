@@ -1,14 +1,19 @@
 """Further tasks take the place of flat ones: a link that plays by a rule, and no ms-swift."""
 
+import json
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import FURTHER_APART, tasks, training_rows
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.resampling import UsedGames, resample
-from hanabi_grpo.types import DroppedGame, Episode
+from hanabi_grpo.types import DroppedGame, Episode, Turn
 from made_games import made_episode, made_turn
 
 NAMES = ("player_0", "player_1")
@@ -162,6 +167,79 @@ def test_a_group_is_flat_where_only_a_player_that_does_not_learn_earns_different
     assert both_learn.metrics["resample/rounds"] == 0
     only_player_0_learns = play_and_resample(Link(always("partner")), trained=(SEATS[0], ""))
     assert only_player_0_learns.metrics["resample/rounds"] == 2
+
+
+def paid(score: float, illegal: float = 0.0) -> Turn:
+    return made_turn(0, 3, rewards={"score": score, "illegal": illegal})
+
+
+@pytest.mark.parametrize(
+    ("values", "games", "is_flat"),
+    [
+        # The same point, earned by the first or by the second of two turns.
+        ({"advantage": "grpo"}, [(paid(1), paid(0)), (paid(0), paid(1))], True),
+        ({"advantage": "grpo", "gamma": 0.5}, [(paid(1), paid(0)), (paid(0), paid(1))], False),
+        ({"advantage": "state_baseline"}, [(paid(1), paid(0)), (paid(0), paid(1))], False),
+        # A point more, and a penalty that costs it again: the legal reply of that game is better.
+        ({"advantage": "turn"}, [(paid(1, -1), paid(1)), (paid(0), paid(1))], False),
+        ({"advantage": "rloo"}, [(paid(1, -1), paid(1)), (paid(0), paid(1))], True),
+        # Both games pay more than is counted.
+        ({"advantage": "grpo", "reward_clip": 1.0}, [(paid(3),), (paid(2),)], True),
+        ({"advantage": "grpo", "reward_clip": 2.5}, [(paid(3),), (paid(2),)], False),
+        # Sums that differ by their rounding alone.
+        ({"advantage": "grpo"}, [(paid(0.1), paid(0.2), paid(0.3)), (paid(0.6),)], True),
+    ],
+    ids=[
+        "the same return",
+        "a return that is discounted",
+        "a return to go",
+        "a penalty of its turn",
+        "a penalty of the game",
+        "returns that are cut",
+        "returns of which one is cut",
+        "rounding",
+    ],
+)
+def test_a_group_is_flat_where_the_estimator_gives_all_its_turns_the_advantage_0(
+    values: dict[str, Any], games: list[tuple[Turn, ...]], is_flat: bool
+) -> None:
+    class LinkOfGames(Link):
+        def play(self, tasks: Any, names: Any, version: int) -> RolloutResult:
+            groups = []
+            for task in tasks:
+                group = []
+                for number, turns in enumerate(games):
+                    at = {"suite": task.suite, "seed": task.seed, "game": number, "seats": SEATS}
+                    group.append(made_episode(*turns, **at))
+                groups.append(group)
+            return RolloutResult(groups=groups, dropped=())
+
+    link = LinkOfGames(always(""), SETTINGS.model_copy(update=values))
+    used = play_and_resample(link, trained=(SEATS[0], ""))
+    assert used.metrics["resample/flat_before"] == float(is_flat)
+
+
+def test_groups_of_one_task_that_are_compared_are_not_flat_where_they_differ(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    config = {"preset": "laptop", "seeds": [9]}
+    row = {"messages": [{"role": "user", "content": "Play."}], "env_config": config}
+    path.write_text(json.dumps(row))
+
+    class LinkOfOneTask(Link):
+        def play(self, tasks: Any, names: Any, version: int) -> RolloutResult:
+            groups = []
+            for number, _ in enumerate(tasks):
+                turn = made_turn(0, 3, rewards={"score": float(number == 2)})
+                group = [made_episode(turn, seed=9, game=game, seats=SEATS) for game in range(2)]
+                groups.append(group)
+            return RolloutResult(groups=groups, dropped=())
+
+    for over, num_flat in (("task", 0), ("group", 4)):
+        values = {"dataset": str(path), "advantage": "grpo", "normalize_over": over}
+        used = play_and_resample(LinkOfOneTask(always(""), SETTINGS.model_copy(update=values)))
+        assert used.metrics["resample/flat_before"] == num_flat / 4
 
 
 def test_a_resumed_run_asks_for_the_same_tasks_whatever_the_steps_before_it_needed() -> None:

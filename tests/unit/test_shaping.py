@@ -73,7 +73,8 @@ def test_a_target_gives_each_player_the_part_of_the_bonus_that_it_lacks() -> Non
     first = _batch("player_0", [[-0.02, -0.08]], [[True, True]])
     second = _batch("player_1", [[-0.5, -0.1]], [[True, True]])
     # Entropies .05 and .3: three quarters of the bonus, and none.
-    add_entropy_bonus([first, second], 0.4, {"player_0": -0.05, "player_1": -0.3}, target=0.2)
+    targets = {"player_0": 0.2, "player_1": 0.2}
+    add_entropy_bonus([first, second], 0.4, {"player_0": -0.05, "player_1": -0.3}, targets)
     assert first.entropy_bonus is not None
     assert second.entropy_bonus is not None
     assert torch.allclose(first.entropy_bonus, torch.tensor([[-0.3 * 0.03, 0.3 * 0.03]]))

@@ -34,7 +34,8 @@ from hanabi_grpo.training.estimators.arithmetic import lambda_advantages
 from hanabi_grpo.training.estimators.returns import returns_to_go
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
-from hanabi_grpo.types import CallError, Episode, EpisodeStatus, Reply, ReplyKind
+from hanabi_grpo.training.rewards import add_rewards
+from hanabi_grpo.types import KL_PART, CallError, Episode, EpisodeStatus, Reply, ReplyKind
 from made_batches import made_cut
 
 MEMORIES = ("turn", 2, "game")
@@ -172,6 +173,17 @@ def test_calls_have_the_advantage_of_their_turn() -> None:
     assert unparsable.turns[-1].kind is ReplyKind.UNPARSABLE
     [[*first, call, action], *_] = make_estimator("turn").advantages([unparsable, right, wrong], 0)
     assert call == action != first[0]
+
+
+def test_a_call_is_charged_its_own_distance_from_the_reference_too() -> None:
+    # Two turns, of a call and an answer, and of two calls and an answer.
+    costly = add_rewards(play(two_turns()), 0, KL_PART, [-1.0, -2.0, -4.0, -8.0, -16.0])
+    free = play(two_turns())
+    expected = [-3.0, -2.0, -28.0, -24.0, -16.0]
+    estimator = make_estimator("turn", scale="none")
+    # Both games earn the same, and nothing in the other one costs anything.
+    assert estimator.advantages([costly, free], 0)[0] == pytest.approx(expected)
+    assert returns_to_go([costly], 0)[0] == pytest.approx([-30.0, -29.0, -27.0, -23.0, -15.0])
 
 
 def _batch(episodes: Sequence[Episode]) -> MicroBatch:

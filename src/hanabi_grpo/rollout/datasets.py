@@ -277,12 +277,14 @@ def further_task(rows: Sequence[DatasetRow], task: int, attempt: int) -> TaskRow
 
     Args:
         rows: The rows of a run.
-        task: Number of the task to replace.
+        task: Number of the task to replace. One that is a replacement itself is replaced as the
+            task in whose place it came.
         attempt: Number of the replacement, from 1 to 15.
     """
-    index, visit = locate(_shares(rows), task)
+    first_task = task % FURTHER_APART
+    index, visit = locate(_shares(rows), first_task)
     row = rows[index]
-    number = task + attempt * FURTHER_APART
+    number = first_task + attempt * FURTHER_APART
     if not row.seeds:
         return row.task(number, row.first_seed + number)
     apart = 0

@@ -172,7 +172,7 @@ def next_estimator_state(
     Args:
         estimator: That of the run.
         state: What the step's advantages were computed with.
-        groups: All groups that the step drew.
+        groups: The step's groups, with the rewards that advantages were computed of.
         own: Per seat the policy spec of the adapter that is trained in it, see
             `settings.partners.own_seats`.
     """

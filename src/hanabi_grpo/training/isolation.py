@@ -109,7 +109,7 @@ class PlayerSchedule(LRScheduler):
         return [group["initial_lr"] * self._factor(group["updates"]) for group in groups]
 
     def refresh(self) -> None:
-        """Set the rates again after the groups' counts were restored."""
+        """Set the rates by the groups' counts, behind a step or when counts were restored."""
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate

@@ -54,14 +54,19 @@ _LARGEST_LOG = 20.0
 """Largest |log ratio| that is exponentiated: e^20 is 5e8, and infinity would spoil the step."""
 _LARGEST_KL = 10.0
 _SMALLEST_RATIO = 1e-10
-LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "low": {"clip_ratio/low_mean": torch.mean, "clip_ratio/low_min": torch.min},
-    "high": {"clip_ratio/high_mean": torch.mean, "clip_ratio/high_max": torch.max},
-    "region": {"clip_ratio/region_mean": torch.mean},
-    "dual": {"clip_ratio/dual_mean": torch.mean},
-    "kl": {"kl": torch.nanmean},
+LOSS_MEANS = {
+    "low": "clip_ratio/low_mean",
+    "high": "clip_ratio/high_mean",
+    "region": "clip_ratio/region_mean",
+    "dual": "clip_ratio/dual_mean",
+    "kl": "kl",
 }
-"""Names in metrics.jsonl of what `PolicyLoss` measures, and how values of all processes join."""
+"""Names in metrics.jsonl of what `PolicyLoss` measures, as means over tokens of all processes."""
+LOSS_EXTREMES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "low": ("clip_ratio/low_min", torch.min),
+    "high": ("clip_ratio/high_max", torch.max),
+}
+"""Names of the least and greatest mean of a process in a micro-batch, a mean over these."""
 
 
 class PolicyLoss:
@@ -267,7 +272,7 @@ def add_entropy_bonus(
     batches: Iterable[MicroBatch],
     weight: float,
     means: Mapping[str, float],
-    target: float | None = None,
+    targets: Mapping[str, float] | None = None,
 ) -> None:
     """Give the micro-batches of a step their column for HANABI_ENTROPY_BONUS, see `entropy_terms`.
 
@@ -275,9 +280,11 @@ def add_entropy_bonus(
         batches: All micro-batches of this rank.
         weight: HANABI_ENTROPY_BONUS.
         means: Of `mean_logprobs`.
-        target: HANABI_ENTROPY_TARGET in nats a token; None: the whole bonus always.
+        targets: By player its HANABI_ENTROPY_TARGET of the step, in nats a token; None: the whole
+            bonus always.
     """
     for batch in batches:
+        target = None if targets is None else targets[batch.player]
         batch.entropy_bonus = entropy_terms(batch, weight, means[batch.player], target)
 
 

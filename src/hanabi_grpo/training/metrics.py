@@ -54,7 +54,7 @@ def episode_metrics(
         groups_dropped: Tasks that were left out because too few of their games remained.
         own_seats: Per seat the run's own adapter, e.g. "player_0@7"; empty: all seats are trained.
         partners: The name of each partner by its seat reference. Scores with each are then told
-            apart.
+            apart, see `_scores_by_partner`.
         reply_limit: Most tokens of one reply; 0: no reply counts as cut.
         end_id: The token that ends a reply; None: every reply of the greatest length counts as cut.
         end_ids: By adapter that of another base model than player_0's.
@@ -310,7 +310,11 @@ def _scores_by_partner(
     own_seats: Sequence[str],
     partners: Mapping[str, str],
 ) -> dict[str, float]:
-    """Return the scores of self-play and with each partner; without a game only their number."""
+    """Return the scores of self-play and with each partner; without a game only their number.
+
+    In a game without a common score that is the return of the run's own players beside a partner,
+    in whichever seat, and of player 0 in self-play.
+    """
     scores: dict[str, list[float]] = {"self_play": []}
     for name in partners.values():
         scores[f"partners/{name}"] = []
@@ -319,8 +323,9 @@ def _scores_by_partner(
         for seat, reference in enumerate(episode.seats):
             if not _trains(episode, seat, own_seats):
                 names.add(f"partners/{partners.get(reference, reference)}")
+        score = score_of(episode, setups, own_seats if names else ())
         for name in sorted(names) or ["self_play"]:
-            scores.setdefault(name, []).append(score_of(episode, setups))
+            scores.setdefault(name, []).append(score)
     figures: dict[str, float] = {}
     for name, values in scores.items():
         figures[f"{name}/games"] = float(len(values))

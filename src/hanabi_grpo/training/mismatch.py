@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from hanabi_grpo.errors import ParityError
 from hanabi_grpo.training.evidence import (
@@ -84,7 +85,7 @@ LOOK_FACTOR = 1.5
 """Multiple of the running median of gaps from which on they are in float32."""
 _EXPLAINED = 0.5
 """A suspect that leaves a larger share of the squared gap does not explain it."""
-_NUM_OWN = 4 + NUM_SURPRISE_SUMS
+_NUM_OWN = 3 + NUM_SURPRISE_SUMS
 """Sums of a player before those of its comparisons, see `_Measured`."""
 
 
@@ -114,7 +115,7 @@ class _Measured:
     """Σ (s − t)²."""
     num_tokens: float
     num_different: float
-    """Tokens that differ, or have another context."""
+    """Tokens that differ, or have another context; the same ones on two ranks count once."""
     surprise: Sequence[float]
     """See `evidence.surprise_sums`."""
     comparisons: Mapping[str, Comparison]
@@ -386,6 +387,7 @@ class MismatchCheck:
         if games.sampled_by != games.version:
             past = self._earlier.using(games.sampled_by)
         sums = {}
+        tokens: dict[str, set[int]] = {}
         with past:
             served = {
                 player: self._served(player, games.samples[player], names, games)
@@ -394,7 +396,10 @@ class MismatchCheck:
             with self._policy.in_float32():
                 for player, names in suspects.items():
                     batch = games.samples[player]
-                    sums[player] = self._sums(player, batch, names, games, served[player])
+                    sums[player], tokens[player] = self._sums(
+                        player, batch, names, games, served[player]
+                    )
+        num_different = _count_different(gather_object([tokens]))
         local = torch.tensor(
             list(sums.values()), dtype=torch.float64, device=self._accelerator.device
         )
@@ -404,12 +409,12 @@ class MismatchCheck:
             for number, suspect in enumerate([*suspects[player], TEMPERATURE]):
                 start = _NUM_OWN + NUM_NUMBERS * number
                 comparisons[suspect] = Comparison.of(total[start : start + NUM_NUMBERS])
-            gap, gap_squares, num_tokens, num_different, *surprise = total[:_NUM_OWN]
+            gap, gap_squares, num_tokens, *surprise = total[:_NUM_OWN]
             measured[player] = _Measured(
                 gap=gap,
                 gap_squares=gap_squares,
                 num_tokens=num_tokens,
-                num_different=num_different,
+                num_different=float(num_different[player]),
                 surprise=surprise,
                 comparisons=comparisons,
             )
@@ -438,25 +443,24 @@ class MismatchCheck:
         suspects: Sequence[str],
         games: CheckedGames,
         served: _Served,
-    ) -> list[float]:
-        """Return this rank's sums of a player: `_NUM_OWN`, then of each suspect, then of heat.
+    ) -> tuple[list[float], set[int]]:
+        """Return this rank's sums of a player, and its different tokens (`_different_tokens`).
 
-        All are 0 where the trainer's logprobs are not finite.
+        The sums are `_NUM_OWN` of its own, then those of each suspect, then of heat. All are 0
+        where the trainer's logprobs are not finite.
         """
         name = adapter_of(player, self._policy.adapter_names)
         law = self._policy.float32_law(batch, name, CEILING, FILTER_ROUNDING[self._dtype])
         sampler = batch.sampler_logprobs[batch.reply_mask].double()
         own = law.logprobs.double()
         if not bool(own.isfinite().all() & law.variance.isfinite().all()):
-            return [0.0] * (_NUM_OWN + NUM_NUMBERS * (len(suspects) + 1))
+            return [0.0] * (_NUM_OWN + NUM_NUMBERS * (len(suspects) + 1)), set()
         gap = sampler - own
         mean = law.mean.double()
         sums = [
             float(gap.abs().sum()),
             float(gap.square().sum()),
             float(len(gap)),
-            # The same token in the same context has the same logprob, and others hardly ever.
-            float(len(own.unique())),
             *_surprise_sums(sampler, law),
         ]
         for suspect in suspects:
@@ -466,7 +470,7 @@ class MismatchCheck:
         # A token that is more likely than most grows rarer in the heat.
         hotter = own + (HEATS[self._dtype] - 1) * ((-own).clamp(max=CEILING) - mean)
         sums += compare(sampler, own, hotter, served.own).numbers
-        return sums
+        return sums, _different_tokens(own, batch)
 
     def _logprobs(
         self,
@@ -738,6 +742,38 @@ def _unexplained(suspect: str, comparison: Comparison, measured: _Measured) -> f
         explained = comparison.product**2 / comparison.distance
         return max(0.0, measured.gap_squares - explained)
     return comparison.residual
+
+
+def _different_tokens(own: torch.Tensor, batch: MicroBatch) -> set[int]:
+    """Return a number for each of a player's tokens that differ, the same on every rank.
+
+    The same token in the same context has the same logprob, and others hardly ever, so of equal
+    logprobs the first stands for all. Its number is a hash of its id and of all ids before it,
+    because another rank may round its logprob otherwise.
+
+    Args:
+        own: [reply tokens] the trainer's logprobs.
+        batch: The micro-batch that they are of.
+    """
+    numbers: list[int] = []
+    for ids, mask in zip(batch.ids.tolist(), batch.reply_mask.tolist(), strict=True):
+        number = hash(ids[0])
+        for token, is_reply in zip(ids[1:], mask, strict=True):
+            number = hash((number, token))
+            if is_reply:
+                numbers.append(number)
+    first_of: dict[float, int] = {}
+    for logprob, number in zip(own.tolist(), numbers, strict=True):
+        first_of.setdefault(logprob, number)
+    return set(first_of.values())
+
+
+def _count_different(of_ranks: Sequence[Mapping[str, set[int]]]) -> dict[str, int]:
+    """Return how many different tokens each player has on all ranks together."""
+    counts = {}
+    for player in of_ranks[0]:
+        counts[player] = len(set().union(*(tokens[player] for tokens in of_ranks)))
+    return counts
 
 
 def _surprise_sums(sampler: torch.Tensor, law: TokenLaw) -> list[float]:

@@ -34,11 +34,24 @@ class StepMetrics:
     def __init__(self) -> None:
         """Begin with none."""
         self._values: dict[str, list[float]] = defaultdict(list)
+        self._sums: dict[str, tuple[float, float]] = {}
+        """By figure a sum, and of how many values."""
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Add figures by name."""
         for name, value in figures.items():
             self._values[name].append(value)
+
+    def add_mean(self, name: str, total: float, count: float) -> None:
+        """Add a part of a figure that is a mean over values, not over the parts.
+
+        Args:
+            name: The figure's.
+            total: Sum of the part's values.
+            count: How many they are, above 0.
+        """
+        sum_before, count_before = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = (sum_before + total, count_before + count)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -50,7 +63,9 @@ class StepMetrics:
     def take(self) -> dict[str, float]:
         """Return the means, and begin anew."""
         means = {name: fmean(values) for name, values in self._values.items()}
+        means |= {name: total / count for name, (total, count) in self._sums.items()}
         self._values.clear()
+        self._sums.clear()
         return means
 
 

@@ -1,9 +1,9 @@
 """HANABI_RESAMPLE_FLAT=k: further tasks take the place of flat ones, in up to k rounds.
 
-A group is flat (of zero variance) where all games of its task earn the same for each player that
-learns in the step. An estimator that compares within groups gives all its turns the advantage 0, so
-leaving it out biases nothing: tasks that teach something come up more often. With one that compares
-over the step it would; `settings.steps` refuses that.
+A group is flat (of zero variance) where the estimator gives all turns of the players that learn in
+the step the advantage 0: with most estimators because all games of its task earn the same. Leaving
+it out biases nothing, and tasks that teach something come up more often. With an estimator that
+compares over the step it would; `settings.steps` refuses that.
 
 Which tasks come in which round is a function of the tasks in whose place they come
 (`further_task`), so a resumed run asks for the same ones. A place that stays flat keeps its own
@@ -21,11 +21,18 @@ from enum import IntEnum
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import further_task, training_rows
+from hanabi_grpo.settings.objective import run_estimator
+from hanabi_grpo.training.advantages import step_advantages
 from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
+from hanabi_grpo.training.estimators import Estimator
+from hanabi_grpo.training.estimators.arithmetic import flatten
 from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.groups import flatten_groups
-from hanabi_grpo.training.metrics import has_spread
+from hanabi_grpo.training.groups import flatten_groups, trained_groups
+from hanabi_grpo.training.rewards import clip_returns
 from hanabi_grpo.types import Episode
+
+_ROUNDING = 1e-9
+"""An advantage below this share of its group's largest reward is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +55,9 @@ class _Worth(IntEnum):
     UNUSABLE = 0
     """It has too few games."""
     FLAT = 1
-    """All its games earned the same."""
+    """No turn of a player that learns is better or worse than the others."""
     SPREAD = 2
-    """Some earned more than others."""
+    """Some are."""
 
 
 def resample(
@@ -80,32 +87,35 @@ def resample(
     if not num_rounds:
         return UsedGames(drawn=drawn, groups=drawn, problems=problems, metrics={})
 
-    def worth(group: Sequence[Episode]) -> _Worth:
-        if len(group) < min_games:
-            return _Worth.UNUSABLE
-        return _Worth.SPREAD if has_spread(group, trained) else _Worth.FLAT
-
+    worth_of = _Worths(
+        estimator=run_estimator(link.settings),
+        trained=trained,
+        reward_clip=link.settings.reward_clip,
+        min_games=min_games,
+    )
     rows = training_rows(link.settings)
     groups = list(result.groups)
     answers = [result]
     for attempt in range(1, num_rounds + 1):
-        positions = []
-        further = []
-        for position, group in enumerate(groups):
-            if worth(group) < _Worth.SPREAD:
-                positions.append(position)
-                further.append(further_task(rows, tasks[position].number, attempt))
+        worths = worth_of(groups)
+        positions = [place for place, worth in enumerate(worths) if worth < _Worth.SPREAD]
         if not positions:
             break
+        further = [further_task(rows, tasks[place].number, attempt) for place in positions]
         answer = link.play(further, names, version)
         answers.append(answer)
-        for position, group in zip(positions, answer.groups, strict=True):
+        candidates = list(groups)
+        for place, group in zip(positions, answer.groups, strict=True):
+            candidates[place] = group
+        worths_of_candidates = worth_of(candidates)
+        for place in positions:
             # Of equals the first: its own.
-            groups[position] = max(groups[position], group, key=worth)
+            if worths_of_candidates[place] > worths[place]:
+                groups[place] = candidates[place]
         _, problems_of_answer = usable_groups(answer.groups, answer.dropped, min_games)
         problems += problems_of_answer
 
-    used = [group for group in groups if worth(group) > _Worth.UNUSABLE]
+    used = [group for group in groups if len(group) >= min_games]
     num_played = 0
     for answer in answers:
         num_played += len(flatten_groups(answer.groups))
@@ -117,6 +127,50 @@ def resample(
     }
     for when, usable in (("before", drawn), ("after", used)):
         if usable:
-            num_flat = sum(worth(group) is _Worth.FLAT for group in usable)
+            num_flat = worth_of(usable).count(_Worth.FLAT)
             metrics[f"resample/flat_{when}"] = num_flat / len(usable)
     return UsedGames(drawn=drawn, groups=used, problems=problems, metrics=metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worths:
+    """What groups are good for beside each other."""
+
+    estimator: Estimator
+    """That of the run, which compares within groups, or within tasks."""
+    trained: Sequence[str]
+    """See `resample`."""
+    reward_clip: float | None
+    """HANABI_REWARD_CLIP."""
+    min_games: int
+    """Fewest games of a group that is used."""
+
+    def __call__(self, groups: Sequence[Sequence[Episode]]) -> list[_Worth]:
+        """Return the worth of each of some groups that a step would learn from."""
+        usable = []
+        worths = []
+        for group in groups:
+            is_usable = len(group) >= self.min_games
+            usable.append(list(group) if is_usable else [])
+            worths.append(_Worth.FLAT if is_usable else _Worth.UNUSABLE)
+        for seat in range(len(self.trained)):
+            for number in self._with_advantages(usable, seat):
+                worths[number] = _Worth.SPREAD
+        return worths
+
+    def _with_advantages(self, groups: list[list[Episode]], seat: int) -> list[int]:
+        """Return the numbers of the groups in which a turn of a seat has an advantage.
+
+        None has where the seat is not trained.
+        """
+        if self.reward_clip is not None:
+            groups = clip_returns(groups, seat, self.reward_clip)
+        own_groups = trained_groups(groups, seat, self.trained)
+        advantages = step_advantages(own_groups, seat, self.estimator)
+        numbers = []
+        for number, (group, games) in enumerate(zip(own_groups, advantages, strict=True)):
+            rewards = [abs(turn.reward(seat)) for episode in group for turn in episode.turns]
+            sizes = [abs(advantage) for advantage in flatten(games)]
+            if max(sizes, default=0.0) > _ROUNDING * max(rewards, default=0.0):
+                numbers.append(number)
+        return numbers

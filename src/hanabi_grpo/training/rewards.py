@@ -32,7 +32,7 @@ Groups = Sequence[Sequence[Episode]]
 def paid_groups(
     groups: Groups,
     settings: Settings,
-    trained_seats: Sequence[str],
+    own_seats: Sequence[str],
     kl_costs: Mapping[int, Mapping[int, Sequence[float]]],
     trained: TrainedTokens = all_tokens,
 ) -> list[list[Episode]]:
@@ -41,18 +41,19 @@ def paid_groups(
     Args:
         groups: As they were played.
         settings: HANABI_REWARD_CLIP and HANABI_WHITEN_REWARDS.
-        trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
+        own_seats: Per seat the run's own adapter, also where its player does not learn in this
+            step: its moving baseline goes on.
         kl_costs: By seat and number of the game what each of the seat's turns costs, in points.
         trained: Which tokens of a reply carry loss.
     """
     paid = [list(group) for group in groups]
-    for seat in range(len(trained_seats)):
+    for seat in range(len(own_seats)):
         if settings.reward_clip is not None:
             paid = clip_returns(paid, seat, settings.reward_clip)
         if seat in kl_costs:
             paid = _charge(paid, seat, kl_costs[seat])
         if settings.whiten_rewards:
-            paid = whiten_rewards(paid, seat, trained_seats, trained)
+            paid = whiten_rewards(paid, seat, own_seats, trained)
     return paid
 
 
@@ -86,7 +87,7 @@ def clip_returns(groups: Groups, seat: int, limit: float) -> list[list[Episode]]
 def whiten_rewards(
     groups: Groups,
     seat: int,
-    trained_seats: Sequence[str],
+    own_seats: Sequence[str],
     trained: TrainedTokens = all_tokens,
 ) -> list[list[Episode]]:
     """Return the groups with (r_k − μ) / (σ + ε) as what a seat gets from each of its turns on.
@@ -102,10 +103,10 @@ def whiten_rewards(
     Args:
         groups: The step's.
         seat: Number of the seat.
-        trained_seats: Per seat the adapter that is trained there.
+        own_seats: See `paid_groups`.
         trained: Which tokens of a reply carry loss.
     """
-    own = flatten_groups(trained_groups(groups, seat, trained_seats))
+    own = flatten_groups(trained_groups(groups, seat, own_seats))
     rewards = [turn_rewards(episode, seat) for episode in own]
     lengths = []
     for episode in own:

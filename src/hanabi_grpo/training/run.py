@@ -63,7 +63,8 @@ from hanabi_grpo.training.learned.adapter_critic import AdapterCritics
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.lessons import TaughtTokens, lesson_figures, teaching_at, weight_figures
 from hanabi_grpo.training.loss import (
-    LOSS_METRICS,
+    LOSS_EXTREMES,
+    LOSS_MEANS,
     PolicyLoss,
     add_entropy_bonus,
     mean_logprobs,
@@ -438,9 +439,13 @@ class TrainingRun:
             outcome = figures, self._validation.verdict(version)
         figures, self._verdict = _broadcast(outcome)
         self._metrics.add(figures)
-        if self._verdict.is_phase_best:
-            [player] = self._verdict.active_players
-            self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
+        if not self._verdict.is_phase_best:
+            return
+        [player] = self._verdict.active_players
+        if player == self._verdict.finished_player and self.state.phase_best:
+            # The only player that is trained: its next phase begins with what it returns to.
+            return
+        self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
 
     def _measure(self, version: int) -> dict[str, float]:
         """Return what is due of exploitability, beliefs and validation; the main process asks."""
@@ -563,7 +568,7 @@ class TrainingRun:
         groups = paid_groups(
             played.used.groups,
             self._settings,
-            seats.trained,
+            seats.seats,
             self._kl_costs(played),
             self._trained(played),
         )
@@ -605,10 +610,9 @@ class TrainingRun:
             taught=taught,
             beliefs=self._beliefs,
         )
-        # Of all own players: the baseline of one that rests in this step moves on.
-        baselines = next_estimator_state(
-            self._estimator, self.state.baselines, played.used.drawn, seats.seats
-        )
+        # Of all own players: the baseline of one that rests in this step moves on. Of what is paid,
+        # because that is what the next step's games are compared with.
+        baselines = next_estimator_state(self._estimator, self.state.baselines, groups, seats.seats)
         self._next_state = replace(self._next_state, baselines=baselines)
         self._add_entropy_bonus(batches, played)
         if self._settings.beta and self._settings.kl_in == "loss":
@@ -678,16 +682,27 @@ class TrainingRun:
         bonus = self._settings.entropy_bonus
         if not bonus:
             return
-        target = self._settings.entropy_target
-        if target is not None:
-            # Exploration ends with learning: the target falls as the learning rate does.
-            first = self._policy.adapter_names[0]
-            target *= self._learning_rate / self._settings.rate_of(first)
         seats = played.seats
         means = mean_logprobs(
             played.used.drawn, seats.trained, seats.players, trained=self._trained(played)
         )
-        add_entropy_bonus(batches, bonus, means, target)
+        add_entropy_bonus(batches, bonus, means, self._entropy_targets())
+
+    def _entropy_targets(self) -> dict[str, float] | None:
+        """Return each player's HANABI_ENTROPY_TARGET in this step; None: there is none.
+
+        Exploration ends with learning: a player's target falls as its own learning rate does, which
+        that of a player at rest, or without data in some steps, does not.
+        """
+        target = self._settings.entropy_target
+        if target is None:
+            return None
+        rates = self._learning_rates()
+        targets = {}
+        for player in player_names(self._settings.players):
+            adapter = adapter_of(player, self._policy.adapter_names)
+            targets[player] = target * rates[adapter] / self._settings.rate_of(adapter)
+        return targets
 
     def check_logprobs(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:
         """Stop the run where the games are of another policy than the one that is trained.
@@ -845,11 +860,19 @@ class TrainingRun:
 
     def _loss_of(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         loss, measured = self._loss(logprobs, batch, self._accelerator.num_processes)
-        values = torch.stack([*measured.values()]).detach()[None]
-        everywhere = self._accelerator.gather(values)
-        for name, of_processes in zip(measured, everywhere.unbind(1), strict=True):
-            for metric, combine in LOSS_METRICS[name].items():
-                self._metrics.add({metric: combine(of_processes).item()})
+        num_tokens = batch.trained_mask.sum()
+        numbers = torch.stack([*measured.values(), num_tokens]).detach().double()
+        everywhere = self._accelerator.gather(numbers[None])
+        # A process without a token of the player has measured nothing.
+        *of_processes, counts = everywhere[everywhere[:, -1] > 0].unbind(1)
+        if not len(counts):
+            return loss
+        for name, means in zip(measured, of_processes, strict=True):
+            total = float((means * counts).sum())
+            self._metrics.add_mean(LOSS_MEANS[name], total, float(counts.sum()))
+            if name in LOSS_EXTREMES:
+                metric, extreme = LOSS_EXTREMES[name]
+                self._metrics.add({metric: float(extreme(means))})
         return loss
 
     def backward(self, loss: torch.Tensor, batches: Pass, update: Update) -> None:
@@ -916,13 +939,15 @@ class TrainingRun:
                 "step_time": time.perf_counter() - self._step_started,
             }
         )
-        rates = {"learning_rate": self._learning_rate}
+        rate_of = self._learning_rates()
+        # Of a player that learns: one at rest stays at its place in the schedule.
+        first_adapter = adapter_of(self._verdict.active_players[0], self._policy.adapter_names)
+        rates = {"learning_rate": rate_of[first_adapter]}
         if isinstance(self._settings.learning_rate, str):
-            last_rates = self._parts.schedule.get_last_lr()
-            for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
-                rates[f"{name}/learning_rate"] = float(rate)
-        if not self._accelerator.optimizer_step_was_skipped:
-            self._parts.schedule.step()
+            for name, rate in rate_of.items():
+                rates[f"{name}/learning_rate"] = rate
+        # By each player's count, which the guard has moved on where an update was made.
+        self._parts.schedule.refresh()
         self._return_to_phase_best()
         self.state = replace(
             self._next_state,
@@ -977,10 +1002,13 @@ class TrainingRun:
 
     # Parts of the above
 
-    @property
-    def _learning_rate(self) -> float:
-        """Of the first player, at its own count of updates."""
-        return float(self._parts.schedule.get_last_lr()[0])
+    def _learning_rates(self) -> dict[str, float]:
+        """Return the rate of each adapter in this step, at its own count of updates."""
+        last_rates = self._parts.schedule.get_last_lr()
+        rates = {}
+        for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
+            rates[name] = float(rate)
+        return rates
 
     def _mean_loss(self) -> dict[str, float]:
         """Return the step's loss, a mean over updates and processes; nothing if it is not finite.

@@ -92,15 +92,19 @@ class TurnCredit(Estimator):
 
 
 def _penalties(episodes: Sequence[Episode], player: int) -> TurnValues:
-    """Return p_it for each of the player's turns; a call of a tool has that of its turn."""
+    """Return p_it for each of the player's turns.
+
+    A call of a tool has what its turn costs from the call on: the penalty of the reply that ends
+    the turn, and with HANABI_KL_IN=reward its own cost and that of the calls behind it.
+    """
     penalties: TurnValues = []
     for episode in episodes:
         last_first: list[float] = []
         for turn in reversed(episode.trajectory(player)):
+            penalty = _sum_parts(turn, player, of_turn=True)
             if turn.is_call and last_first:
-                last_first.append(last_first[-1])
-            else:
-                last_first.append(_sum_parts(turn, player, of_turn=True))
+                penalty += last_first[-1]
+            last_first.append(penalty)
         penalties.append(last_first[::-1])
     return penalties
 
