@@ -15,12 +15,12 @@ import rewarded_environments
 from doctor_machines import ROOT
 from fake_engine import SAMPLING
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.conformance import check
+from hanabi_grpo.envs.base import Environment, Setup
+from hanabi_grpo.envs.conformance import check, check_symmetries
 from hanabi_grpo.envs.hanabi.policies import best_messages
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import Referee, play_scripts
-from hanabi_grpo.envs.rewards import with_rewards
+from hanabi_grpo.envs.rewards import RewardedEnvironment, with_rewards
 from hanabi_grpo.envs.wrappers import AECWrapper
 from hanabi_grpo.errors import RewardError, ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import task_figures
@@ -99,6 +99,30 @@ def test_the_spec_says_that_it_is_another_game_with_a_wider_range() -> None:
     assert spec.hash != plain.hash
     other = laptop({"another": lambda episode: [0.0, 0.0]}, reward_range=(-0.5, 0.25)).spec
     assert spec.hash != other.hash
+
+
+def test_all_that_an_environment_may_say_of_a_game_is_asked_of_the_one_with_rewards_too() -> None:
+    """What it does not pass on would be the interface's default, and nothing would say so."""
+    # They are made of methods that are passed on.
+    composed = {"system_message", "person_message"}
+    methods = {name for name, member in vars(Environment).items() if callable(member)}
+    public = {name for name in methods if not name.startswith("_")}
+    assert public - composed <= vars(RewardedEnvironment).keys()
+
+
+def test_a_game_with_rewards_has_the_boards_words_symmetries_and_rules_of_the_game() -> None:
+    plain = registry.get("hanabi")
+    paid = registry.get("hanabi_brief")
+    assert paid.knows_preset("4x3-hand4-info8-life3")
+    assert not paid.knows_preset("lap-top")
+    fields = {"preset": "laptop", "observation": "compact", "deductions": "joined"}
+    config = paid.Config.parse(fields)
+    assert paid.person_message(config, 0) == plain.person_message(config, 0)
+    assert paid.person_message(config, 0).startswith("Hanabi: you are player_0 of 2 players")
+    assert paid.word_parts(config)["sure.cR.r1"][0] == "own sure"
+    assert paid.num_symmetries(config) == 2
+    check_symmetries(paid, config, num_episodes=2)
+    assert paid.worded_under(config, "Hint R", 1) == "Hint Y"
 
 
 @pytest.mark.rest

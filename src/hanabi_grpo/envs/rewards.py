@@ -138,6 +138,10 @@ class RewardedEnvironment(Environment[C]):
             attainable=attainable,
         )
 
+    def knows_preset(self, name: str) -> bool:
+        """See `Environment.knows_preset`."""
+        return self.base.knows_preset(name)
+
     def may_block(self, config: C) -> bool | None:
         """Return True: nobody knows how long a stranger's function takes."""
         return True
@@ -145,6 +149,18 @@ class RewardedEnvironment(Environment[C]):
     def num_starts(self, config: C) -> int | None:
         """See `Environment.num_starts`."""
         return self.base.num_starts(config)
+
+    def num_symmetries(self, config: C) -> int:
+        """See `Environment.num_symmetries`."""
+        return self.base.num_symmetries(config)
+
+    def seen_under(self, config: C, game: Game, symmetries: Sequence[int]) -> Game:
+        """See `Environment.seen_under`."""
+        return self.base.seen_under(config, game, symmetries)
+
+    def worded_under(self, config: C, action: str, symmetry: int) -> str:
+        """See `Environment.worded_under`."""
+        return self.base.worded_under(config, action, symmetry)
 
     def check_policy(self, config: C, name: str) -> None:
         """See `Environment.check_policy`."""
@@ -165,6 +181,10 @@ class RewardedEnvironment(Environment[C]):
     def system(self, config: C, player: int) -> str:
         """See `Environment.system`."""
         return self.base.system(config, player)
+
+    def person_rules(self, config: C, player: int) -> str:
+        """See `Environment.person_rules`."""
+        return self.base.person_rules(config, player)
 
     def tools(self, config: C) -> Sequence[Tool]:
         """See `Environment.tools`."""
@@ -195,6 +215,10 @@ class RewardedEnvironment(Environment[C]):
     def reply_words(self, config: C) -> tuple[str, ...]:
         """See `Environment.reply_words`."""
         return self.base.reply_words(config)
+
+    def word_parts(self, config: C) -> Mapping[str, tuple[str, ...]]:
+        """See `Environment.word_parts`."""
+        return self.base.word_parts(config)
 
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """See `Environment.metrics`."""
