@@ -4,6 +4,7 @@ The worker processes are real; the engine is the tests' own.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,37 @@ def test_a_faulty_reward_is_named_by_whoever_plays(name: str, problem: str) -> N
     # All games of a server fail, so the request does, with the reason.
     with pytest.raises(ServerError, match=r"all 2 games failed.*RewardError: reward 'extra' of"):
         run(play, CountingEngine())
+
+
+def by_player(episode: Episode) -> dict[int, float]:
+    """Return what each player is to be paid, with the players as keys."""
+    return {0: 0.5, 1: 0.5}
+
+
+def late_fault(episode: Episode) -> Iterator[float]:
+    """Fail only when the numbers are read."""
+    yield 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        # Its keys would have been paid.
+        (by_player, r"returned \{0: 0\.5, 1: 0\.5\}; expected a list of 2 finite numbers"),
+        (lambda episode: {0.0, 1.0}, r"returned \{.*\}; expected a list of 2 finite numbers"),
+        (late_fault, "raised ZeroDivisionError: division by zero"),
+        (lambda episode: [10**400] * 2, r"returned \[10+; expected a list of 2 finite numbers"),
+    ],
+)
+def test_what_is_no_list_of_numbers_that_can_be_paid_is_named(function: Any, problem: str) -> None:
+    with pytest.raises(RewardError, match=f"reward 'extra' of hanabi_test, .*{problem}"):
+        one_game(laptop({"extra": function}, payoff="general"))
+
+
+def test_a_reward_may_be_computed_by_a_generator() -> None:
+    setup = laptop({"extra": lambda episode: (turns / 100 for turns in (25, 50))}, payoff="general")
+    episode = one_game(setup)
+    assert [episode.reward(player, "extra") for player in (0, 1)] == [0.25, 0.5]
 
 
 def test_a_reward_runs_in_a_worker_of_the_server_and_not_in_the_server(
