@@ -130,6 +130,15 @@ def test_chances_of_moves_are_how_often_a_bot_makes_them(name: str) -> None:
         assert num_drawn or name in ("hint-bot", "iggi", "piers", "outer")
 
 
+def test_a_bound_is_of_the_score_which_a_bomb_costs_whatever_is_paid_for_it() -> None:
+    """Its share is that of a mean score; with points that are kept it would be 1.797."""
+    board = {"preset": "2x1-hand2-info2-life1"}
+    for bomb_rule in ("zero", "keep"):
+        setup = registry.setup("hanabi", {**board, "bomb_rule": bomb_rule})
+        bound = setup.environment.best_response_score(setup.config, "random", 0)
+        assert bound == pytest.approx(1.6183, abs=1e-4)
+
+
 def test_boards_and_scripts_without_an_exact_bound_say_so() -> None:
     laptop = registry.setup("hanabi", {"preset": "laptop"})
     full = registry.setup("hanabi", {"preset": "full"})

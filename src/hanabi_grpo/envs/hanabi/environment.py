@@ -255,11 +255,10 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def best_response_score(self, config: EnvConfig, policy: str, seat: int) -> float | None:
         board = config.spec()
-        keeps = config.bomb_rule == "keep"
-        partner = make_partner(board, policy, keeps=keeps)
+        partner = make_partner(board, policy, keeps=config.bomb_rule == "keep")
         if self.bounds_key(config) is None or partner is None:
             return None
-        return best_score(board, partner, seat, keeps=keeps)
+        return best_score(board, partner, seat)
 
     def system(self, config: EnvConfig, player: int) -> str:
         return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
