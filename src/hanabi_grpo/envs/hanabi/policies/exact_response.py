@@ -258,8 +258,10 @@ class Solver:
 def engine_digest() -> str:
     """Return twelve hex digits of the code that rules and scripts are made of."""
     policies = Path(__file__).parent
-    paths: list[Path] = []
-    for folder in (policies.parent / "rules", policies):
+    hanabi = policies.parent
+    # Bots read deductions, and the chances of their moves are found by following their draws.
+    paths = [hanabi.parent / "draws.py", hanabi / "prompts" / "deductions.py"]
+    for folder in (hanabi / "rules", policies):
         paths += sorted(folder.glob("*.py"))
     return code_digest(tuple(paths))[:_DIGEST_DIGITS]
 
