@@ -23,6 +23,16 @@ from toy_environments import DILEMMA, ToyConfig
 from toy_kuhn import KUHN, KuhnConfig, equilibrium
 
 
+@pytest.mark.parametrize("action", [None, 5, b"Play 0"])
+def test_an_action_of_a_seat_that_is_no_text_is_refused_and_changes_nothing(action: Any) -> None:
+    env = seat_env("laptop", 2, 0)
+    message, _ = env.reset(options={"split": "eval", "seed": 1})
+    with pytest.raises(IllegalActionError, match=r"^action=.*: an action is the text of a reply"):
+        env.step(action)
+    assert env.referee.see(0).message() == message
+    assert env.step("Play 0")[4]["kind"] is ReplyKind.LEGAL
+
+
 @pytest.mark.parametrize(
     ("env", "preset"),
     [("kuhn_poker", "kuhn_poker"), ("frozen_lake", "frozen_lake"), ("hanabi", "laptop")],
