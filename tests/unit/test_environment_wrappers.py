@@ -6,20 +6,63 @@ The libraries' own checks run in `conformance.check`.
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hanabi_grpo.agents.script import make_script
-from hanabi_grpo.envs import base
+from hanabi_grpo.envs import base, registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import ReplyKind
 from made_games import play_episodes_sync
 from toy_environments import DILEMMA, ToyConfig
 from toy_kuhn import KUHN, KuhnConfig, equilibrium
+
+
+@pytest.mark.parametrize("action", [None, 5, b"Play 0"])
+def test_an_action_of_a_seat_that_is_no_text_is_refused_and_changes_nothing(action: Any) -> None:
+    env = seat_env("laptop", 2, 0)
+    message, _ = env.reset(options={"split": "eval", "seed": 1})
+    with pytest.raises(IllegalActionError, match=r"^action=.*: an action is the text of a reply"):
+        env.step(action)
+    assert env.referee.see(0).message() == message
+    assert env.step("Play 0")[4]["kind"] is ReplyKind.LEGAL
+
+
+@pytest.mark.parametrize(
+    ("env", "preset"),
+    [("kuhn_poker", "kuhn_poker"), ("frozen_lake", "frozen_lake"), ("hanabi", "laptop")],
+)
+def test_a_seed_of_numpy_starts_the_game_of_the_same_number(env: str, preset: str) -> None:
+    setup = registry.setup(env, {"preset": preset})
+    random_play = setup.environment.policies["random"]()
+    num_players = setup.spec.num_players
+    for number in range(12):
+        seed = np.int64(number)
+        plain = setup.environment.reset(setup.config, split="eval", seed=number)
+        game = setup.environment.reset(setup.config, split="eval", seed=seed)
+        for player in range(num_players):
+            assert game.view(player) == plain.view(player)
+        # The scripts' own draws follow from the seed, too, and so does what replaces a bad reply.
+        policies = dict.fromkeys(range(num_players), random_play)
+        episode = play_scripts(setup.task("eval", seed), policies, number=np.int64(3))
+        assert episode == play_scripts(setup.task("eval", number), policies, number=3)
+        assert type(episode.seed) is int
+
+
+def test_a_numpy_seed_among_the_options_of_reset_is_that_number() -> None:
+    messages = []
+    for seed, game in ((7, 2), (np.int64(7), np.int64(2))):
+        env = seat_env("laptop", 2, 1, "random")
+        messages.append(env.reset(options={"split": "eval", "seed": seed, "game": game})[0])
+        aec = aec_env("laptop")
+        aec.reset(options={"seed": seed})
+        messages.append(aec.observe("player_0")["message"])
+    assert messages[:2] == messages[2:]
 
 
 def aec_env(preset: str, players: int = 2, **config: object) -> AECWrapper:

@@ -3,6 +3,7 @@
 import random
 from collections import Counter, defaultdict
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from hanabi_grpo.envs.hanabi.policies.exact_response import (
     Partner,
     best_score,
     chances_of,
+    engine_digest,
     make_partner,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_move
@@ -128,6 +130,32 @@ def test_chances_of_moves_are_how_often_a_bot_makes_them(name: str) -> None:
         num_drawn += len(chances) > 1
     if name not in ("blind", "focus-bot"):
         assert num_drawn or name in ("hint-bot", "iggi", "piers", "outer")
+
+
+def test_a_bound_is_of_the_score_which_a_bomb_costs_whatever_is_paid_for_it() -> None:
+    """Its share is that of a mean score; with points that are kept it would be 1.797."""
+    board = {"preset": "2x1-hand2-info2-life1"}
+    for bomb_rule in ("zero", "keep"):
+        setup = registry.setup("hanabi", {**board, "bomb_rule": bomb_rule})
+        bound = setup.environment.best_response_score(setup.config, "random", 0)
+        assert bound == pytest.approx(1.6183, abs=1e-4)
+
+
+def test_bounds_are_computed_anew_where_code_of_rules_or_scripts_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[str] = []
+
+    def digest(paths: tuple[Path, ...]) -> str:
+        for path in paths:
+            read.append(f"{path.parent.name}/{path.name}")
+        return "0" * 64
+
+    monkeypatch.setattr(exact_response, "code_digest", digest)
+    engine_digest.__wrapped__()
+    # The focus bot reads deductions; draws.py says how likely each move of a bot is.
+    needed = {"envs/draws.py", "prompts/deductions.py", "rules/game.py", "policies/focus.py"}
+    assert needed <= set(read)
 
 
 def test_boards_and_scripts_without_an_exact_bound_say_so() -> None:

@@ -355,6 +355,7 @@ def test_other_rules_are_refused_by_name(changes: dict[str, Any], message: str) 
     [
         ({"firstPlayer": 2}, "startingPlayer=2: there are players 0 to 1"),
         ({"options": {"startingPlayer": "Bo"}}, "startingPlayer='Bo': there are players"),
+        ({"options": {"startingPlayer": 1.0}}, "startingPlayer=1.0: there are players"),
         ({"players": ["a"]}, "at least 2 items"),
         ({"players": None}, "players=None"),
         ({"deck": [{"suitIndex": 0, "rank": 1}] * 10}, "7 more than there are of suitIndex 0"),
@@ -400,6 +401,24 @@ def test_lists_and_lines_of_games_are_read() -> None:
     for text in ("", " \n", "[]"):
         with pytest.raises(SettingsError, match="file: contains no games"):
             list(live_rows(text, "file"))
+
+
+def test_a_text_that_is_nested_too_deeply_is_no_json_and_the_other_lines_are_read() -> None:
+    deep = "[" * 100_000
+    rows = list(live_rows(f"{deep}\n{json.dumps(row())}", "file"))
+    assert [live.where for live in rows] == ["file, line 1", "file, line 2"]
+    with pytest.raises(SettingsError, match="file, line 1: is no JSON"):
+        import_game(rows[0])
+    assert rows[1].data == row()
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
+def test_a_note_may_hold_a_separator_of_lines_that_json_leaves_as_it_is(separator: str) -> None:
+    data = row(notes=[[f"my{separator}note"], []])
+    line = json.dumps(data, ensure_ascii=False)
+    first, second = live_rows(f"{line}\r\n \r\n{line}", "file")
+    assert (first.data, second.data) == (data, data)
+    assert (first.where, second.where) == ("file, line 1", "file, line 3")
 
 
 # --- The command
@@ -448,6 +467,14 @@ def test_games_are_imported_by_board_and_those_that_cannot_be_replayed_counted(
     assert "Ann" in page.read_text()
     again = invoke(exports, "--out", out, "--bad", "skip")
     assert (again.exit_code, "full-2.jsonl exists already" in again.stderr) == (2, True)
+
+
+def test_a_name_with_half_a_character_is_written_with_a_question_mark(tmp_path: Path) -> None:
+    (tmp_path / "game.json").write_text(json.dumps(row(players=["Ann", "B\ud83d"])))
+    result = invoke(tmp_path / "game.json", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    [game], _ = read_recordings([tmp_path / "out" / "full-2.jsonl"])
+    assert game.players == ("Ann", "B?")
 
 
 def test_unfinished_games_can_be_left_out(exports: Path, tmp_path: Path) -> None:

@@ -99,6 +99,21 @@ def test_a_posterior_is_that_of_all_decks_replayed_one_by_one(bot: str) -> None:
     assert num_compared >= 8
 
 
+def test_after_the_first_hint_of_a_deal_the_partner_believes_what_the_example_says() -> None:
+    start = LAPTOP.environment.reset(LAPTOP.config, split="eval", seed=7)
+    tracker = Tracker(LAPTOP, start)
+    advance(tracker, "Hint 1", script_chances(LAPTOP, "iggi", 0))
+    # It sees R1 R2 Y1, so that its own two 1s are of R1, R1, Y1 and Y1, and Y2 is its third card.
+    assert tracker.belief(1) == pytest.approx(
+        {
+            ("R1", "R1", "Y2"): 1 / 6,
+            ("R1", "Y1", "Y2"): 1 / 3,
+            ("Y1", "R1", "Y2"): 1 / 3,
+            ("Y1", "Y1", "Y2"): 1 / 6,
+        }
+    )
+
+
 def test_what_a_player_expects_another_to_believe_is_the_mean_over_what_it_may_see() -> None:
     episode = played(LAPTOP, "outer", 3)
     chances = script_chances(LAPTOP, "outer", 0)

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.endings import outcome
 from hanabi_grpo.envs.hanabi.prompts import (
     compact_vocabulary,
     parse_reply,
@@ -16,6 +18,7 @@ from hanabi_grpo.envs.hanabi.prompts import (
 )
 from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, parse_action
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card
+from hanabi_grpo.envs.referee import play_scripts
 
 LAPTOP = make_spec("laptop")
 R1, R2, Y1, Y2 = Card(0, 0), Card(0, 1), Card(1, 0), Card(1, 1)
@@ -83,6 +86,37 @@ def test_the_rules_state_the_numbers_of_this_board_and_what_the_last_life_costs(
     kept = system_prompt(LAPTOP, "full", 0, bomb_rule="keep")
     assert "the game ends at once and the points scored so far are kept." in kept
     assert system_prompt(LAPTOP, "compact", 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("bomb_rule", "rule", "news"),
+    [
+        (
+            "zero",
+            "At no lives the game ends and every point is lost.",
+            "The last life is lost. On this board that costs every point that was scored.",
+        ),
+        (
+            "keep",
+            "At no lives the game ends and the score is 0, though the team is paid for its points.",
+            "The last life is lost. The team is paid for its points, but the score is 0.",
+        ),
+    ],
+)
+def test_a_person_is_told_of_a_bomb_what_the_score_at_the_end_says(
+    bomb_rule: str, rule: str, news: str
+) -> None:
+    setup = registry.setup("hanabi", {"preset": "laptop", "bomb_rule": bomb_rule})
+    assert rule in setup.environment.person_message(setup.config, 0)
+    script = setup.environment.policies["random"]()
+    task = setup.task("eval", 3)
+    episode = play_scripts(task, {0: script, 1: script})
+    assert (episode.result["bombed"], episode.result["score_kept"]) == (1, 1)
+    game = setup.environment.reset(setup.config, split="eval", seed=3)
+    for turn in episode.turns:
+        game.step({turn.player: turn.action})
+    assert game.scene(0).news[-1] == news
+    assert outcome(setup.spec, episode, 0) == "Your team scored 0 of 4."
 
 
 def test_the_compact_lines_of_a_laptop_game_are_word_for_word_these() -> None:

@@ -4,6 +4,7 @@ The worker processes are real; the engine is the tests' own.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ import rewarded_environments
 from doctor_machines import ROOT
 from fake_engine import SAMPLING
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.conformance import check
+from hanabi_grpo.envs.base import Environment, Setup
+from hanabi_grpo.envs.conformance import check, check_symmetries
 from hanabi_grpo.envs.hanabi.policies import best_messages
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import Referee, play_scripts
-from hanabi_grpo.envs.rewards import with_rewards
+from hanabi_grpo.envs.rewards import RewardedEnvironment, with_rewards
 from hanabi_grpo.envs.wrappers import AECWrapper
 from hanabi_grpo.errors import RewardError, ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import task_figures
@@ -101,6 +102,30 @@ def test_the_spec_says_that_it_is_another_game_with_a_wider_range() -> None:
     assert spec.hash != other.hash
 
 
+def test_all_that_an_environment_may_say_of_a_game_is_asked_of_the_one_with_rewards_too() -> None:
+    """What it does not pass on would be the interface's default, and nothing would say so."""
+    # They are made of methods that are passed on.
+    composed = {"system_message", "person_message"}
+    methods = {name for name, member in vars(Environment).items() if callable(member)}
+    public = {name for name in methods if not name.startswith("_")}
+    assert public - composed <= vars(RewardedEnvironment).keys()
+
+
+def test_a_game_with_rewards_has_the_boards_words_symmetries_and_rules_of_the_game() -> None:
+    plain = registry.get("hanabi")
+    paid = registry.get("hanabi_brief")
+    assert paid.knows_preset("4x3-hand4-info8-life3")
+    assert not paid.knows_preset("lap-top")
+    fields = {"preset": "laptop", "observation": "compact", "deductions": "joined"}
+    config = paid.Config.parse(fields)
+    assert paid.person_message(config, 0) == plain.person_message(config, 0)
+    assert paid.person_message(config, 0).startswith("Hanabi: you are player_0 of 2 players")
+    assert paid.word_parts(config)["sure.cR.r1"][0] == "own sure"
+    assert paid.num_symmetries(config) == 2
+    check_symmetries(paid, config, num_episodes=2)
+    assert paid.worded_under(config, "Hint R", 1) == "Hint Y"
+
+
 @pytest.mark.rest
 def test_players_may_be_paid_differently_where_the_payoff_says_so(
     monkeypatch: pytest.MonkeyPatch, cache_home: Path
@@ -158,6 +183,37 @@ def test_a_faulty_reward_is_named_by_whoever_plays(name: str, problem: str) -> N
     # All games of a server fail, so the request does, with the reason.
     with pytest.raises(ServerError, match=r"all 2 games failed.*RewardError: reward 'extra' of"):
         run(play, CountingEngine())
+
+
+def by_player(episode: Episode) -> dict[int, float]:
+    """Return what each player is to be paid, with the players as keys."""
+    return {0: 0.5, 1: 0.5}
+
+
+def late_fault(episode: Episode) -> Iterator[float]:
+    """Fail only when the numbers are read."""
+    yield 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        # Its keys would have been paid.
+        (by_player, r"returned \{0: 0\.5, 1: 0\.5\}; expected a list of 2 finite numbers"),
+        (lambda episode: {0.0, 1.0}, r"returned \{.*\}; expected a list of 2 finite numbers"),
+        (late_fault, "raised ZeroDivisionError: division by zero"),
+        (lambda episode: [10**400] * 2, r"returned \[10+; expected a list of 2 finite numbers"),
+    ],
+)
+def test_what_is_no_list_of_numbers_that_can_be_paid_is_named(function: Any, problem: str) -> None:
+    with pytest.raises(RewardError, match=f"reward 'extra' of hanabi_test, .*{problem}"):
+        one_game(laptop({"extra": function}, payoff="general"))
+
+
+def test_a_reward_may_be_computed_by_a_generator() -> None:
+    setup = laptop({"extra": lambda episode: (turns / 100 for turns in (25, 50))}, payoff="general")
+    episode = one_game(setup)
+    assert [episode.reward(player, "extra") for player in (0, 1)] == [0.25, 0.5]
 
 
 def test_a_reward_runs_in_a_worker_of_the_server_and_not_in_the_server(

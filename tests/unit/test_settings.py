@@ -315,6 +315,16 @@ def test_the_chosen_environments_fields_are_settings(monkeypatch: pytest.MonkeyP
     assert settings.config_row({"preset": "full"})["preset"] == "full"
 
 
+def test_the_default_number_of_players_chooses_the_same_board_where_it_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_device(monkeypatch, "cpu")
+    plain = load({}).settings
+    said = load({"HANABI_PLAYERS": "2"}).settings
+    assert (plain.preset, said.preset) == ("laptop", "laptop")
+    assert said.env_config == plain.env_config
+
+
 def test_another_environment_has_other_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     use_device(monkeypatch, "cpu")
     settings = load({"HANABI_ENV": "kuhn", "HANABI_REWARD_ILLEGAL": "-2"}).settings

@@ -120,6 +120,40 @@ def test_bots_without_colour_conventions_play_as_well_and_their_games_are_replay
     assert plain > 10
 
 
+@pytest.mark.parametrize("other_play", [False, True])
+def test_a_recorded_game_is_played_again_in_the_colours_in_which_it_was_played(
+    other_play: bool,
+) -> None:
+    """Whatever the setup says whose players learn from it."""
+    played = setup("full", other_play=other_play)
+    learners = setup("full", other_play=not other_play)
+    policy = make_script(played, "iggi").policy
+    for seed in range(5):
+        episode = play_scripts(played.task("train", seed), dict.fromkeys(range(2), policy))
+        game, _ = learners.environment.recorded(learners.config, Recording(episode=episode))
+        original = played.environment.reset(played.config, split="train", seed=seed)
+        for turn in episode.turns:
+            assert game.message(turn.player) == original.message(turn.player)
+            assert turn.action in game.legal(turn.player)
+            game.step({turn.player: turn.action})
+            original.step({turn.player: turn.action})
+        assert game.result() == episode.result
+
+
+def test_a_message_that_is_rebuilt_for_a_replay_has_the_colours_of_its_player() -> None:
+    played = setup("full", observation="full", legal_moves=False, other_play=True)
+    policy = make_script(played, "iggi").policy
+    task = played.task("train", 2)
+    episode = play_scripts(task, dict.fromkeys(range(2), policy))
+    game = played.environment.reset(played.config, split="train", seed=2)
+    assert not any(order.is_identity for order in game.relabelings)
+    timeline = make_timeline(Recording(episode=episode))
+    for turn, move in zip(episode.turns, timeline.moves, strict=True):
+        assert turn.prompt == ""
+        assert move.prompt == game.message(turn.player)
+        game.step({turn.player: turn.action})
+
+
 def test_a_reply_means_the_card_that_its_player_sees() -> None:
     table = Game(make_spec("full", 2), random_game(make_spec("full", 2), random.Random(0)).deck)
     game = HANABI.seen_under(setup("full").config, _at(table), [119, 0])

@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from numbers import Integral
 from typing import (
     Any,
     Generic,
@@ -677,6 +678,11 @@ class Task(Generic[C]):
     seed: int
     """Number of the start within the split."""
 
+    def __post_init__(self) -> None:
+        """Make a seed of NumPy an int: records hold it as it is."""
+        [seed] = _plain([self.seed])
+        object.__setattr__(self, "seed", seed)
+
     @property
     def setup(self) -> Setup[C]:
         """What is played, without the start."""
@@ -816,7 +822,7 @@ class Script:
 
         It depends only on the script, the player, the task and the episode's number.
         """
-        key = (self.name, player, task.split, task.seed, game)
+        key = _plain([self.name, player, task.split, task.seed, game])
         return ScriptSeat(self.choose, random.Random(repr(key)))
 
 
@@ -918,8 +924,19 @@ def draw(*key: object, below: int) -> int:
     Example:
         draw("dice", split, seed, below=6)
     """
-    digest = hashlib.sha256(repr(key).encode()).digest()
+    digest = hashlib.sha256(repr(_plain(key)).encode()).digest()
     return int.from_bytes(digest[:8]) % below
+
+
+def _plain(key: Sequence[object]) -> tuple[Any, ...]:
+    """Return the parts of a key with NumPy's integers as Python's, which have another `repr`."""
+    parts: list[Any] = []
+    for part in key:
+        if isinstance(part, Integral) and not isinstance(part, int):
+            parts.append(int(part))
+        else:
+            parts.append(part)
+    return tuple(parts)
 
 
 def stable_hash(*parts: object) -> str:

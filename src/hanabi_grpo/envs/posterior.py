@@ -79,8 +79,8 @@ class Tracker:
         [player] = tracker.game.to_act()
         seen = tracker.observations(player)
         chances = script_chances(setup, "iggi", player)
-        tracker.advance("Hint R", dict(zip(seen, chances(list(seen.values())))))
-        tracker.belief(1) == {("R1", "R2", "Y1"): 0.5, ("R1", "Y1", "Y1"): 0.5}
+        tracker.advance("Hint 1", dict(zip(seen, chances(list(seen.values())))))
+        tracker.belief(1)[("R1", "Y1", "Y2")] == 1 / 3
     """
 
     def __init__(self, setup: Setup[Any], game: Game) -> None:

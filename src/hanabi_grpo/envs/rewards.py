@@ -6,7 +6,7 @@ for games that may block, never in the trainer. What they pay has their name in 
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
@@ -138,6 +138,10 @@ class RewardedEnvironment(Environment[C]):
             attainable=attainable,
         )
 
+    def knows_preset(self, name: str) -> bool:
+        """See `Environment.knows_preset`."""
+        return self.base.knows_preset(name)
+
     def may_block(self, config: C) -> bool | None:
         """Return True: nobody knows how long a stranger's function takes."""
         return True
@@ -145,6 +149,18 @@ class RewardedEnvironment(Environment[C]):
     def num_starts(self, config: C) -> int | None:
         """See `Environment.num_starts`."""
         return self.base.num_starts(config)
+
+    def num_symmetries(self, config: C) -> int:
+        """See `Environment.num_symmetries`."""
+        return self.base.num_symmetries(config)
+
+    def seen_under(self, config: C, game: Game, symmetries: Sequence[int]) -> Game:
+        """See `Environment.seen_under`."""
+        return self.base.seen_under(config, game, symmetries)
+
+    def worded_under(self, config: C, action: str, symmetry: int) -> str:
+        """See `Environment.worded_under`."""
+        return self.base.worded_under(config, action, symmetry)
 
     def check_policy(self, config: C, name: str) -> None:
         """See `Environment.check_policy`."""
@@ -165,6 +181,10 @@ class RewardedEnvironment(Environment[C]):
     def system(self, config: C, player: int) -> str:
         """See `Environment.system`."""
         return self.base.system(config, player)
+
+    def person_rules(self, config: C, player: int) -> str:
+        """See `Environment.person_rules`."""
+        return self.base.person_rules(config, player)
 
     def tools(self, config: C) -> Sequence[Tool]:
         """See `Environment.tools`."""
@@ -195,6 +215,10 @@ class RewardedEnvironment(Environment[C]):
     def reply_words(self, config: C) -> tuple[str, ...]:
         """See `Environment.reply_words`."""
         return self.base.reply_words(config)
+
+    def word_parts(self, config: C) -> Mapping[str, tuple[str, ...]]:
+        """See `Environment.word_parts`."""
+        return self.base.word_parts(config)
 
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """See `Environment.metrics`."""
@@ -232,6 +256,9 @@ def episode_rewards(
             raise _failed(name, episode, "has the name of a reward of the game; give it another")
         try:
             answer = function(episode)
+            # A generator computes only now.
+            if isinstance(answer, Iterator):
+                answer = list(answer)
         except Exception as error:  # whatever a stranger's function raises
             problem = f"raised {type(error).__name__}: {error}"
             raise _failed(name, episode, problem) from error
@@ -273,12 +300,14 @@ def with_parts(episode: Episode, parts: Sequence[Mapping[str, float]]) -> Episod
 def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[float]:
     """Return what one function answered as numbers, one per player."""
     wanted = f"expected a list of {spec.num_players} finite numbers, one per player"
+    # A list of these would be of keys, or in any order.
+    if isinstance(answer, Mapping | Set):
+        raise _failed(name, episode, f"returned {shown(answer)}; {wanted}")
     try:
         values = list(answer)
     except TypeError as error:
         raise _failed(name, episode, f"returned {shown(answer)}; {wanted}") from error
-    is_number = [isinstance(value, Real) and math.isfinite(value) for value in values]
-    if len(values) != spec.num_players or not all(is_number):
+    if len(values) != spec.num_players or not all(map(_is_finite, values)):
         raise _failed(name, episode, f"returned {shown(values)}; {wanted}")
     numbers = [float(value) for value in values]
     if spec.payoff == "team" and len(set(numbers)) > 1:
@@ -288,6 +317,14 @@ def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[fl
         problem = f"returned {shown(numbers)}, but in a zero-sum game they must sum to 0; "
         raise _failed(name, episode, f'{problem}see payoff="general" of with_rewards')
     return numbers
+
+
+def _is_finite(value: object) -> bool:
+    """Tell whether a value is a number that a finite float can hold."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _failed(name: str, episode: Episode, problem: str) -> RewardError:

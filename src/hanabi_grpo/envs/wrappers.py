@@ -42,6 +42,13 @@ _AEC_OPTIONS = frozenset({"split", "seed"})
 _SEAT_OPTIONS = frozenset({"split", "seed", "game"})
 
 
+def _text_of(action: object) -> str:
+    """Return an action; an IllegalActionError refuses one that is no text."""
+    if not isinstance(action, str):
+        raise IllegalActionError(f"action={action!r}: an action is the text of a reply.")
+    return action
+
+
 class _HoldsEpisode:
     """What both wrappers have: the episode that `reset` starts."""
 
@@ -143,9 +150,7 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
             return
-        if not isinstance(action, str):
-            raise IllegalActionError(f"action={action!r}: an action is the text of a reply.")
-        self._replies[self._players[agent]] = action
+        self._replies[self._players[agent]] = _text_of(action)
         self._cumulative_rewards[agent] = 0.0
         self.rewards = dict.fromkeys(self.agents, 0.0)
         if set(self._replies) == set(referee.to_act()):
@@ -311,12 +316,12 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
             Message, reward, terminated, truncated and info, as Gymnasium has them.
 
         Raises:
-            IllegalActionError: There is no episode, or it is over, or a partner's action was not
-                legal.
+            IllegalActionError: There is no episode, or it is over, or the action is no text, or a
+                partner's was not legal.
         """
         move: dict[str, Any] = {}
         if self.referee.status is None:
-            move = self._step(action)
+            move = self._step(_text_of(action))
             self._wait_for_my_turn()
         elif self._is_end_returned:
             raise IllegalActionError(

@@ -117,6 +117,9 @@ def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
     given_fields = {name: given[name] for name in model.model_fields if name in given}
     if "instruction" in given_fields:
         given_fields["instruction"] = read_instruction(given_fields["instruction"])
+    # The shell gives texts, and defaults may follow from the values that they stand for.
+    read = model.model_validate({**game_defaults(given), **given_fields})
+    given = {**given, **{name: getattr(read, name) for name in given_fields}}
     values = dict(model.model_validate({**game_defaults(given), **given_fields}))
     if "players" not in values:
         preset = values["preset"] or default_preset(given)

@@ -25,7 +25,11 @@ from hanabi_grpo.envs.hanabi.prompts import (
 )
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
 from hanabi_grpo.envs.hanabi.prompts.questions import card_answer, own_card_questions
-from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
+from hanabi_grpo.envs.hanabi.replays.timeline import (
+    frames,
+    recorded_relabelings,
+    recorded_table,
+)
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
@@ -251,11 +255,10 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def best_response_score(self, config: EnvConfig, policy: str, seat: int) -> float | None:
         board = config.spec()
-        keeps = config.bomb_rule == "keep"
-        partner = make_partner(board, policy, keeps=keeps)
+        partner = make_partner(board, policy, keeps=config.bomb_rule == "keep")
         if self.bounds_key(config) is None or partner is None:
             return None
-        return best_score(board, partner, seat, keeps=keeps)
+        return best_score(board, partner, seat)
 
     def system(self, config: EnvConfig, player: int) -> str:
         return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
@@ -295,17 +298,17 @@ class Hanabi(base.Environment[EnvConfig]):
         return deck_id(shuffled_deck(config.spec(), split, seed))
 
     def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
-        """Deal the recorded deck.
+        """Deal the recorded deck, to players who see its colours as they did.
 
-        The recorded board may have another hash: with the same rules it may deal other decks.
+        The recorded board may have another hash: with the same rules it may deal other decks. With
+        or without Other-Play, the recorded moves are worded in the colours of their players.
         """
         if recording.episode.env != self.name:
             raise base.other_game(base.Setup(self, config).spec, recording)
         table = recorded_table(recording)
         if table.spec.rules_hash != config.spec().rules_hash:
             raise base.other_game(base.Setup(self, config).spec, recording)
-        episode = recording.episode
-        relabelings = _relabelings(config, episode.suite, episode.seed)
+        relabelings = recorded_relabelings(table.spec, recording.episode)
         return HanabiGame(config, table, relabelings), deck_id(table.deck)
 
     def word_parts(self, config: EnvConfig) -> Mapping[str, tuple[str, ...]]:

@@ -79,7 +79,8 @@ def make_partner(spec: GameSpec, name: str, *, keeps: bool) -> Partner | None:
     Args:
         spec: The board.
         name: Name of the script, e.g. "iggi".
-        keeps: Whether the last life, once lost, leaves the points that were made.
+        keeps: Whether the script is paid for points that the last life, once lost, leaves: one that
+            computes its moves plays for what it is paid.
     """
     if name == _RANDOM:
         return Partner(name=name, chances=None)
@@ -123,8 +124,6 @@ class Solver:
     partner: Partner
     seat: int
     """Who answers; the script has every other seat."""
-    keeps: bool
-    """Whether the last life, once lost, leaves the points that were made."""
     _cards: list[Card] = field(init=False)
     _known: dict[tuple[int, int], tuple[Numbers, Values]] = field(default_factory=dict, init=False)
     """By seat and hash of what was seen, the script's moves and their chances."""
@@ -207,7 +206,8 @@ class Solver:
             moves: (rows,): the move.
         """
         children, is_over = step(self.spec, games.take(parents), mover, moves)
-        values = final_scores(children, self.keeps)
+        # The score is 0 on a bomb, whatever HANABI_BOMB_RULE has a player paid.
+        values = final_scores(children, keeps=False)
         ongoing = (~is_over).nonzero()[0]
         longer = np.c_[history[parents[ongoing]], moves[ongoing].astype(np.int8)]
         next_mover = (mover + 1) % self.spec.num_players
@@ -258,22 +258,23 @@ class Solver:
 def engine_digest() -> str:
     """Return twelve hex digits of the code that rules and scripts are made of."""
     policies = Path(__file__).parent
-    paths: list[Path] = []
-    for folder in (policies.parent / "rules", policies):
+    hanabi = policies.parent
+    # Bots read deductions, and the chances of their moves are found by following their draws.
+    paths = [hanabi.parent / "draws.py", hanabi / "prompts" / "deductions.py"]
+    for folder in (hanabi / "rules", policies):
         paths += sorted(folder.glob("*.py"))
     return code_digest(tuple(paths))[:_DIGEST_DIGITS]
 
 
-def best_score(spec: GameSpec, partner: Partner, seat: int, *, keeps: bool = False) -> float:
+def best_score(spec: GameSpec, partner: Partner, seat: int) -> float:
     """Return the greatest mean score, over all decks, of any player beside a script.
 
     Args:
         spec: The board; it should have few decks, see `best_response.MOST_DECKS`.
         partner: Who has every other seat.
         seat: The seat of the player who answers.
-        keeps: Whether the last life, once lost, leaves the points that were made.
     """
-    return Solver(spec=spec, partner=partner, seat=seat, keeps=keeps).solve()
+    return Solver(spec=spec, partner=partner, seat=seat).solve()
 
 
 def _parts(seen: NDArray[np.uint64]) -> list[Any]:

@@ -185,7 +185,7 @@ def joined_word_parts(spec: GameSpec) -> dict[str, tuple[str, ...]]:
     """Return for each joined word of this board the parts that it shares with others.
 
     Example:
-        parts = joined_word_parts(board_spec("full"))
+        parts = joined_word_parts(make_spec("full"))
         parts["fit2.cRY.r1"] == ("own fit2", "colours 2", "cR", "cY", "ranks 1", "r1")
         parts["Y4later.cY.r4"][:5] == ("later", "Y4", "of Y", "of 4", "colours 1")
         parts["Hint.4.2.3"] == ("Hint", "Hint 4", "touched 2", "touched 3")

@@ -25,9 +25,9 @@ _DISCARDS_A_LINE = 20
 """Cards in a line of the text table."""
 _LOST = (
     "The last life is lost. On this board that costs every point that was scored.",
-    "The last life is lost; the points stay.",
+    "The last life is lost. The team is paid for its points, but the score is 0.",
 )
-"""By whether the points are kept."""
+"""By whether the points are kept: that changes what is paid, never the score."""
 
 
 def person_rules(spec: GameSpec, player: int, bomb_rule: str) -> str:
@@ -42,7 +42,9 @@ def person_rules(spec: GameSpec, player: int, bomb_rule: str) -> str:
     copies = ", ".join(
         f"{num_copies(rank, spec.num_ranks)} x {rank + 1}" for rank in range(spec.num_ranks)
     )
-    loss = "every point is lost" if bomb_rule == "zero" else "the points stay"
+    loss = "every point is lost"
+    if bomb_rule == "keep":
+        loss = "the score is 0, though the team is paid for its points"
     return (
         f"Hanabi: you are {player_name(player)} of {spec.num_players} players, one team. You see "
         "everybody's cards but your own.\n"

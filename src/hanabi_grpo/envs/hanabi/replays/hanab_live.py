@@ -34,6 +34,7 @@ from hanabi_grpo.envs.hanabi.rules.presets import MAX_PLAYERS, GameSpec, is_boar
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
+from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import HUMAN, Episode, EpisodeStatus, ReplyKind, Turn
 
 SUITE = "hanab.live"
@@ -62,6 +63,8 @@ _PLAY, _DISCARD, _COLOR_HINT, _RANK_HINT, _END, _END_BY_VOTE = range(6)
 """Types of actions."""
 _NO_CHARACTER = "n/a"
 _MAX_ID = 2**63
+_NO_JSON = (ValueError, RecursionError)
+"""What `json.loads` raises: a text that is none, or one that is nested too deeply."""
 _SEED_DIGITS = 15
 """Hex digits of a deck's name that make the seed of a game without an ID: below 2**60."""
 
@@ -115,7 +118,7 @@ class LiveRow:
     where: str
     """File and number, for messages."""
     data: Any
-    """The game as JSON; a ValueError where it is none."""
+    """The game as JSON; the error of reading it where it is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +174,11 @@ def live_rows(text: str, where: str) -> Iterator[LiveRow]:
         raise SettingsError(f"{where}: contains no games; export some as JSON from {_EXPORT}.")
     try:
         data = json.loads(text)
-    except ValueError:
-        numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line]
-        for number, line in numbered:
-            yield LiveRow(where=f"{where}, line {number}", data=_parsed(line))
+    except _NO_JSON:
+        # A note may hold U+2028 and the like as they are, where `splitlines` would cut it.
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield LiveRow(where=f"{where}, line {number}", data=_parsed(line))
         return
     rows = data if isinstance(data, list) else [data]
     if not rows:
@@ -187,7 +191,7 @@ def live_rows(text: str, where: str) -> Iterator[LiveRow]:
 def _parsed(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except _NO_JSON as error:
         return error
 
 
@@ -246,7 +250,7 @@ def import_game(row: LiveRow) -> ImportedGame:
     recording = Recording(
         episode=episode,
         start=" ".join(map(str, game.deck)),
-        names=tuple(live.players[seat] for seat in table.seats),
+        names=tuple(encodable(live.players[seat]) for seat in table.seats),
     )
     return ImportedGame(recording=recording, notes=tuple(notes))
 
@@ -254,7 +258,7 @@ def import_game(row: LiveRow) -> ImportedGame:
 def _checked(row: LiveRow) -> _LiveGame:
     """Return the game where it has the form of one."""
     where = row.where
-    if isinstance(row.data, ValueError):
+    if isinstance(row.data, _NO_JSON):
         raise SettingsError(
             f"{where}: is no JSON ({row.data}); take the JSON of {_EXPORT}, one game a line."
         )
@@ -302,7 +306,8 @@ def _rules(live: _LiveGame, row: Mapping[str, Any], where: str) -> _Rules:
     variant = next((name for name in variants if name != VARIANT), VARIANT)
     first_players = [options.pop(name, 0) for name in ("startingPlayer", "firstPlayer")]
     first_player = next((seat for seat in first_players if seat), 0)
-    if first_player not in range(num_players):
+    # 1.0 is in a range, but no number of a seat.
+    if type(first_player) is not int or first_player not in range(num_players):
         raise SettingsError(
             f"{where}: startingPlayer={shown(first_player)}: there are players 0 to "
             f"{num_players - 1}. Take the JSON of {_EXPORT}."

@@ -47,7 +47,7 @@ class Move:
     event: Event
     """What it did."""
     prompt: str
-    """What the player was shown.
+    """What the player was shown, in the colours in which it saw the table.
 
     Rebuilt in sentences where nothing was recorded (scripted players)."""
 
@@ -75,12 +75,16 @@ def make_timeline(recording: Recording) -> Timeline:
     """
     episode = recording.episode
     game = recorded_table(recording)
+    relabelings = recorded_relabelings(game.spec, episode)
     boards = [_open_view(game)]
     moves = []
     for turn, action in replayed_turns(game, episode, recording.where):
         prompt = turn.prompt
         if not prompt:
-            prompt = turn_prompt(game.view(turn.player), style="full", legal_moves=False)
+            view = game.view(turn.player)
+            if relabelings:
+                view = relabelings[turn.player].view(view)
+            prompt = turn_prompt(view, style="full", legal_moves=False)
         event = game.apply(action)
         moves.append(Move(turn, event, prompt))
         boards.append(_open_view(game))
@@ -113,6 +117,13 @@ def recorded_table(recording: Recording) -> Game:
         raise SettingsError(f"{where}: {error}") from error
 
 
+def recorded_relabelings(spec: GameSpec, episode: Episode) -> list[Relabeling]:
+    """Return how each player of a recorded game saw the colours; nothing without Other-Play."""
+    if OTHER_PLAY_SUFFIX not in episode.spec_hash:
+        return []
+    return task_relabelings(spec, episode.suite, episode.seed)
+
+
 def replayed_turns(game: Game, episode: Episode, where: str) -> Iterator[tuple[Turn, Action]]:
     """Yield each turn with its move on the table, which is legal at that time.
 
@@ -126,9 +137,7 @@ def replayed_turns(game: Game, episode: Episode, where: str) -> Iterator[tuple[T
     Raises:
         SettingsError: A move after the end, of the wrong player, or one that the rules forbid.
     """
-    relabelings: list[Relabeling] = []
-    if OTHER_PLAY_SUFFIX in episode.spec_hash:
-        relabelings = task_relabelings(game.spec, episode.suite, episode.seed)
+    relabelings = recorded_relabelings(game.spec, episode)
     for number, turn in enumerate(episode.moves, 1):
         on_table = relabelings[turn.player].inverse if relabelings else None
         yield turn, _replayed_action(game, turn, on_table, f"{where}, turn {number}")
