@@ -110,6 +110,8 @@ def test_a_gain_with_a_partner_names_the_partner(tmp_path: Path) -> None:
     ("seats", "fields"),
     [
         (BASE, {"temperature": 0.0}),
+        (BASE, {"top_p": 0.5}),
+        (BASE, {"top_k": 1}),
         (BASE_WITH_IGGI, {}),
         (("base", "hint-bot"), {}),
         (("player_0@5", "player_1@5"), {}),
