@@ -407,7 +407,7 @@ def _opponents_sheet(summary: Summary, ratings: PlayerRatings) -> Sheet:
             f"Bradley-Terry on Elo's scale, mean 0, from {ratings.num_games} games off the "
             "diagonal, a draw being half a win; intervals resample games. To be "
             f"{ratings.first_role} is worth {seat.mean:+.0f} points ({seat.low:+.0f} to "
-            f"{seat.high:+.0f})."
+            f"{seat.high:+.0f}) against an equal."
         ),
     )
 
