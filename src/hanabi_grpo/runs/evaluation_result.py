@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +21,8 @@ from hanabi_grpo.types import ALL_STARTS
 
 MIN_TASKS = 2
 """Least number of tasks: a mean of fewer has no error."""
+_REWARD = "reward_"
+"""Prefix of the fields of a config that are rewards of training."""
 _RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
 """Keys by which a result is recognised; every version has written them."""
 
@@ -135,6 +137,29 @@ class EvaluationResult:
     def standard_error(self) -> float:
         """Standard error of `mean`."""
         return self.estimate.standard_error
+
+
+def different_messages(results: Sequence[EvaluationResult]) -> dict[str, list[str]]:
+    """Return the fields of the environment's config in which results of the same rules differ.
+
+    They change what players are shown. Rewards of training, which do not change a score, are left
+    out, and so are fields that one of the results does not have, as those of earlier versions.
+
+    Returns:
+        By field the different values, in order of appearance.
+
+    Example:
+        different_messages([full, compact]) == {"style": ["full", "compact"]}
+    """
+    if not results:
+        return {}
+    fields = set.intersection(*(set(result.env_config) for result in results))
+    different = {}
+    for field in sorted(fields):
+        values = list(dict.fromkeys(str(result.env_config[field]) for result in results))
+        if len(values) > 1 and not field.startswith(_REWARD):
+            different[field] = values
+    return different
 
 
 def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:

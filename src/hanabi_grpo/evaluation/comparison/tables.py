@@ -285,8 +285,16 @@ def _evaluation_notes(evaluation: HeldOut) -> list[str]:
             f"{title}: runs were evaluated on different tasks, so ± runs holds the luck of the "
             "tasks too."
         )
-    if len(evaluation.temperatures) > 1:
-        notes.append(f"{title}: runs were evaluated at different temperatures.")
+    if len(evaluation.samplings) > 1:
+        notes.append(
+            f"{title}: models of the runs sampled differently: {'; '.join(evaluation.samplings)}."
+        )
+    if len(evaluation.lineups) > 1:
+        notes.append(
+            f"{title}: runs were evaluated in different lineups: {'; '.join(evaluation.lineups)}."
+        )
+    for field, values in evaluation.messages.items():
+        notes.append(f"{title}: runs were evaluated with different {field}: {', '.join(values)}.")
     steps = evaluation.trained_steps
     if len(steps) > 1:
         notes.append(
