@@ -128,6 +128,33 @@ def test_what_differs_in_more_than_training_is_no_before(
     assert "→" not in lead_of(run)
 
 
+def test_results_that_differ_in_sampling_or_messages_have_names_that_say_it(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    config = LAPTOP.row()["env_config"]
+    keep(run, "a", "random", TEAM)
+    keep(run, "b", "hint-bot", TEAM, top_p=0.5)
+    keep(run, "c", "blind", TEAM, env_config={**config, "observation": "full"})
+    [group] = read_report(run).evaluations
+    shown = config["observation"]
+    assert list(group.named) == [
+        f"a [observation {shown}] (step 15, T=1)",
+        f"b [observation {shown}] (step 15, T=1, top-p 0.5)",
+        "c [observation full] (step 15, T=1)",
+    ]
+    assert f"c [observation full] − a [observation {shown}]" in str(read_report(run).sheets)
+
+
+def test_files_of_one_name_in_the_run_folder_and_beside_it_are_both_shown(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "demo" / "train", steps=15, games=False)
+    means = []
+    for script, folder in (("random", run), ("hint-bot", run.parent)):
+        means.append(keep(run, "after", script, TEAM).mean)
+        (run / "evaluations" / "after-T1.json").rename(folder / "after.json")
+    [group] = read_report(run.parent).evaluations
+    by_name = {name: result.mean for name, result in group.named.items()}
+    assert by_name == {"after (step 15)": means[0], "after (2) (step 15)": means[1]}
+
+
 def test_base_is_no_before_of_a_run_that_started_from_a_checkpoint(tmp_path: Path) -> None:
     run = run_of_15_steps(tmp_path)
     settings = json.loads((run / "settings.json").read_text())

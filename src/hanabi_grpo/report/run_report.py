@@ -1,5 +1,6 @@
 """One run's steps, evaluations and alarms, for the terminal, the page and the charts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hanabi_grpo.evaluation.tables import (
     BEST_KNOWN,
     evaluation_sheets,
     reference_results,
-    temperature_name,
+    sampling_name,
 )
 from hanabi_grpo.report.charts.run import Point, RunPictures
 from hanabi_grpo.report.gains import Gain, find_gain
@@ -21,7 +22,7 @@ from hanabi_grpo.report.run_views.run_watch import RunState, read_run
 from hanabi_grpo.report.versus import versus_lead
 from hanabi_grpo.runs.alarms import Reading
 from hanabi_grpo.runs.evaluation_files import StoredEvaluation, find_evaluations
-from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, different_messages
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.runs.validation import validation_lines
 from hanabi_grpo.texts import visible
@@ -83,14 +84,14 @@ class SameTasks:
     @property
     def named(self) -> dict[str, EvaluationResult]:
         """The results by name, e.g. "served,iggi (step 15)", in the order of training."""
-        temperatures = {result.temperature for result in self.results} - {None}
+        samplings = {sampling_name(result) for result in self.results} - {""}
         named = {}
         for result in self.results:
             facts = []
             if result.trained_steps:
                 facts.append(f"step {result.trained_steps}")
-            if len(temperatures) > 1 and result.temperature is not None:
-                facts.append(temperature_name(result.temperature))
+            if len(samplings) > 1 and result.temperature is not None:
+                facts.append(sampling_name(result))
             name = f"{result.label} ({', '.join(facts)})" if facts else result.label
             named[name] = result
         return named
@@ -318,6 +319,7 @@ def evaluations_by_tasks(
     for result in results:
         groups.setdefault(_task_key(result), SameTasks()).results.append(result)
     for key, group in groups.items():
+        group.results[:] = _told_apart(group.results)
         reference_by_label = {}
         for evaluation in stored.references:
             reference = evaluation.result
@@ -373,6 +375,28 @@ def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]
             label = f"{stem}: {label}"
         results.append(replace(result, label=visible(label)))
     return results
+
+
+def _told_apart(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
+    """Return results of the same tasks under different names.
+
+    The name says what models were shown where they were shown different things; files of one name
+    in two folders are numbered.
+    """
+    of_models = [result for result in results if result.temperature is not None]
+    fields = different_messages(of_models)
+    counts: Counter[str] = Counter()
+    named = []
+    for result in results:
+        label = result.label
+        if fields and result.temperature is not None:
+            facts = [f"{field} {result.env_config[field]}" for field in fields]
+            label = visible(f"{label} [{', '.join(facts)}]")
+        counts[label] += 1
+        if counts[label] > 1:
+            label = f"{label} ({counts[label]})"
+        named.append(replace(result, label=label))
+    return named
 
 
 def _roles(state: RunState) -> tuple[str, ...]:
