@@ -267,6 +267,35 @@ def test_the_page_has_curves_evaluations_replays_alarms_incidents_and_settings_a
         assert private not in page
 
 
+def test_the_page_names_no_folder_or_machine_behind_a_players_name(tmp_path: Path) -> None:
+    run = whole_run(tmp_path / "my-run")
+    settings = json.loads((run / "settings.json").read_text())
+    settings["settings"] |= {
+        "MODEL": "player_0=/home/somebody/models/tiny,player_1=/home/somebody/models/small",
+        "HANABI_PARTNERS": "player_1=/home/somebody/runs/other:player_0*2,iggi",
+        "HANABI_PARTNER_URLS": "big=http://gpu7.somebody.org:8001/v1#org/model",
+        "HANABI_EVAL_LINEUPS": "served;~/runs/other,served",
+        "HANABI_EVAL_BEST": "laptop:/home/somebody/runs/other,served",
+        "DATASET": "file:/home/somebody/tasks.jsonl",
+        "HANABI_TEACHER": "hf:org/teacher",
+    }
+    (run / "settings.json").write_text(json.dumps(settings))
+    page, _ = run_page(read_report(run))
+    text = " ".join(Reader(page).text.split())
+    for part in (
+        "modeltiny, small",
+        "MODELplayer_0=…/tiny,player_1=…/small",
+        "HANABI_PARTNERSplayer_1=…/other:player_0*2,iggi",
+        "HANABI_EVAL_LINEUPSserved;…/other,served",
+        "HANABI_EVAL_BESTlaptop:…/other,served",
+        "DATASETfile:…/tasks.jsonl",
+        "HANABI_TEACHERhf:org/teacher",
+    ):
+        assert part in text, part
+    for private in ("somebody", "gpu7", "runs/"):
+        assert private not in page
+
+
 def test_a_run_of_one_step_and_nothing_else_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "games": 4.0, "score/mean": 1.0}\n')
     page, notes = run_page(read_report(tmp_path))
