@@ -51,6 +51,7 @@ def draw_line(
     *,
     name: str = "",
     width: float = 2.0,
+    style: str = "-",
 ) -> None:
     """Draw each step thin and the trailing mean bold.
 
@@ -61,6 +62,7 @@ def draw_line(
         color: Colour of both lines.
         name: Name of the bold line, to which its last value is added; "": no name.
         width: Width of the bold line in points.
+        style: Style of the bold line.
     """
     means = trailing_mean(values, SMOOTH)
     x = bin_means(steps, _MOST_POINTS)
@@ -70,6 +72,7 @@ def draw_line(
         bin_means(means, _MOST_POINTS),
         color=color,
         linewidth=width,
+        linestyle=style,
         marker="o" if len(x) == 1 else None,
         label=fill(f"{name} {means[-1]:.2f}", _NAME_WRAP) if name else None,
     )

@@ -63,6 +63,8 @@ _BELIEF_LINES = {
     "belief_bits": ("as it says itself", "-"),
 }
 """Metric of a player to its name and the style of its line, see HANABI_BELIEFS_EVERY."""
+_MOST_LEGEND_COLUMNS = 3
+"""Names of players beside each other above a small chart."""
 _SHOWN_ERRORS = 2
 """Standard errors that an error bar reaches to each side."""
 
@@ -407,11 +409,15 @@ def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> 
     """
     figure = make_figure(3.6, 1.9)
     axes = figure.subplots()
-    for color, (name, (steps, values)) in zip(COLORS, lines.items(), strict=False):
-        draw_line(axes, steps, values, color, width=1.7)
-        axes.plot([], [], color=color, label=name)
+    for number, (name, (steps, values)) in enumerate(lines.items()):
+        color = COLORS[number % len(COLORS)]
+        # More players than colours: the others are dashed.
+        style = "-" if number < len(COLORS) else "--"
+        draw_line(axes, steps, values, color, width=1.7, style=style)
+        axes.plot([], [], color=color, linestyle=style, label=name)
     if len(lines) > 1:
-        figure.legend(loc="outside upper left", ncols=len(lines), fontsize=7.5, frameon=False)
+        columns = min(len(lines), _MOST_LEGEND_COLUMNS)
+        figure.legend(loc="outside upper left", ncols=columns, fontsize=7.5, frameon=False)
     axes.tick_params(labelsize=7.5)
     tidy(axes)
     return figure
