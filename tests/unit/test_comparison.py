@@ -471,6 +471,23 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
         assert [round(255 * part) for part in to_rgb(color)] in pixels
 
 
+def test_an_arm_whose_name_begins_with_an_underscore_is_named_in_the_picture(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b"):
+        made_run(tmp_path / name, [1.0, 2.0])
+    picture = tmp_path / "c.svg"
+    arms = [f"_base_={tmp_path}/a", f"*other*={tmp_path}/b"]
+    files = [f"--out-png={picture}", f"--out-markdown={tmp_path}/c.md"]
+    answer = CliRunner().invoke(app, ["compare", *arms, *files])
+    assert answer.exit_code == 0, answer.output
+    text = picture.read_text()
+    assert "_base_ 1.50" in text
+    assert "*other* 1.50" in text
+    markdown = (tmp_path / "c.md").read_text()
+    assert r"nothing is known about other seeds: \_base\_, \*other\*." in markdown
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

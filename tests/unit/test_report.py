@@ -90,6 +90,23 @@ def test_a_table_is_the_same_in_the_terminal_and_as_markdown() -> None:
     assert "[red]x|y\\" in text
 
 
+def test_names_are_no_markup_in_markdown() -> None:
+    """A page of GitHub or MkDocs shows each as it was typed."""
+    written = {
+        "<img src=x onerror=f()>": "&lt;img src=x onerror=f()>",
+        "iggi*3,piers*2": r"iggi\*3,piers\*2",
+        "_base_ player_0": r"\_base\_ player_0",
+        "`a` ~~b~~": r"\`a\` \~\~b\~\~",
+        "[a](http://b)": r"[a]\(http://b)",
+        "&lt; a & b": "&amp;lt; a & b",
+        "two\nlines": "two lines",
+    }
+    for name, markdown in written.items():
+        sheet = Sheet(title=name, columns=("a",), groups=[[(name,)]], note=name)
+        lines = sheet.markdown().splitlines()
+        assert lines == [f"**{markdown}**", "", "| a |", "| --- |", f"| {markdown} |", "", markdown]
+
+
 def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references(
     tmp_path: Path,
 ) -> None:

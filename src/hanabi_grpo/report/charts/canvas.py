@@ -74,14 +74,19 @@ def draw_line(
         linewidth=width,
         linestyle=style,
         marker="o" if len(x) == 1 else None,
-        label=fill(f"{name} {means[-1]:.2f}", _NAME_WRAP) if name else None,
+        label=line_label(fill(f"{name} {means[-1]:.2f}", _NAME_WRAP)) if name else None,
     )
 
 
 def draw_level(axes: "Axes", name: str, height: float) -> None:
     """Draw a dotted line to hold others against."""
-    label = fill(f"{name} {height:.2f}", _NAME_WRAP)
+    label = line_label(fill(f"{name} {height:.2f}", _NAME_WRAP))
     axes.axhline(height, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1, label=label)
+
+
+def line_label(text: str) -> str:
+    """Return the label of a line; matplotlib would not show one that begins with an underscore."""
+    return f" {text}" if text.startswith("_") else text
 
 
 def name_lines(axes: "Axes") -> None:

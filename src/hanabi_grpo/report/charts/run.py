@@ -17,6 +17,7 @@ from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_level,
     draw_line,
+    line_label,
     make_figure,
     name_lines,
     save_figure,
@@ -375,7 +376,7 @@ def _draw_points(
         means.append(point.mean)
         bars.append(_SHOWN_ERRORS * point.standard_error)
     axes.errorbar(steps, means, yerr=bars, fmt="none", ecolor=color, capsize=size / 1.5)
-    label = f"{name} {means[-1]:.2f}"
+    label = line_label(f"{name} {means[-1]:.2f}")
     axes.plot(
         steps,
         means,
