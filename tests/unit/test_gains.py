@@ -14,7 +14,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.lineups import _runs_of
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.report.run_report import RunReport, read_report
+from hanabi_grpo.report.run_report import RunReport, levels_of, read_report
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,
     SeatOrder,
@@ -142,6 +142,44 @@ def test_results_that_differ_in_sampling_or_messages_have_names_that_say_it(tmp_
         "c [observation full] (step 15, T=1)",
     ]
     assert f"c [observation full] − a [observation {shown}]" in str(read_report(run).sheets)
+
+
+def keep_of_board(run: Path, preset: str, script: str, seats: tuple[str, ...]) -> None:
+    """Keep a result of more tasks on some board."""
+    setup = registry.setup("hanabi", {"preset": preset})
+    result = evaluate_scripted(script, setup, 40)
+    order = SeatOrder(words=seats, seats=seats, mean=0.0, standard_error=0.0)
+    result = dataclasses.replace(result, label=seats[0], temperature=1.0, orders=(order,))
+    write_document(run / "evaluations" / f"{preset}-{script}.json", result_to_json(result))
+
+
+def test_a_run_leads_with_the_board_that_it_trained_on_and_names_others(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    keep_of_board(run, "marshal-mini", "random", BASE)
+    keep_of_board(run, "marshal-mini", "hint-bot", TEAM)
+    assert lead_of(run).startswith("held-out on marshal-mini with 2 players 1.40 → 2.58 of 4; ")
+    pictures = read_report(run).pictures
+    assert (pictures.points, pictures.levels) == ([], {}), "no figures of a board beside another's"
+    assert levels_of(run) == {}
+    before = keep(run, "base", "random", BASE)
+    after = keep(run, "served", "hint-bot", TEAM)
+    lead = f"held-out {before.mean:.2f} → {after.mean:.2f} of 4; "
+    assert lead_of(run).startswith(lead)
+    assert [point.mean for point in read_report(run).pictures.points] == [before.mean, after.mean]
+    assert levels_of(run)["hint-bot"] == after.mean
+    titles = [sheet.title for sheet in read_report(run).sheets if "tasks of suite" in sheet.title]
+    assert [title.split(",")[0] for title in titles] == ["hanabi laptop", "hanabi marshal-mini"]
+
+
+def test_a_run_of_several_games_names_the_one_that_its_first_line_is_of(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path, DATASET="games.jsonl")
+    figures = {"games/laptop": 8, "score/laptop": 1.0, "games/full": 8, "score/full": 2.0}
+    add_row(run, 16, **figures)
+    before = keep(run, "base", "random", BASE)
+    after = keep(run, "served", "hint-bot", TEAM)
+    gain = f"{before.mean:.2f} → {after.mean:.2f} of 4; "
+    assert lead_of(run).startswith(f"held-out on laptop with 2 players {gain}")
+    assert read_report(run).pictures.points == []
 
 
 def test_files_of_one_name_in_the_run_folder_and_beside_it_are_both_shown(tmp_path: Path) -> None:
