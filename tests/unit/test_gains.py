@@ -254,6 +254,12 @@ def test_a_zero_sum_run_leads_with_exploitability(tmp_path: Path) -> None:
     }
     write_document(run / "exploit.json", {"profiles": {"average of 4": profile}})
     assert lead_of_versus(run) == "exploitability, exploit.json: average of 4 0.134"
+    # A figure of another game is in the tables alone, under its name.
+    leduc = {"env": "leduc_poker", "env_config": {"preset": "leduc_poker"}}
+    other = {"profiles": {"served": {**profile, "exploitability": 2.5}}}
+    write_document(run / "leduc.json", {**leduc, **other})
+    assert lead_of_versus(run) == "exploitability, exploit.json: average of 4 0.134"
+    assert "leduc_poker: what a best responder wins (leduc.json)" in str(read_report(run).sheets)
     add_row(run, 3, exploitability=0.376)
     add_row(run, 4, exploitability=0.2071)
     lead = "exploitability 0.376 at step 3 → 0.207 at step 4, 0 in an equilibrium"

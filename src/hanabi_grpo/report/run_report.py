@@ -137,7 +137,8 @@ class RunReport:
         share of games they won from each seat.
         """
         if self.is_versus:
-            return versus_lead(self.state.rows, self.exploits, self.results, self.gain)
+            exploits = [exploit for exploit in self.exploits if self._is_of_own_game(exploit)]
+            return versus_lead(self.state.rows, exploits, self.results, self.gain)
         if not self.evaluations:
             return ""
         group = self.evaluations[0]
@@ -145,6 +146,11 @@ class RunReport:
         for name, mean in group.levels.items():
             lead += f"; {name} {mean:.2f}"
         return lead
+
+    def _is_of_own_game(self, exploit: ExploitFile) -> bool:
+        """Tell whether something was measured in the game that the run trained on."""
+        _, presets = _trained_games(self.state.settings, self.state.rows)
+        return not exploit.preset or not presets or exploit.preset in presets
 
     @property
     def is_versus(self) -> bool:
