@@ -290,6 +290,24 @@ def test_files_of_one_name_over_other_tasks_are_marked_and_of_other_games_refuse
         held_out(loaded(**arms), SAMPLED)
 
 
+def test_an_evaluation_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / name, [1.0]) for name in ("a", "b")]
+    made_evaluation(runs[0] / SAMPLED_FILE, [1.0, 2.0])
+    path = runs[1] / SAMPLED_FILE
+    made_evaluation(path, [1.0, 2.0])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "starts": [0, 0]}))
+    comparison = compared(arm=runs)
+    [evaluation] = comparison.evaluations
+    [score] = evaluation.arms
+    assert score is not None
+    assert (len(score.means), score.num_runs) == (1, 2)
+    note = (
+        f"{tmp_path.name}/b: sampled.json: 2 task(s) with 1 start(s): a mean with an error needs "
+        "at least 2 starts; play more tasks; it is left out."
+    )
+    assert note in comparison_notes(comparison)
+
+
 def test_files_of_one_name_that_were_sampled_seated_or_worded_differently_say_so(
     tmp_path: Path,
 ) -> None:

@@ -12,9 +12,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_EVALUATION_BYTES, read_bytes
+from hanabi_grpo.runs.history import MAX_FIGURE
 from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import json_text, save_text
-from hanabi_grpo.runs.task_statistics import Estimate, estimate, estimate_of_all_starts
+from hanabi_grpo.runs.task_statistics import (
+    Estimate,
+    check_num_starts,
+    estimate,
+    estimate_of_all_starts,
+)
 from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import ALL_STARTS
@@ -214,7 +220,27 @@ def result_of_json(data: object) -> EvaluationResult:
         )
     if not all(map(math.isfinite, result.scores)):
         raise ValueError("a score is no finite number")
+    if max(map(abs, result.scores)) > MAX_FIGURE:
+        raise ValueError(f"a score is beyond {MAX_FIGURE:g}")
+    for order in result.orders:
+        if not len(order.words) == len(order.seats) == result.num_players:
+            raise ValueError(
+                f"an order has {len(order.words)} words and {len(order.seats)} seats; it needs one "
+                f"of each for {result.num_players} players"
+            )
+    try:
+        _check_starts(result)
+    except SettingsError as error:
+        raise ValueError(str(error).removesuffix(".")) from error
     return result
+
+
+def _check_starts(result: EvaluationResult) -> None:
+    """Raise a SettingsError where a result's starts give its mean no error."""
+    if result.covers_all_starts:
+        estimate_of_all_starts(result.scores, result.starts)
+    else:
+        check_num_starts(result.num_tasks, len(set(result.starts)))
 
 
 def read_result(path: Path) -> EvaluationResult:

@@ -43,6 +43,8 @@ class Run:
     """Variables of `settings.json`; empty without one."""
     evaluations: Mapping[EvaluationKind, EvaluationResult] = field(default_factory=dict)
     """By kind, see `kinds`."""
+    problems: tuple[str, ...] = ()
+    """Evaluations that cannot be read, each with the reason."""
 
     @property
     def seed(self) -> tuple[str, ...] | None:
@@ -214,6 +216,7 @@ def _load_run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> R
         if value is not None:
             steps.append(float(row["step"]))
             values.append(value)
+    evaluations = find_evaluations(folder)
     games_per_step = [number(row.get("games")) or 0.0 for row in rows]
     return Run(
         folder=folder,
@@ -223,7 +226,8 @@ def _load_run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> R
         num_games=sum(games_per_step),
         seconds=_wall_time(rows),
         settings=recorded_settings(run_home(folder)),
-        evaluations=evaluations_by_kind(find_evaluations(folder)),
+        evaluations=evaluations_by_kind(evaluations),
+        problems=evaluations.problems,
     )
 
 

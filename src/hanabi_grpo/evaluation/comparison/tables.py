@@ -261,6 +261,11 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         )
     for evaluation in comparison.evaluations:
         notes += _evaluation_notes(evaluation)
+    for run in _all_runs(comparison.arms):
+        # Tables are published: of a path the last two names are enough.
+        name = "/".join(run.folder.parts[-2:])
+        for problem in run.problems:
+            notes.append(f"{name}: {problem}; it is left out.")
     single_arms = []
     for arm in comparison.arms:
         if len(arm.runs) == 1:
