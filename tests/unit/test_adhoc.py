@@ -27,6 +27,7 @@ from hanabi_grpo.evaluation.adhoc.provenance import OWN_RUN, TAUGHT_BY, TRAINED_
 from hanabi_grpo.evaluation.adhoc.summary import (
     adhoc_json,
     adhoc_sheets,
+    describe_adhoc,
     seat_means,
     summarise_adhoc,
 )
@@ -34,6 +35,7 @@ from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.settings.refs import CheckpointRef, ScriptRef, parse_checkpoint
+from hanabi_grpo.token_filter import TokenFilter
 from toy_kuhn import KUHN
 from training_runs import LAPTOP
 
@@ -68,6 +70,20 @@ def test_the_pool_is_every_script_that_can_play_in_time() -> None:
 def test_a_bound_is_of_a_partner_and_within_the_scores(bounds: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         parse_adhoc(["piers"], ["iggi", "blind"], bounds, LAPTOP, only=True)
+
+
+def test_how_models_sampled_is_said_with_the_tokens_that_they_could_draw(tmp_path: Path) -> None:
+    plan = adhoc_summary(tmp_path, "iggi", pool=("blind",), tasks=2).plan
+    told = {
+        (None, 1.0): "the same for everybody",
+        (0.0, 1.0): "the same for everybody, greedy",
+        (0.7, 1.0): "the same for everybody, temperature 0.7",
+        (0.7, 0.9): "the same for everybody, temperature 0.7, top-p 0.9",
+    }
+    for (temperature, top_p), end in told.items():
+        sampled = replace(plan, temperature=temperature, token_filter=TokenFilter(top_p=top_p))
+        summary = summarise_adhoc(sampled, {}, {})
+        assert describe_adhoc(summary)[1].endswith(end)
 
 
 def test_games_without_a_common_score_and_empty_pools_are_refused() -> None:

@@ -31,7 +31,7 @@ from hanabi_grpo.evaluation.adhoc.plan import (
 )
 from hanabi_grpo.evaluation.adhoc.provenance import HELD_OUT
 from hanabi_grpo.evaluation.crossplay.plan import Entry
-from hanabi_grpo.evaluation.evaluate import played_facts, score_range
+from hanabi_grpo.evaluation.evaluate import describe_sampling, played_facts, score_range
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.task_statistics import COVERAGE, RESAMPLES, Interval
@@ -295,11 +295,7 @@ def describe_adhoc(summary: AdhocSummary) -> list[str]:
     spec = plan.setup.spec
     greatest = score_range(spec)[1]
     board = spec.env if spec.preset == spec.env else f"{spec.env} {spec.preset}"
-    sampling = ""
-    if plan.temperature == 0:
-        sampling = ", greedy"
-    elif plan.temperature is not None:
-        sampling = f", temperature {plan.temperature:g}"
+    sampling = describe_sampling(plan.temperature, plan.token_filter)
     lines = [
         f"{board}, {spec.num_players} players, rules {spec.hash}, {spec.score} at most "
         f"{greatest:g}",
