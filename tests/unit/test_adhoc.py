@@ -23,7 +23,13 @@ from hanabi_grpo.evaluation.adhoc.bounds import (
     read_bounds,
 )
 from hanabi_grpo.evaluation.adhoc.plan import parse_adhoc
-from hanabi_grpo.evaluation.adhoc.provenance import OWN_RUN, TAUGHT_BY, TRAINED_WITH, history_of
+from hanabi_grpo.evaluation.adhoc.provenance import (
+    OWN_RUN,
+    TAUGHT_BY,
+    TRAINED_WITH,
+    History,
+    history_of,
+)
 from hanabi_grpo.evaluation.adhoc.summary import (
     adhoc_json,
     adhoc_sheets,
@@ -32,6 +38,7 @@ from hanabi_grpo.evaluation.adhoc.summary import (
     summarise_adhoc,
 )
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup
+from hanabi_grpo.report.adhoc_page import heat_map
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.settings.refs import CheckpointRef, ScriptRef, parse_checkpoint
@@ -84,6 +91,20 @@ def test_how_models_sampled_is_said_with_the_tokens_that_they_could_draw(tmp_pat
         sampled = replace(plan, temperature=temperature, token_filter=TokenFilter(top_p=top_p))
         summary = summarise_adhoc(sampled, {}, {})
         assert describe_adhoc(summary)[1].endswith(end)
+
+
+def test_the_heat_map_says_which_candidate_has_met_a_partner(tmp_path: Path) -> None:
+    summary = adhoc_summary(tmp_path, "iggi", "piers", pool=("blind", "outer"), tasks=2)
+    met = History(met={"blind": TRAINED_WITH})
+    marks = [
+        ((met, History()), ["blind (best known) [iggi: trained with]", "outer (best known)"]),
+        ((met, met), ["blind (best known) [trained with]", "outer (best known)"]),
+    ]
+    for histories, names in marks:
+        plan = replace(summary.plan, histories=histories)
+        figure = heat_map(summarise_adhoc(plan, summary.results, {}))
+        drawn = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert [" ".join(name.split()) for name in drawn] == names
 
 
 def test_games_without_a_common_score_and_empty_pools_are_refused() -> None:
