@@ -107,6 +107,25 @@ def test_the_heat_map_says_which_candidate_has_met_a_partner(tmp_path: Path) -> 
         assert [" ".join(name.split()) for name in drawn] == names
 
 
+def test_means_of_candidates_over_different_partners_say_so(tmp_path: Path) -> None:
+    # A candidate is no partner of itself.
+    summary = adhoc_summary(tmp_path, "iggi", "piers", pool=("blind", "outer", "iggi"), tasks=2)
+    met = History(met={"outer": TRAINED_WITH})
+    warning = (
+        "The means are not over the same partners: strangers to some of the candidates only are "
+    )
+    told = [
+        ((History(), History()), f"{warning}iggi."),
+        ((met, History()), f"{warning}outer, iggi."),
+    ]
+    for histories, end in told:
+        plan = replace(summary.plan, histories=histories)
+        sheet = adhoc_sheets(summarise_adhoc(plan, summary.results, {}))[0]
+        assert sheet.note.endswith(end)
+    alike = adhoc_summary(tmp_path / "alike", "iggi", "piers", pool=("blind", "outer"), tasks=2)
+    assert warning not in adhoc_sheets(alike)[0].note
+
+
 def test_games_without_a_common_score_and_empty_pools_are_refused() -> None:
     with pytest.raises(SettingsError, match="do not share a score"):
         parse_adhoc(["random"], [], [], Setup(KUHN, KUHN.presets["kuhn"]))

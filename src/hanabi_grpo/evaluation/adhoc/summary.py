@@ -348,16 +348,34 @@ def _candidates_sheet(summary: AdhocSummary) -> Sheet:
                 str(candidate.num_held_out),
             )
         )
+    note = (
+        "Means over partners that are held out, each counting alike; of the bound: over those with "
+        "whom somebody scores. In brackets: 95 % over tasks, for these partners. Worst tenth: of "
+        "the partners, by their share; one at least."
+    )
+    partial = _partial_strangers(summary)
+    if partial:
+        note += (
+            " The means are not over the same partners: strangers to some of the candidates only "
+            f"are {', '.join(partial)}."
+        )
     return Sheet(
         title="With strangers",
         columns=("", "self-play", "score", "of the bound", "worst tenth", "partners"),
         groups=[rows],
-        note=(
-            "Means over partners that are held out, each counting alike; of the bound: over those "
-            "with whom somebody scores. In brackets: 95 % over tasks, for these partners. Worst "
-            "tenth: of the partners, by their share; one at least."
-        ),
+        note=note,
     )
+
+
+def _partial_strangers(summary: AdhocSummary) -> list[str]:
+    """Return the partners that count for some candidates and not for others."""
+    strangers = []
+    for figures in summary.candidates:
+        held_out = {one.partner for one in figures.pairings if one.relation == HELD_OUT}
+        strangers.append(held_out)
+    everybody = set().union(*strangers)
+    partial = [j for j in sorted(everybody) if not all(j in held_out for held_out in strangers)]
+    return [summary.partner_labels[j] for j in partial]
 
 
 def _pairings_sheet(summary: AdhocSummary, label: str, candidate: CandidateFigures) -> Sheet:
