@@ -23,17 +23,26 @@ from hanabi_grpo.evaluation.adhoc.bounds import (
     read_bounds,
 )
 from hanabi_grpo.evaluation.adhoc.plan import parse_adhoc
-from hanabi_grpo.evaluation.adhoc.provenance import OWN_RUN, TAUGHT_BY, TRAINED_WITH, history_of
+from hanabi_grpo.evaluation.adhoc.provenance import (
+    OWN_RUN,
+    TAUGHT_BY,
+    TRAINED_WITH,
+    History,
+    history_of,
+)
 from hanabi_grpo.evaluation.adhoc.summary import (
     adhoc_json,
     adhoc_sheets,
+    describe_adhoc,
     seat_means,
     summarise_adhoc,
 )
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup
+from hanabi_grpo.report.adhoc_page import heat_map
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.settings.refs import CheckpointRef, ScriptRef, parse_checkpoint
+from hanabi_grpo.token_filter import TokenFilter
 from toy_kuhn import KUHN
 from training_runs import LAPTOP
 
@@ -68,6 +77,53 @@ def test_the_pool_is_every_script_that_can_play_in_time() -> None:
 def test_a_bound_is_of_a_partner_and_within_the_scores(bounds: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         parse_adhoc(["piers"], ["iggi", "blind"], bounds, LAPTOP, only=True)
+
+
+def test_how_models_sampled_is_said_with_the_tokens_that_they_could_draw(tmp_path: Path) -> None:
+    plan = adhoc_summary(tmp_path, "iggi", pool=("blind",), tasks=2).plan
+    told = {
+        (None, 1.0): "the same for everybody",
+        (0.0, 1.0): "the same for everybody, greedy",
+        (0.7, 1.0): "the same for everybody, temperature 0.7",
+        (0.7, 0.9): "the same for everybody, temperature 0.7, top-p 0.9",
+    }
+    for (temperature, top_p), end in told.items():
+        sampled = replace(plan, temperature=temperature, token_filter=TokenFilter(top_p=top_p))
+        summary = summarise_adhoc(sampled, {}, {})
+        assert describe_adhoc(summary)[1].endswith(end)
+
+
+def test_the_heat_map_says_which_candidate_has_met_a_partner(tmp_path: Path) -> None:
+    summary = adhoc_summary(tmp_path, "iggi", "piers", pool=("blind", "outer"), tasks=2)
+    met = History(met={"blind": TRAINED_WITH})
+    marks = [
+        ((met, History()), ["blind (best known) [iggi: trained with]", "outer (best known)"]),
+        ((met, met), ["blind (best known) [trained with]", "outer (best known)"]),
+    ]
+    for histories, names in marks:
+        plan = replace(summary.plan, histories=histories)
+        figure = heat_map(summarise_adhoc(plan, summary.results, {}))
+        drawn = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert [" ".join(name.split()) for name in drawn] == names
+
+
+def test_means_of_candidates_over_different_partners_say_so(tmp_path: Path) -> None:
+    # A candidate is no partner of itself.
+    summary = adhoc_summary(tmp_path, "iggi", "piers", pool=("blind", "outer", "iggi"), tasks=2)
+    met = History(met={"outer": TRAINED_WITH})
+    warning = (
+        "The means are not over the same partners: strangers to some of the candidates only are "
+    )
+    told = [
+        ((History(), History()), f"{warning}iggi."),
+        ((met, History()), f"{warning}outer, iggi."),
+    ]
+    for histories, end in told:
+        plan = replace(summary.plan, histories=histories)
+        sheet = adhoc_sheets(summarise_adhoc(plan, summary.results, {}))[0]
+        assert sheet.note.endswith(end)
+    alike = adhoc_summary(tmp_path / "alike", "iggi", "piers", pool=("blind", "outer"), tasks=2)
+    assert warning not in adhoc_sheets(alike)[0].note
 
 
 def test_games_without_a_common_score_and_empty_pools_are_refused() -> None:

@@ -23,12 +23,14 @@ from hanabi_grpo.client.beliefs import (
     measure_beliefs,
     message_figures,
 )
+from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.posterior import script_chances
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import ScoredPrompt
+from hanabi_grpo.settings.refs import ScriptRef
 from hanabi_grpo.types import Episode
 
 COMPACT = {"observation": "compact", "legal_moves": False, "memory": "turn"}
@@ -247,3 +249,19 @@ def test_the_command_writes_tables_and_figures_of_scripts(
     assert "log_loss" not in row, "a script cannot be asked"
     refused = runner.invoke(app, ["beliefs", "iggi", "--preset", "full", "--tasks", "4"])
     assert refused.exit_code == 2
+
+
+def test_lineups_whose_short_names_are_equal_have_a_row_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripts = {"a/run/checkpoint-5": "hint-bot", "b/run/checkpoint-5": "iggi"}
+
+    def parse(spec: str, **options: Any) -> Lineup:
+        return Lineup(text=spec, refs=(ScriptRef(name=scripts[spec]),) * 2)
+
+    monkeypatch.setattr("hanabi_grpo.commands.beliefs.parse_lineup", parse)
+    monkeypatch.setenv("COLUMNS", "120")
+    done = CliRunner().invoke(app, ["beliefs", *scripts, "--preset", "laptop", "--tasks", "2"])
+    assert done.exit_code == 0, done.output
+    for spec in scripts:
+        assert spec in done.output

@@ -28,7 +28,7 @@ from hanabi_grpo.evaluation.comparison.tables import (
 )
 from hanabi_grpo.evaluation.tables import BEST_KNOWN_SOURCE
 from hanabi_grpo.runs.evaluation_result import SeatOrder
-from training_runs import made_evaluation, made_run
+from training_runs import LAPTOP, made_evaluation, made_run
 
 SAMPLED_FILE = "sampled.json"
 SAMPLED = EvaluationKind(name="sampled")
@@ -290,6 +290,56 @@ def test_files_of_one_name_over_other_tasks_are_marked_and_of_other_games_refuse
         held_out(loaded(**arms), SAMPLED)
 
 
+def test_an_evaluation_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / name, [1.0]) for name in ("a", "b")]
+    made_evaluation(runs[0] / SAMPLED_FILE, [1.0, 2.0])
+    path = runs[1] / SAMPLED_FILE
+    made_evaluation(path, [1.0, 2.0])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "starts": [0, 0]}))
+    comparison = compared(arm=runs)
+    [evaluation] = comparison.evaluations
+    [score] = evaluation.arms
+    assert score is not None
+    assert (len(score.means), score.num_runs) == (1, 2)
+    note = (
+        f"{tmp_path.name}/b: sampled.json: 2 task(s) with 1 start(s): a mean with an error needs "
+        "at least 2 starts; play more tasks; it is left out."
+    )
+    assert note in comparison_notes(comparison)
+
+
+def test_files_of_one_name_that_were_sampled_seated_or_worded_differently_say_so(
+    tmp_path: Path,
+) -> None:
+    first = made_run(tmp_path / "a", [1.0])
+    other = made_run(tmp_path / "b", [1.0])
+    made_evaluation(first / SAMPLED_FILE, [1.0] * 4, orders=(team_order(first, 50),))
+    made_evaluation(other / SAMPLED_FILE, [2.0] * 4, orders=(team_order(other, 50),))
+    assert not [
+        note for note in comparison_notes(compared(a=[first], b=[other])) if ".json" in note
+    ]
+    with_bot = seat_order((str(other), "iggi"), f"{CHECKPOINT}@50", "iggi")
+    made_evaluation(
+        other / SAMPLED_FILE,
+        [2.0] * 4,
+        orders=(with_bot,),
+        top_p=0.5,
+        env_config={**LAPTOP.row()["env_config"], "observation": "full", "reward_illegal": -9.0},
+    )
+    comparison = compared(a=[first], b=[other])
+    assert [evaluation.name for evaluation in comparison.evaluations] == [
+        "sampled (T=1, top-p 0.5; T=1)"
+    ]
+    observation = LAPTOP.row()["env_config"]["observation"]
+    notes = [note for note in comparison_notes(comparison) if ".json" in note]
+    assert notes == [
+        "sampled.json: models of the runs sampled differently: T=1, top-p 0.5; T=1.",
+        "sampled.json: runs were evaluated in different lineups: trained team; trained, iggi in "
+        "one seat order.",
+        f"sampled.json: runs were evaluated with different observation: {observation}, full.",
+    ]
+
+
 def test_evaluations_that_evaluate_left_in_the_run_folders_are_compared(tmp_path: Path) -> None:
     """Their file names differ from run to run, because they hold a digest of the weights."""
     runs = {}
@@ -322,16 +372,22 @@ def test_kept_evaluations_of_other_tasks_boards_temperatures_and_lineups_are_tol
     made_evaluation(other / "evaluations" / "board.json", [1.0] * 4, spec_hash="0" * 12, **team)
     made_evaluation(other / "evaluations" / "greedy.json", [1.0] * 4, temperature=0.0, **team)
     with_bot = seat_order((f"{other}:player_1", "iggi"), f"{CHECKPOINT}@50", "iggi")
-    made_evaluation(other / "evaluations" / "bot.json", [1.0] * 4, orders=(with_bot,))
+    bot_first = seat_order(("iggi", f"{other}:player_1"), "iggi", f"{CHECKPOINT}@50")
+    both_orders = (with_bot, bot_first)
+    made_evaluation(other / "evaluations" / "bot.json", [1.0] * 4, orders=both_orders)
+    made_evaluation(first / "evaluations" / "bot-order.json", [1.0] * 4, orders=(with_bot,))
+    made_evaluation(first / "evaluations" / "filtered.json", [1.0] * 4, top_p=0.5, **team)
     comparison = compared(a=[first], b=[other])
     has_both = [None not in evaluation.arms for evaluation in comparison.evaluations]
-    assert has_both == [False] * 6
+    assert has_both == [False] * 8
     assert sorted(evaluation.name for evaluation in comparison.evaluations) == [
         "trained player_1, iggi (T=1)",
+        "trained player_1, iggi in one seat order (T=1)",
         "trained team (T=1), laptop, 4 tasks of eval",
         "trained team (T=1), laptop, 4 tasks of eval",
         "trained team (T=1), laptop, 4 tasks of test",
         "trained team (T=1), laptop, 5 tasks of eval",
+        "trained team (T=1, top-p 0.5)",
         "trained team (greedy)",
     ]
 
@@ -431,6 +487,23 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     pixels = (imread(out / "c.png")[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()
     for color in ("#0072B2", "#D55E00"):
         assert [round(255 * part) for part in to_rgb(color)] in pixels
+
+
+def test_an_arm_whose_name_begins_with_an_underscore_is_named_in_the_picture(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b"):
+        made_run(tmp_path / name, [1.0, 2.0])
+    picture = tmp_path / "c.svg"
+    arms = [f"_base_={tmp_path}/a", f"*other*={tmp_path}/b"]
+    files = [f"--out-png={picture}", f"--out-markdown={tmp_path}/c.md"]
+    answer = CliRunner().invoke(app, ["compare", *arms, *files])
+    assert answer.exit_code == 0, answer.output
+    text = picture.read_text()
+    assert "_base_ 1.50" in text
+    assert "*other* 1.50" in text
+    markdown = (tmp_path / "c.md").read_text()
+    assert r"nothing is known about other seeds: \_base\_, \*other\*." in markdown
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ from hanabi_grpo.runs.evaluation_result import (
     write_document,
 )
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind
+from hanabi_grpo.types import ALL_STARTS, DroppedGame, Episode, EpisodeStatus, ReplyKind
 from made_games import made_episode, made_turn, play_episodes_sync
 from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app
 from toy_kuhn import KUHN
@@ -347,6 +347,15 @@ def test_a_result_whose_fields_do_not_fit_is_refused(tmp_path: Path) -> None:
         result_of_json({**data, "starts": [*data["starts"], 9]})
     with pytest.raises(ValueError, match="no finite number"):
         result_of_json({**data, "scores": [1.0, 2.0, float("nan")]})
+    with pytest.raises(ValueError, match=r"a score is beyond 1e\+100"):
+        result_of_json({**data, "scores": [1.0, 2.0, -1e308]})
+    with pytest.raises(ValueError, match=r"^3 task\(s\) with 1 start\(s\): .*; play more tasks$"):
+        result_of_json({**data, "starts": [0, 0, 0]})
+    with pytest.raises(ValueError, match="3 tasks of 3 starts, 1 to 1 of each"):
+        result_of_json({**data, "suite": ALL_STARTS})
+    order = {"words": ["blind"], "seats": ["blind", "blind"], "mean": 1.0, "standard_error": 0.1}
+    with pytest.raises(ValueError, match="an order has 1 words and 2 seats; it needs one of each"):
+        result_of_json({**data, "orders": [order]})
     path = tmp_path / "result.json"
     write_document(path, {**data, "scores": [1.0]})
     with pytest.raises(SettingsError, match=r"result\.json: seeds"):

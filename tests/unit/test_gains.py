@@ -14,7 +14,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.lineups import _runs_of
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.report.run_report import RunReport, read_report
+from hanabi_grpo.report.run_report import RunReport, levels_of, read_report
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,
     SeatOrder,
@@ -110,6 +110,8 @@ def test_a_gain_with_a_partner_names_the_partner(tmp_path: Path) -> None:
     ("seats", "fields"),
     [
         (BASE, {"temperature": 0.0}),
+        (BASE, {"top_p": 0.5}),
+        (BASE, {"top_k": 1}),
         (BASE_WITH_IGGI, {}),
         (("base", "hint-bot"), {}),
         (("player_0@5", "player_1@5"), {}),
@@ -124,6 +126,71 @@ def test_what_differs_in_more_than_training_is_no_before(
     keep(run, "before", "random", seats, **fields)
     keep(run, "served", "hint-bot", TEAM, policies={"base": "f00d"})
     assert "→" not in lead_of(run)
+
+
+def test_results_that_differ_in_sampling_or_messages_have_names_that_say_it(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    config = LAPTOP.row()["env_config"]
+    keep(run, "a", "random", TEAM)
+    keep(run, "b", "hint-bot", TEAM, top_p=0.5)
+    keep(run, "c", "blind", TEAM, env_config={**config, "observation": "full"})
+    [group] = read_report(run).evaluations
+    shown = config["observation"]
+    assert list(group.named) == [
+        f"a [observation {shown}] (step 15, T=1)",
+        f"b [observation {shown}] (step 15, T=1, top-p 0.5)",
+        "c [observation full] (step 15, T=1)",
+    ]
+    assert f"c [observation full] − a [observation {shown}]" in str(read_report(run).sheets)
+
+
+def keep_of_board(run: Path, preset: str, script: str, seats: tuple[str, ...]) -> None:
+    """Keep a result of more tasks on some board."""
+    setup = registry.setup("hanabi", {"preset": preset})
+    result = evaluate_scripted(script, setup, 40)
+    order = SeatOrder(words=seats, seats=seats, mean=0.0, standard_error=0.0)
+    result = dataclasses.replace(result, label=seats[0], temperature=1.0, orders=(order,))
+    write_document(run / "evaluations" / f"{preset}-{script}.json", result_to_json(result))
+
+
+def test_a_run_leads_with_the_board_that_it_trained_on_and_names_others(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    keep_of_board(run, "marshal-mini", "random", BASE)
+    keep_of_board(run, "marshal-mini", "hint-bot", TEAM)
+    assert lead_of(run).startswith("held-out on marshal-mini with 2 players 1.40 → 2.58 of 4; ")
+    pictures = read_report(run).pictures
+    assert (pictures.points, pictures.levels) == ([], {}), "no figures of a board beside another's"
+    assert levels_of(run) == {}
+    before = keep(run, "base", "random", BASE)
+    after = keep(run, "served", "hint-bot", TEAM)
+    lead = f"held-out {before.mean:.2f} → {after.mean:.2f} of 4; "
+    assert lead_of(run).startswith(lead)
+    assert [point.mean for point in read_report(run).pictures.points] == [before.mean, after.mean]
+    assert levels_of(run)["hint-bot"] == after.mean
+    titles = [sheet.title for sheet in read_report(run).sheets if "tasks of suite" in sheet.title]
+    assert [title.split(",")[0] for title in titles] == ["hanabi laptop", "hanabi marshal-mini"]
+
+
+def test_a_run_of_several_games_names_the_one_that_its_first_line_is_of(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path, DATASET="games.jsonl")
+    figures = {"games/laptop": 8, "score/laptop": 1.0, "games/full": 8, "score/full": 2.0}
+    add_row(run, 16, **figures)
+    before = keep(run, "base", "random", BASE)
+    after = keep(run, "served", "hint-bot", TEAM)
+    gain = f"{before.mean:.2f} → {after.mean:.2f} of 4; "
+    assert lead_of(run).startswith(f"held-out on laptop with 2 players {gain}")
+    assert read_report(run).pictures.points == []
+
+
+def test_files_of_one_name_in_the_run_folder_and_beside_it_are_both_shown(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "demo" / "train", steps=15, games=False)
+    means = []
+    for script, folder in (("random", run), ("hint-bot", run.parent)):
+        means.append(keep(run, "after", script, TEAM).mean)
+        (run / "evaluations" / "after-T1.json").rename(folder / "after.json")
+    [group] = read_report(run.parent).evaluations
+    by_name = {name: result.mean for name, result in group.named.items()}
+    assert by_name == {"after (step 15)": means[0], "after (2) (step 15)": means[1]}
 
 
 def test_base_is_no_before_of_a_run_that_started_from_a_checkpoint(tmp_path: Path) -> None:
@@ -187,6 +254,12 @@ def test_a_zero_sum_run_leads_with_exploitability(tmp_path: Path) -> None:
     }
     write_document(run / "exploit.json", {"profiles": {"average of 4": profile}})
     assert lead_of_versus(run) == "exploitability, exploit.json: average of 4 0.134"
+    # A figure of another game is in the tables alone, under its name.
+    leduc = {"env": "leduc_poker", "env_config": {"preset": "leduc_poker"}}
+    other = {"profiles": {"served": {**profile, "exploitability": 2.5}}}
+    write_document(run / "leduc.json", {**leduc, **other})
+    assert lead_of_versus(run) == "exploitability, exploit.json: average of 4 0.134"
+    assert "leduc_poker: what a best responder wins (leduc.json)" in str(read_report(run).sheets)
     add_row(run, 3, exploitability=0.376)
     add_row(run, 4, exploitability=0.2071)
     lead = "exploitability 0.376 at step 3 → 0.207 at step 4, 0 in an equilibrium"

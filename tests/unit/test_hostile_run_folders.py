@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -330,6 +331,24 @@ def test_absurd_figures_break_no_command(tmp_path: Path) -> None:
     run_command("compare", f"a={run}", f"b={other}")
     add_row(run, 40)
     assert "step 40" in run_command("report", run, "--alarms")
+
+
+def test_absurd_outcomes_of_an_evaluation_break_no_command(tmp_path: Path) -> None:
+    whole = {"win": 0.5, "draw": 0.0, "loss": 0.5, "bad-reply win": 0.0, "return": 0.0}
+    absurd: list[tuple[dict[str, float], list[float]]] = [
+        ({"win": 0.5}, [0.0, 4.0]),
+        ({**whole, "win": 5.0}, [0.0, 4.0]),
+        ({**whole, "loss": math.nan}, [0.0, 4.0]),
+        (whole, [4.0, 4.0]),
+        (whole, [0.0, math.inf]),
+    ]
+    for number, (outcomes, score_range) in enumerate(absurd):
+        run = tracked_run(tmp_path / f"run-{number}", steps=1, games=False)
+        figures = {f"{name} as first": value for name, value in outcomes.items()}
+        result = evaluate_scripted("blind", LAPTOP, 4)
+        document = {**result_to_json(result), "figures": figures, "score_range": score_range}
+        (run / "blind.json").write_text(json.dumps(document))
+        assert "blind" in run_command("report", run)
 
 
 def test_a_page_has_a_bounded_number_of_charts_and_says_how_many_figures_it_leaves_out(

@@ -202,6 +202,17 @@ def page_of(recording: Recording, *, prompts: bool = False) -> str:
     return games_page([recording], [recording], title="a", settings={}, prompts=prompts)
 
 
+def test_every_player_of_eight_has_a_line_and_a_name_in_a_small_chart() -> None:
+    lines = {f"player_{number}": ([1, 2], [0.0, float(number)]) for number in range(8)}
+    figure = small_figure(lines)
+    [axes] = figure.axes
+    drawn = axes.lines[1::3]
+    assert [line.get_ydata()[-1] for line in drawn] == [number / 2 for number in range(8)]
+    assert len({(line.get_color(), line.get_linestyle()) for line in drawn}) == 8
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(lines)
+
+
 def test_without_a_script_every_turn_is_there_to_read() -> None:
     [recording] = made_recordings(EnvConfig(preset="laptop"), num_games=1)
     turns = []

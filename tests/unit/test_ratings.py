@@ -62,13 +62,38 @@ def test_odds_of_three_to_one_are_191_points_and_seats_are_told_apart(kuhn: Summ
     assert better.mean == pytest.approx(-worse.mean)
     assert better.low < better.mean < better.high
     assert ratings.seat_effect.mean == pytest.approx(0.0, abs=1e-6)
-    assert ratings.num_games == 800
+    # The two cells are one set of games, in which the one loses what the other wins.
+    assert ratings.num_games == 400
     # Whoever is first wins three of four games: equal players.
     ratings = rate_players(cells_of(kuhn, {"0-1": (0.75, 0.25), "1-0": (0.75, 0.25)}), 2, ROLES)
     assert ratings is not None
     assert [entry.mean for entry in ratings.entries] == pytest.approx([0.0, 0.0], abs=1e-6)
-    # Odds of three to one for the first against the second.
-    assert ratings.seat_effect.mean == pytest.approx(2 * 190.8, abs=1.5)
+    # Odds of three to one for the first against an equal.
+    assert ratings.seat_effect.mean == pytest.approx(190.8, abs=1.5)
+
+
+def test_the_two_cells_of_a_pair_are_the_same_games_and_count_once(kuhn: Summary) -> None:
+    one_cell = {"0-1": kuhn.cells["0-1"]}
+    assert [-score for score in kuhn.cells["1-0"].scores] == list(kuhn.cells["0-1"].scores)
+    ratings = rate_players(kuhn.cells, 2, ROLES)
+    assert ratings is not None
+    # Twice as many games would make the intervals narrower by a factor of 1.41.
+    assert ratings == rate_players(one_cell, 2, ROLES)
+    assert ratings == rate_players({"1-0": kuhn.cells["1-0"]}, 2, ROLES)
+    assert ratings.num_games == 120
+
+
+def test_who_has_won_every_game_is_not_certain_to_win_the_next_one(kuhn: Summary) -> None:
+    example = next(iter(kuhn.cells.values()))
+    ratings = rate_players({"0-1": cell(example, 1.0, 1.0)}, 2, ROLES)
+    assert ratings is not None
+    winner = ratings.entries[0]
+    assert winner.low < winner.mean - 50
+    # Who is first wins every game: the odds are those of 400 wins and a draw, 801 to 1.
+    ratings = rate_players({"0-1": cell(example, 1.0, 0.0)}, 2, ROLES)
+    assert ratings is not None
+    assert ratings.seat_effect.mean == pytest.approx(400 * math.log10(801), abs=1)
+    assert ratings.seat_effect.low < ratings.seat_effect.mean - 50
 
 
 def test_an_entry_that_wins_every_game_has_a_rating_and_draws_are_half_wins(kuhn: Summary) -> None:
@@ -91,7 +116,7 @@ def test_a_zero_sum_cross_play_has_ratings_and_no_partners(kuhn: Summary) -> Non
     document = summary_json(kuhn)
     assert document["partners"] is None and document["methods"] == []
     ratings = document["opponents"]
-    assert ratings["num_games"] == 2 * 2 * 60
+    assert ratings["num_games"] == 2 * 60
     assert {entry["label"] for entry in ratings["entries"]} == {"random", "equilibrium-0"}
     [sheet] = [sheet for sheet in all_sheets(kuhn) if sheet.title == "Ratings"]
     means = {row[0]: float(row[1]) for group in sheet.groups for row in group}

@@ -90,6 +90,23 @@ def test_a_table_is_the_same_in_the_terminal_and_as_markdown() -> None:
     assert "[red]x|y\\" in text
 
 
+def test_names_are_no_markup_in_markdown() -> None:
+    """A page of GitHub or MkDocs shows each as it was typed."""
+    written = {
+        "<img src=x onerror=f()>": "&lt;img src=x onerror=f()>",
+        "iggi*3,piers*2": r"iggi\*3,piers\*2",
+        "_base_ player_0": r"\_base\_ player_0",
+        "`a` ~~b~~": r"\`a\` \~\~b\~\~",
+        "[a](http://b)": r"[a]\(http://b)",
+        "&lt; a & b": "&amp;lt; a & b",
+        "two\nlines": "two lines",
+    }
+    for name, markdown in written.items():
+        sheet = Sheet(title=name, columns=("a",), groups=[[(name,)]], note=name)
+        lines = sheet.markdown().splitlines()
+        assert lines == [f"**{markdown}**", "", "| a |", "| --- |", f"| {markdown} |", "", markdown]
+
+
 def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references(
     tmp_path: Path,
 ) -> None:
@@ -264,6 +281,35 @@ def test_the_page_has_curves_evaluations_replays_alarms_incidents_and_settings_a
     assert notes == []
     assert "<iframe" in page
     for private in (SECRET, "somebody", "10.1.2.3", str(tmp_path)):
+        assert private not in page
+
+
+def test_the_page_names_no_folder_or_machine_behind_a_players_name(tmp_path: Path) -> None:
+    run = whole_run(tmp_path / "my-run")
+    settings = json.loads((run / "settings.json").read_text())
+    settings["settings"] |= {
+        "MODEL": "player_0=/home/somebody/models/tiny,player_1=/home/somebody/models/small",
+        "HANABI_PARTNERS": "player_1=/home/somebody/runs/other:player_0*2,iggi",
+        "HANABI_PARTNER_URLS": "big=http://gpu7.somebody.org:8001/v1#org/model",
+        "HANABI_EVAL_LINEUPS": "served;~/runs/other,served",
+        "HANABI_EVAL_BEST": "laptop:/home/somebody/runs/other,served",
+        "DATASET": "file:/home/somebody/tasks.jsonl",
+        "HANABI_TEACHER": "hf:org/teacher",
+    }
+    (run / "settings.json").write_text(json.dumps(settings))
+    page, _ = run_page(read_report(run))
+    text = " ".join(Reader(page).text.split())
+    for part in (
+        "modeltiny, small",
+        "MODELplayer_0=…/tiny,player_1=…/small",
+        "HANABI_PARTNERSplayer_1=…/other:player_0*2,iggi",
+        "HANABI_EVAL_LINEUPSserved;…/other,served",
+        "HANABI_EVAL_BESTlaptop:…/other,served",
+        "DATASETfile:…/tasks.jsonl",
+        "HANABI_TEACHERhf:org/teacher",
+    ):
+        assert part in text, part
+    for private in ("somebody", "gpu7", "runs/"):
         assert private not in page
 
 

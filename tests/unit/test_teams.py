@@ -118,6 +118,32 @@ def test_rounds_of_a_solver_and_its_critic_count_the_tokens_of_both() -> None:
     assert result.gain is not None and result.gain.num_tasks == 40
 
 
+def test_calls_of_a_tool_count_as_tokens_and_not_as_answers_and_the_vote_may_call_too() -> None:
+    names = {
+        "debate": ["one seat alone", "vote of 4, as many tokens", "round 1", "debate of 2"],
+        "summary": ["one seat alone", "vote of 3, as many tokens", "summary of 3"],
+        "revise": ["one seat alone", "vote of 2, as many tokens", "round 1", "revise of 1"],
+    }
+    for workflow, expected in names.items():
+        preset = registry.get(workflow).presets[f"{workflow}-calculator"]
+        setup = registry.setup(workflow, preset.model_dump())
+        lineup = parse_lineup("noisy", setup.spec.num_players, env=workflow)
+        result = evaluate_team(lineup, setup, 60, suite="eval")
+        rows = {row.name: row for row in result.rows}
+        assert list(rows) == expected
+        alone, vote, *_, team = result.rows
+        # The script calls in half of its turns, and each reply counts as one token.
+        assert 1.2 < alone.tokens < 1.8
+        assert vote.tokens == pytest.approx(team.tokens, rel=0.15)
+        assert team.figures["no answer"] == 0.0
+    vote_setup = shared_setup(setup, "vote")
+    assert [tool.name for tool in vote_setup.tools] == ["calculator"]
+    [alone, team] = evaluate_team(
+        parse_lineup("noisy", 3, env="vote"), vote_setup, 60, suite="eval"
+    ).rows
+    assert alone.tokens == pytest.approx(team.tokens / 3)
+
+
 def test_the_vote_beside_it_has_the_instructions_of_its_own_seats() -> None:
     instruction = "Be brief.\nplayer_0=Add.\nplayer_1=Check."
     fields = {"preset": "debate", "style": "full", "instruction": instruction, "verify": "text"}

@@ -25,6 +25,7 @@ from hanabi_grpo.evaluation.belief_results import (
     lineup_beliefs,
 )
 from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks
+from hanabi_grpo.evaluation.lineups import distinct_labels
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import use_zoo
 
@@ -104,8 +105,9 @@ def beliefs(
         "num_tasks": tasks,
         "beliefs": {spec: [_row(order) for order in orders] for spec, orders in results.items()},
     }
-    labels = {teams[spec].label: orders for spec, orders in results.items()}
-    sheets = belief_sheets(game.spec.preset, labels, num_players)
+    labels = distinct_labels(list(teams.values()))
+    named = dict(zip(labels, results.values(), strict=True))
+    sheets = belief_sheets(game.spec.preset, named, num_players)
     give_result(console, document, [sheet.rich() for sheet in sheets], out=out, as_json=as_json)
 
 

@@ -12,6 +12,7 @@ from hanabi_grpo.evaluation.comparison.tables import (
     comparison_notes,
     comparison_sheets,
 )
+from hanabi_grpo.evaluation.sheets import markdown_text
 from hanabi_grpo.runs.run_folder import save_text
 
 
@@ -43,13 +44,13 @@ def compare(
     name, loaded = load_arms(parse_arms(arms), metric=metric)
     comparison = compare_arms(name, loaded, window=window, metric=metric)
     sheets = comparison_sheets(comparison)
-    notes = [f"- {note}" for note in comparison_notes(comparison)]
+    notes = comparison_notes(comparison)
     console = make_console()
     say = sayer(console)
     for sheet in sheets:
         console.print(sheet.rich())
     for note in notes:
-        say(note)
+        say(f"- {note}")
     if out_png is not None:
         from hanabi_grpo.report.charts.bands import draw_bands
 
@@ -57,6 +58,6 @@ def compare(
         say(f"picture: {out_png}")
     if out_markdown is not None:
         tables = [sheet.markdown() for sheet in sheets]
-        note_lines = "".join(f"{note}\n" for note in notes)
+        note_lines = "".join(f"- {markdown_text(note)}\n" for note in notes)
         save_text(out_markdown, "\n".join([*tables, note_lines]), "--out-markdown")
         say(f"tables: {out_markdown}")

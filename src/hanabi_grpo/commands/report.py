@@ -8,6 +8,7 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.sheets import markdown_text
 from hanabi_grpo.report.hanabi.conventions import (
     convention_sentence,
     convention_sheet,
@@ -88,7 +89,7 @@ def report(
         text = "\n".join(tables)
         for line in (*reversed(run_report.validation_lines), run_report.lead):
             if line:
-                text = f"{line}\n\n{text}"
+                text = f"{markdown_text(line)}\n\n{text}"
         save_text(markdown, text, "--markdown")
         say(f"tables: {markdown}")
     if min_rise is not None or min_sigma is not None:

@@ -16,7 +16,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.evaluate import check_tasks
+from hanabi_grpo.evaluation.evaluate import check_tasks, describe_sampling
 from hanabi_grpo.evaluation.puzzles import PUZZLES, evaluate_puzzle, puzzle_setup, puzzle_sheet
 from hanabi_grpo.evaluation.teams import (
     TeamResult,
@@ -27,6 +27,7 @@ from hanabi_grpo.evaluation.teams import (
 )
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import BASE, SERVED
+from hanabi_grpo.token_filter import ALL_TOKENS
 
 _GAMES = (*WORKFLOWS, *PUZZLES)
 """What may be compared."""
@@ -103,17 +104,22 @@ def teams(
             )
             results.append(result)
     # Scripts alone sample nothing.
-    used_temperature = chosen.temperature if needs_server else None
+    used_temperature = served.temperature if served is not None else None
+    token_filter = served.token_filter if served is not None else ALL_TOKENS
     of_workflows = [result for result in results if result.workflow in WORKFLOWS]
     of_puzzles = [result for result in results if result.workflow in PUZZLES]
-    sampled = f" of suite {suite}"
-    if used_temperature is not None:
-        sampled += f", T={used_temperature:g}"
+    sampled = f" of suite {suite}{describe_sampling(used_temperature, token_filter)}"
     problems = None
     if of_workflows:
         problems = setups[of_workflows[0].workflow].config.problems
     document = team_document(
-        results, problems=problems, suite=suite, num_tasks=tasks, temperature=used_temperature
+        results,
+        problems=problems,
+        suite=suite,
+        num_tasks=tasks,
+        temperature=used_temperature,
+        top_p=token_filter.top_p,
+        top_k=token_filter.top_k,
     )
     tables = []
     if of_workflows:

@@ -329,6 +329,20 @@ def played_facts(
     }
 
 
+def describe_sampling(temperature: float | None, token_filter: TokenFilter) -> str:
+    """Return how models sampled, as the end of a line; "" where scripts played.
+
+    Example:
+        describe_sampling(0.7, TokenFilter(top_p=0.9)) == ", temperature 0.7, top-p 0.9"
+    """
+    if temperature is None:
+        return ""
+    if temperature == 0:
+        return ", greedy"
+    tokens = "" if token_filter.keeps_all else f", {token_filter}"
+    return f", temperature {temperature:g}{tokens}"
+
+
 def score_range(spec: EnvSpec) -> tuple[float, float]:
     """Return the least and the greatest of `EnvSpec.score`."""
     return spec.score_range

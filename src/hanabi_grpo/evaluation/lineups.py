@@ -144,7 +144,7 @@ def parse_lineups(
             if isinstance(ref, ScriptRef):
                 check_script(game, ref.name)
         lineups.append(lineup)
-    names = _labels(lineups) if label is None else [label]
+    names = distinct_labels(lineups) if label is None else [label]
     teams = []
     for spec, lineup, name in zip(specs, lineups, names, strict=True):
         teams.append(Team(spec=spec, lineup=lineup, name=name))
@@ -242,7 +242,7 @@ def _remove_if_empty(folder: Path) -> None:
         candidate.rmdir()
 
 
-def _labels(teams: Sequence[Lineup]) -> list[str]:
+def distinct_labels(teams: Sequence[Lineup]) -> list[str]:
     """Return short labels where they differ, and the whole lineup where two would be equal."""
     short = [team.label for team in teams]
     labels = []

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hanabi_grpo.envs.base import FORFEIT, EnvSpec
-from hanabi_grpo.evaluation.sheets import Sheet, figure
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.types import REPLY_PARTS, Episode
 
@@ -90,12 +90,18 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
 
 
 def played_roles(figures: Mapping[str, float]) -> list[str]:
-    """Return the roles in which the first policy played; an empty list without a winner."""
+    """Return the roles in which the first policy played; an empty list without a winner.
+
+    A role of which a file lacks an outcome, or has one that is no share, is left out.
+    """
     prefix = f"{WIN}{AS}"
     roles = []
     for name in figures:
-        if name.startswith(prefix):
-            roles.append(name.removeprefix(prefix))
+        role = name.removeprefix(prefix)
+        shares = [figures.get(f"{outcome}{AS}{role}", math.nan) for outcome in OUTCOMES]
+        has_return = math.isfinite(figures.get(f"{RETURN}{AS}{role}", math.nan))
+        if role != name and has_return and all(0 <= share <= 1 for share in shares):
+            roles.append(role)
     return roles
 
 
@@ -162,6 +168,8 @@ def _outcome_cells(result: EvaluationResult, roles: Sequence[str]) -> list[str]:
     cells.append(figure(forfeit_share))
     least, greatest = result.score_range
     mean_return = _role_mean(result.figures, RETURN, roles)
-    normalised = 100 * (mean_return - least) / (greatest - least)
-    cells.append(f"{normalised:.1f}")
+    # A file may say anything of the range.
+    span = greatest - least if greatest > least else math.nan
+    normalised = 100 * (mean_return - least) / span
+    cells.append(f"{normalised:.1f}" if math.isfinite(normalised) else UNKNOWN)
     return cells

@@ -1,6 +1,7 @@
 """Tables as text: for the terminal, as Markdown and for pages; and how their figures look."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ UNKNOWN = "–"
 MAX_FIGURES = 8
 """Columns of figures that fit into one table of 120 characters."""
 _DECIMALS = 3
+_MARKUP = re.compile(r"[\\|*`~]|(?<!\w)_|_(?!\w)|(?<=\])\(")
+"""Characters that begin or end markup; an underscore within a word does not."""
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+"""The beginning of a character that HTML names, e.g. "&lt;"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +48,12 @@ class Sheet:
         """Return the table as Markdown, of characters that only show themselves."""
         num_figures = len(self.columns) - self.num_names
         rule = ["---"] * self.num_names + ["---:"] * num_figures
-        lines = [f"**{self.title}**", "", _markdown_row(self.columns), _markdown_row(rule)]
+        lines = [f"**{markdown_text(self.title)}**", "", _markdown_row(self.columns)]
+        lines.append(_joined_cells(rule))
         for group in self.groups:
             lines += map(_markdown_row, group)
         if self.note:
-            lines += ["", self.note]
+            lines += ["", markdown_text(self.note)]
         return visible("\n".join(lines) + "\n")
 
 
@@ -116,8 +122,19 @@ def _figure_rows(
     return rows
 
 
+def markdown_text(text: str) -> str:
+    r"""Return a text as Markdown that shows it, on one line: names are no markup.
+
+    Example:
+        markdown_text("<b>a*b_c") == r"&lt;b>a\*b_c"
+    """
+    escaped = _MARKUP.sub(r"\\\g<0>", text.replace("\n", " "))
+    return _ENTITY.sub("&amp;", escaped).replace("<", "&lt;")
+
+
 def _markdown_row(cells: Sequence[str]) -> str:
-    escaped = []
-    for cell in cells:
-        escaped.append(cell.replace("\\", "\\\\").replace("|", r"\|").replace("\n", " "))
-    return "| " + " | ".join(escaped) + " |"
+    return _joined_cells([markdown_text(cell) for cell in cells])
+
+
+def _joined_cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

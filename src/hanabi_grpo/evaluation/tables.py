@@ -224,10 +224,15 @@ def temperature_name(temperature: float | None) -> str:
     return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
+def sampling_name(result: EvaluationResult) -> str:
+    """Return how models sampled, e.g. "T=1, top-p 0.9"; "" where scripts played."""
+    parts = [temperature_name(result.temperature), str(result.token_filter)]
+    return ", ".join(part for part in parts if part)
+
+
 def _name(result: EvaluationResult) -> str:
     """Return the label with the sampling, e.g. "after (T=1)" or "after (T=1, top-p 0.9)"."""
-    parts = [temperature_name(result.temperature), str(result.token_filter)]
-    sampling = ", ".join(part for part in parts if part)
+    sampling = sampling_name(result)
     return f"{result.label} ({sampling})" if sampling else result.label
 
 

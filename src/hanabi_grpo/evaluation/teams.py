@@ -23,8 +23,19 @@ from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
 from hanabi_grpo.settings.refs import Ref
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
-SHARED = ("problems", "verify", "chain_terms", "chain_highest", "show", "style", "memory")
-"""Fields of the problems and their wording, which all workflows of a table have in common."""
+SHARED = (
+    "problems",
+    "verify",
+    "chain_terms",
+    "chain_highest",
+    "show",
+    "style",
+    "memory",
+    "tools",
+    "tool_calls",
+    "tool_timeout",
+)
+"""Fields of the problems, their wording and the tools, which all workflows of a table share."""
 _NO_ANSWER = "no answer"
 _FIGURES = ("corrected", "misled", "agreement", _NO_ANSWER)
 """Columns of a row's `figures`."""
@@ -139,9 +150,8 @@ class Problems:
         num_tokens = 0
         for problem_turns in turns:
             num_tokens += sampled_tokens(problem_turns)
-            for turn in problem_turns:
-                if not turn.is_call:
-                    is_no_answer.append(turn.kind is not ReplyKind.LEGAL)
+            for turn in _answers(problem_turns):
+                is_no_answer.append(turn.kind is not ReplyKind.LEGAL)
         figures[_NO_ANSWER] = fmean(is_no_answer)
         return TeamRow(
             name=name,
@@ -210,17 +220,19 @@ def evaluate_team(
     firsts = [result["alone"] for result in results]
     all_turns = [game.turns for game in games]
     first_turns = _turns_up_to(games, 0)
-    # Tokens of one seat's first answer, per problem.
-    tokens_alone = [sampled_tokens(turns) / len(turns) for turns in first_turns]
+    # Per problem the seats that answer first, and the tokens of one such answer with its calls.
+    num_first_answers = [len(_answers(turns)) for turns in first_turns]
+    tokens_alone = []
+    for problem_turns, num_answers in zip(first_turns, num_first_answers, strict=True):
+        tokens_alone.append(sampled_tokens(problem_turns) / num_answers)
 
     team = problems.row(f"{setup.env} of {num_players}", finals, all_turns, results)
     alone = problems.row("one seat alone", firsts, first_turns)
     rows = [replace(alone, tokens=fmean(tokens_alone))]
     gain = None
     if setup.env != VOTE.name:
-        num_seats = max(len(turns) for turns in first_turns)
-        num_answers = max(1, round(team.tokens / fmean(tokens_alone)))
-        vote = _play_vote(problems, setup, num_seats, num_answers, progress)
+        num_votes = max(1, round(team.tokens / fmean(tokens_alone)))
+        vote = _play_vote(problems, setup, max(num_first_answers), num_votes, progress)
         rows.append(vote.row)
         gain = difference(vote.finals, finals, problems.starts)
     # The last round is the team's own row.
@@ -269,12 +281,14 @@ def _play_vote(
     turns = []
     results = []
     for seed, group in enumerate(problems.play(vote_setup, refs, num_games, count)):
+        # Per seat and game its answer, behind its calls of tools.
+        trajectories = [game.trajectory(seat) for game in group for seat in range(num_seats)]
         group_turns: list[Turn] = []
-        for game in group:
-            group_turns += game.turns
         # The last game may have more seats than answers are wanted.
-        answers = group_turns[:num_answers]
-        turns.append(answers)
+        for trajectory in trajectories[:num_answers]:
+            group_turns += trajectory
+        turns.append(group_turns)
+        answers = _answers(group_turns)
         results.append(_count_votes(vote_setup, problems.suite, seed, answers))
     finals = [result["final"] for result in results]
     row = problems.row(f"vote of {num_answers}, as many tokens", finals, turns, results)
@@ -307,6 +321,11 @@ def _turns_up_to(games: Sequence[Episode], step: int) -> list[list[Turn]]:
     for game in games:
         turns_of_games.append([turn for turn in game.turns if turn.step <= step])
     return turns_of_games
+
+
+def _answers(turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns that answer, without calls of tools."""
+    return [turn for turn in turns if not turn.is_call]
 
 
 def sampled_tokens(turns: Sequence[Turn]) -> int:

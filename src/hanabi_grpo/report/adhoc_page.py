@@ -86,18 +86,11 @@ def heat_map(summary: AdhocSummary) -> "Figure":
                 )
         columns.append(label)
         cells.append([_mean(by_partner.get(j)) for j in range(len(summary.partner_labels))])
-    marks = {
-        pairing.partner: pairing.relation
-        for candidate in summary.candidates
-        for pairing in candidate.pairings
-        if pairing.relation
-    }
     rows = []
     for j, name in enumerate(summary.partner_labels):
         bound = summary.bounds[j]
         kind = "" if bound is None or bound.kind == "exact" else f" ({bound.kind})"
-        mark = f" [{marks[j]}]" if j in marks else ""
-        rows.append(f"{name}{kind}{mark}")
+        rows.append(f"{name}{kind}{_mark(summary, j)}")
     shares = np.array([[share for share, _ in column] for column in cells]).T
     texts = [[column[j][1] for column in cells] for j in range(len(rows))]
     return draw_matrix(
@@ -113,6 +106,25 @@ def heat_map(summary: AdhocSummary) -> "Figure":
             heading=describe_adhoc(summary),
         )
     )
+
+
+def _mark(summary: AdhocSummary, j: int) -> str:
+    """Return what a partner is to the candidates that have met it; "" where none has.
+
+    Example:
+        " [trained with]", or " [a: trained with]" where another candidate has not met it
+    """
+    relations = {}
+    for label, candidate in zip(summary.candidate_labels, summary.candidates, strict=True):
+        for pairing in candidate.pairings:
+            if pairing.partner == j:
+                relations[label] = pairing.relation
+    met = {label: relation for label, relation in relations.items() if relation}
+    if not met:
+        return ""
+    if len(met) == len(relations) and len(set(met.values())) == 1:
+        return f" [{next(iter(met.values()))}]"
+    return f" [{'; '.join(f'{label}: {relation}' for label, relation in met.items())}]"
 
 
 _Cell = tuple[float, str]

@@ -1,7 +1,7 @@
 """What training gained: the evaluations of a run that may be joined by an arrow.
 
 Two evaluations show a gain where they differ in nothing but the training: the same tasks, messages,
-temperature and opponents, the run's players in the same seats, once as they were at step 0 and once
+sampling and opponents, the run's players in the same seats, once as they were at step 0 and once
 after some steps. Any other pair, e.g. the trained team by itself and a trained player with a
 script, says nothing about what training changed.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hanabi_grpo.evaluation.comparison.kinds import split_spec
-from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, different_messages
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.settings.refs import BASE, seat_adapter
 
@@ -121,14 +121,10 @@ def _is_elsewhere(place: str, home: Path) -> bool:
 
 
 def _is_played_alike(a: EvaluationResult, b: EvaluationResult) -> bool:
-    """Tell whether two results have one temperature, base model and kind of messages."""
+    """Tell whether two results have one way of sampling, base model and kind of messages."""
     models = {result.policies.get(BASE) for result in (a, b)} - {None}
-    for name in a.env_config.keys() & b.env_config.keys():
-        # Rewards of training do not change the score.
-        is_reward = name.startswith("reward_")
-        if not is_reward and a.env_config[name] != b.env_config[name]:
-            return False
-    return a.temperature == b.temperature and len(models) < 2
+    is_sampled_alike = a.temperature == b.temperature and a.token_filter == b.token_filter
+    return is_sampled_alike and len(models) < 2 and not different_messages([a, b])
 
 
 def _has_same_players(a: EvaluationResult, b: EvaluationResult) -> bool:

@@ -1,5 +1,6 @@
 """The page of a run: result, curves, evaluations, alarms, incidents, replays and settings."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from itertools import islice
@@ -34,6 +35,7 @@ from hanabi_grpo.report.run_views.figures import (
 from hanabi_grpo.report.run_views.run_watch import RunState
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.settings.base_models import short_names
 from hanabi_grpo.settings.variables import typed
 from hanabi_grpo.texts import visible
 
@@ -46,10 +48,14 @@ _MOST_INCIDENTS = 100
 _MOST_ALARMS = 8
 _NUM_FIRST = 5
 """Figures of players that are always visible, beside the phases; the others are behind "more"."""
-_MACHINE_SETTINGS = frozenset({"HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT"})
+_MACHINE_SETTINGS = frozenset(
+    {"HANABI_HOST", "HANABI_PARTNER_URLS", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT"}
+)
 """Settings that name machines; they are left out, since a page is meant to be shared."""
-_PATH_PREFIXES = ("/", "~", "file:")
+_PATH_PREFIXES = ("/", "~")
 """Prefixes of an absolute path in a setting."""
+_PARTS = re.compile(r"([,;:=\n])")
+"""What separates the parts of a setting, e.g. in "player_0=/models/a,player_1=/models/b"."""
 
 
 def run_page(report: RunReport) -> tuple[str, list[str]]:
@@ -128,7 +134,7 @@ def _facts(report: RunReport) -> list[tuple[str, str]]:
         "environment": settings.get("HANABI_ENV"),
         "preset": settings.get("HANABI_PRESET"),
         "players": settings.get("HANABI_PLAYERS"),
-        "model": _last_part(settings.get("MODEL")),
+        "model": short_names(str(settings.get("MODEL") or "")) or None,
         "time": duration(sum(step_seconds)) if step_seconds else None,
         "checkpoints": ", ".join(map(str, state.checkpoints)) or None,
     }
@@ -245,8 +251,9 @@ def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
             continue
         text = visible(typed(value))
         if text:
-            parts = [_shortened(part) for part in text.split(",")]
-            texts.append((visible(name), ",".join(parts)))
+            # Of the separators themselves none is a path.
+            parts = [_shortened(part) for part in _PARTS.split(text)]
+            texts.append((visible(name), "".join(parts)))
     return texts
 
 
@@ -269,7 +276,5 @@ def _private(text: str, folder: Path, state: RunState) -> str:
     return text
 
 
-def _last_part(value: object) -> str | None:
-    if value is None:
-        return None
-    return str(value).rstrip("/").rpartition("/")[2]
+def _last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -1,8 +1,10 @@
 """One run's steps, evaluations and alarms, for the terminal, the page and the charts."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
@@ -12,7 +14,7 @@ from hanabi_grpo.evaluation.tables import (
     BEST_KNOWN,
     evaluation_sheets,
     reference_results,
-    temperature_name,
+    sampling_name,
 )
 from hanabi_grpo.report.charts.run import Point, RunPictures
 from hanabi_grpo.report.gains import Gain, find_gain
@@ -21,8 +23,9 @@ from hanabi_grpo.report.run_views.run_watch import RunState, read_run
 from hanabi_grpo.report.versus import versus_lead
 from hanabi_grpo.runs.alarms import Reading
 from hanabi_grpo.runs.evaluation_files import StoredEvaluation, find_evaluations
-from hanabi_grpo.runs.evaluation_result import EvaluationResult
-from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, different_messages
+from hanabi_grpo.runs.history import read_whole_history, trained_presets
+from hanabi_grpo.runs.run_folder import recorded_settings, run_home
 from hanabi_grpo.runs.validation import validation_lines
 from hanabi_grpo.texts import visible
 
@@ -42,6 +45,10 @@ class SameTasks:
     """Reference scripts on these tasks."""
     gain: Gain | None = None
     """What training gained on these tasks; None: no two results may be compared."""
+    is_own_game: bool = True
+    """Whether these are tasks of a game that the run trained on."""
+    is_only_game: bool = True
+    """Whether that is the only one, so that these scores may be held against the run's curve."""
 
     @property
     def last(self) -> EvaluationResult:
@@ -65,32 +72,35 @@ class SameTasks:
         each lineup is named, with the step that it was trained for.
 
         E.g. "held-out 1.10 → 2.27 of 4", or "held-out of 4: served (step 15) 1.65; served,iggi
-        (step 15) 2.26".
+        (step 15) 2.26"; the game is named unless it is the only one that the run trained on.
         """
         greatest = self.last.score_range[1]
+        held_out = "held-out"
+        if not self.is_only_game:
+            held_out += f" on {self.last.preset} with {self.last.num_players} players"
         if self.gain is None:
             parts = []
             for name, result in self.named.items():
                 parts.append(f"{name} {result.mean:.2f}")
-            return f"held-out of {greatest:g}: {'; '.join(parts)}"
+            return f"{held_out} of {greatest:g}: {'; '.join(parts)}"
         before, after = self.gain.before, self.gain.after
         partners = f" with {', '.join(self.gain.partners)}" if self.gain.partners else ""
         steps = ""
         if after.trained_steps != self.last.trained_steps:
             steps = f" at step {after.trained_steps}"
-        return f"held-out{partners} {before.mean:.2f} → {after.mean:.2f} of {greatest:g}{steps}"
+        return f"{held_out}{partners} {before.mean:.2f} → {after.mean:.2f} of {greatest:g}{steps}"
 
     @property
     def named(self) -> dict[str, EvaluationResult]:
         """The results by name, e.g. "served,iggi (step 15)", in the order of training."""
-        temperatures = {result.temperature for result in self.results} - {None}
+        samplings = {sampling_name(result) for result in self.results} - {""}
         named = {}
         for result in self.results:
             facts = []
             if result.trained_steps:
                 facts.append(f"step {result.trained_steps}")
-            if len(temperatures) > 1 and result.temperature is not None:
-                facts.append(temperature_name(result.temperature))
+            if len(samplings) > 1 and result.temperature is not None:
+                facts.append(sampling_name(result))
             name = f"{result.label} ({', '.join(facts)})" if facts else result.label
             named[name] = result
         return named
@@ -104,7 +114,7 @@ class RunReport:
     """The folder, as given on the command line."""
     state: RunState
     evaluations: Sequence[SameTasks]
-    """Evaluations by tasks, those of the longest training first."""
+    """Evaluations by tasks: those of the run's own game first, and of the longest training."""
     notes: Sequence[str]
     """Notes about what could not be read."""
     exploits: Sequence[ExploitFile] = ()
@@ -127,7 +137,8 @@ class RunReport:
         share of games they won from each seat.
         """
         if self.is_versus:
-            return versus_lead(self.state.rows, self.exploits, self.results, self.gain)
+            exploits = [exploit for exploit in self.exploits if self._is_of_own_game(exploit)]
+            return versus_lead(self.state.rows, exploits, self.results, self.gain)
         if not self.evaluations:
             return ""
         group = self.evaluations[0]
@@ -135,6 +146,11 @@ class RunReport:
         for name, mean in group.levels.items():
             lead += f"; {name} {mean:.2f}"
         return lead
+
+    def _is_of_own_game(self, exploit: ExploitFile) -> bool:
+        """Tell whether something was measured in the game that the run trained on."""
+        _, presets = _trained_games(self.state.settings, self.state.rows)
+        return not exploit.preset or not presets or exploit.preset in presets
 
     @property
     def is_versus(self) -> bool:
@@ -158,7 +174,8 @@ class RunReport:
         levels: dict[str, float] = {}
         points: list[Point] = []
         lineups: dict[str, Point] = {}
-        if self.evaluations:
+        # Scores of another game say nothing beside the curve, nor those of one of several.
+        if self.evaluations and self.evaluations[0].is_only_game:
             group = self.evaluations[0]
             levels = group.levels
             if group.gain is not None:
@@ -282,7 +299,9 @@ def read_report(folder: Path) -> RunReport:
     """
     state = read_run(folder)
     starts_from_base = not state.settings.get("HANABI_START_FROM")
-    evaluations, problems = evaluations_by_tasks(folder, starts_from_base=starts_from_base)
+    evaluations, problems = evaluations_by_tasks(
+        folder, state.settings, state.rows, starts_from_base=starts_from_base
+    )
     return RunReport(
         folder=folder,
         state=state,
@@ -293,21 +312,37 @@ def read_report(folder: Path) -> RunReport:
 
 
 def levels_of(folder: Path) -> dict[str, float]:
-    """Return `SameTasks.levels` of the evaluations of the longest training; {} without any."""
-    groups, _ = evaluations_by_tasks(folder)
-    return groups[0].levels if groups else {}
+    """Return `SameTasks.levels` of the evaluations that `report` leads with.
+
+    {} where there are none, or not of the only game that the run trained on.
+    """
+    home = run_home(folder)
+    try:
+        rows = read_whole_history(home / "metrics.jsonl").rows
+    except OSError:
+        rows = []
+    groups, _ = evaluations_by_tasks(folder, recorded_settings(home), rows)
+    return groups[0].levels if groups and groups[0].is_only_game else {}
 
 
 def evaluations_by_tasks(
-    folder: Path, *, starts_from_base: bool = True
+    folder: Path,
+    settings: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    starts_from_base: bool = True,
 ) -> tuple[list[SameTasks], list[str]]:
-    """Return the evaluations of a run, those of the longest training first, and notes.
+    """Return the evaluations of a run, and notes.
+
+    Those of a game that the run trained on come first; of them, those of the longest training.
 
     Where no file has the scores of the reference scripts on the tasks of the first group, the
     scripts play these tasks now.
 
     Args:
         folder: A run folder, or one that holds it as `train/`.
+        settings: Settings of the run, by variable.
+        rows: Rows of `metrics.jsonl`.
         starts_from_base: See `find_gain`.
     """
     stored = find_evaluations(folder)
@@ -318,6 +353,7 @@ def evaluations_by_tasks(
     for result in results:
         groups.setdefault(_task_key(result), SameTasks()).results.append(result)
     for key, group in groups.items():
+        group.results[:] = _told_apart(group.results)
         reference_by_label = {}
         for evaluation in stored.references:
             reference = evaluation.result
@@ -326,13 +362,21 @@ def evaluations_by_tasks(
         for label, reference in reference_by_label.items():
             group.references.append(replace(reference, label=visible(label)))
     home = run_home(folder)
+    num_players, presets = _trained_games(settings, rows)
     with_gains = []
     for group in groups.values():
         gain = find_gain(group.results, home, starts_from_base=starts_from_base)
-        with_gains.append(replace(group, gain=gain))
+        is_own_game = not presets or group.last.preset in presets
+        if num_players is not None and group.last.num_players != num_players:
+            is_own_game = False
+        is_only_game = is_own_game and len(presets) <= 1
+        with_gains.append(
+            replace(group, gain=gain, is_own_game=is_own_game, is_only_game=is_only_game)
+        )
     ordered = sorted(
         with_gains,
         key=lambda group: (
+            group.is_own_game,
             group.last.trained_steps,
             group.gain is not None,
             group.last.num_tasks,
@@ -354,6 +398,26 @@ def evaluations_by_tasks(
     return ordered, notes
 
 
+def _trained_games(
+    settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> tuple[int | None, list[str]]:
+    """Return the number of players and the presets of the training games.
+
+    Args:
+        settings: Settings of the run, by variable.
+        rows: Rows of `metrics.jsonl`.
+
+    Returns:
+        None and [] where they are unknown.
+    """
+    # A dataset has rows of any game.
+    setup = None if settings.get("DATASET") else run_setup(settings)
+    presets = trained_presets(rows)
+    if setup is None:
+        return None, presets
+    return setup.spec.num_players, presets or [setup.spec.preset]
+
+
 def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]:
     """Return results under names that tell them apart.
 
@@ -373,6 +437,28 @@ def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]
             label = f"{stem}: {label}"
         results.append(replace(result, label=visible(label)))
     return results
+
+
+def _told_apart(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
+    """Return results of the same tasks under different names.
+
+    The name says what models were shown where they were shown different things; files of one name
+    in two folders are numbered.
+    """
+    of_models = [result for result in results if result.temperature is not None]
+    fields = different_messages(of_models)
+    counts: Counter[str] = Counter()
+    named = []
+    for result in results:
+        label = result.label
+        if fields and result.temperature is not None:
+            facts = [f"{field} {result.env_config[field]}" for field in fields]
+            label = visible(f"{label} [{', '.join(facts)}]")
+        counts[label] += 1
+        if counts[label] > 1:
+            label = f"{label} ({counts[label]})"
+        named.append(replace(result, label=label))
+    return named
 
 
 def _roles(state: RunState) -> tuple[str, ...]:

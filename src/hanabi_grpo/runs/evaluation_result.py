@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,15 +12,23 @@ from pydantic import TypeAdapter, ValidationError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_EVALUATION_BYTES, read_bytes
+from hanabi_grpo.runs.history import MAX_FIGURE
 from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import json_text, save_text
-from hanabi_grpo.runs.task_statistics import Estimate, estimate, estimate_of_all_starts
+from hanabi_grpo.runs.task_statistics import (
+    Estimate,
+    check_num_starts,
+    estimate,
+    estimate_of_all_starts,
+)
 from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import ALL_STARTS
 
 MIN_TASKS = 2
 """Least number of tasks: a mean of fewer has no error."""
+_REWARD = "reward_"
+"""Prefix of the fields of a config that are rewards of training."""
 _RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
 """Keys by which a result is recognised; every version has written them."""
 
@@ -137,6 +145,29 @@ class EvaluationResult:
         return self.estimate.standard_error
 
 
+def different_messages(results: Sequence[EvaluationResult]) -> dict[str, list[str]]:
+    """Return the fields of the environment's config in which results of the same rules differ.
+
+    They change what players are shown. Rewards of training, which do not change a score, are left
+    out, and so are fields that one of the results does not have, as those of earlier versions.
+
+    Returns:
+        By field the different values, in order of appearance.
+
+    Example:
+        different_messages([full, compact]) == {"style": ["full", "compact"]}
+    """
+    if not results:
+        return {}
+    fields = set.intersection(*(set(result.env_config) for result in results))
+    different = {}
+    for field in sorted(fields):
+        values = list(dict.fromkeys(str(result.env_config[field]) for result in results))
+        if len(values) > 1 and not field.startswith(_REWARD):
+            different[field] = values
+    return different
+
+
 def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each figure over the mappings that have it.
 
@@ -189,7 +220,27 @@ def result_of_json(data: object) -> EvaluationResult:
         )
     if not all(map(math.isfinite, result.scores)):
         raise ValueError("a score is no finite number")
+    if max(map(abs, result.scores)) > MAX_FIGURE:
+        raise ValueError(f"a score is beyond {MAX_FIGURE:g}")
+    for order in result.orders:
+        if not len(order.words) == len(order.seats) == result.num_players:
+            raise ValueError(
+                f"an order has {len(order.words)} words and {len(order.seats)} seats; it needs one "
+                f"of each for {result.num_players} players"
+            )
+    try:
+        _check_starts(result)
+    except SettingsError as error:
+        raise ValueError(str(error).removesuffix(".")) from error
     return result
+
+
+def _check_starts(result: EvaluationResult) -> None:
+    """Raise a SettingsError where a result's starts give its mean no error."""
+    if result.covers_all_starts:
+        estimate_of_all_starts(result.scores, result.starts)
+    else:
+        check_num_starts(result.num_tasks, len(set(result.starts)))
 
 
 def read_result(path: Path) -> EvaluationResult:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,22 @@ def number(value: object) -> float | None:
         return None
     # A NaN is not within anything.
     return float(value) if -MAX_FIGURE <= value <= MAX_FIGURE else None
+
+
+def trained_presets(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the presets of the training games, e.g. ["laptop"]; [] where rows do not say them.
+
+    They are those with both a number of games and a score.
+    """
+    metrics: set[str] = set()
+    for row in rows:
+        metrics.update(row)
+    presets = []
+    for name in sorted(metrics):
+        preset = name.removeprefix("games/")
+        if preset != name and f"score/{preset}" in metrics:
+            presets.append(preset)
+    return presets
 
 
 class IncidentLog:

@@ -109,11 +109,7 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     """
     start_numbers, clusters = np.unique(np.asarray(starts), return_inverse=True)
     num_starts = len(start_numbers)
-    if num_starts < MIN_STARTS:
-        raise SettingsError(
-            f"{len(values)} task(s) with {num_starts} start(s): a mean with an error needs at "
-            f"least {MIN_STARTS} starts; play more tasks."
-        )
+    check_num_starts(len(values), num_starts)
     task_values = np.asarray(values, dtype=np.float64)
     mean, error, deviation_sums = clustered_error(task_values, clusters)
     cluster_sizes = np.bincount(clusters).astype(np.float64)
@@ -128,6 +124,19 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
         num_tasks=len(values),
         num_starts=num_starts,
     )
+
+
+def check_num_starts(num_tasks: int, num_starts: int) -> None:
+    """Refuse tasks of too few starts for a mean with an error.
+
+    Raises:
+        SettingsError: There are fewer than two starts.
+    """
+    if num_starts < MIN_STARTS:
+        raise SettingsError(
+            f"{num_tasks} task(s) with {num_starts} start(s): a mean with an error needs at "
+            f"least {MIN_STARTS} starts; play more tasks."
+        )
 
 
 def estimate_of_all_starts(values: Sequence[float], starts: Sequence[int]) -> Estimate:

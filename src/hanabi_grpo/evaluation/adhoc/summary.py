@@ -31,7 +31,7 @@ from hanabi_grpo.evaluation.adhoc.plan import (
 )
 from hanabi_grpo.evaluation.adhoc.provenance import HELD_OUT
 from hanabi_grpo.evaluation.crossplay.plan import Entry
-from hanabi_grpo.evaluation.evaluate import played_facts, score_range
+from hanabi_grpo.evaluation.evaluate import describe_sampling, played_facts, score_range
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.task_statistics import COVERAGE, RESAMPLES, Interval
@@ -295,11 +295,7 @@ def describe_adhoc(summary: AdhocSummary) -> list[str]:
     spec = plan.setup.spec
     greatest = score_range(spec)[1]
     board = spec.env if spec.preset == spec.env else f"{spec.env} {spec.preset}"
-    sampling = ""
-    if plan.temperature == 0:
-        sampling = ", greedy"
-    elif plan.temperature is not None:
-        sampling = f", temperature {plan.temperature:g}"
+    sampling = describe_sampling(plan.temperature, plan.token_filter)
     lines = [
         f"{board}, {spec.num_players} players, rules {spec.hash}, {spec.score} at most "
         f"{greatest:g}",
@@ -352,16 +348,34 @@ def _candidates_sheet(summary: AdhocSummary) -> Sheet:
                 str(candidate.num_held_out),
             )
         )
+    note = (
+        "Means over partners that are held out, each counting alike; of the bound: over those with "
+        "whom somebody scores. In brackets: 95 % over tasks, for these partners. Worst tenth: of "
+        "the partners, by their share; one at least."
+    )
+    partial = _partial_strangers(summary)
+    if partial:
+        note += (
+            " The means are not over the same partners: strangers to some of the candidates only "
+            f"are {', '.join(partial)}."
+        )
     return Sheet(
         title="With strangers",
         columns=("", "self-play", "score", "of the bound", "worst tenth", "partners"),
         groups=[rows],
-        note=(
-            "Means over partners that are held out, each counting alike; of the bound: over those "
-            "with whom somebody scores. In brackets: 95 % over tasks, for these partners. Worst "
-            "tenth: of the partners, by their share; one at least."
-        ),
+        note=note,
     )
+
+
+def _partial_strangers(summary: AdhocSummary) -> list[str]:
+    """Return the partners that count for some candidates and not for others."""
+    strangers = []
+    for figures in summary.candidates:
+        held_out = {one.partner for one in figures.pairings if one.relation == HELD_OUT}
+        strangers.append(held_out)
+    everybody = set().union(*strangers)
+    partial = [j for j in sorted(everybody) if not all(j in held_out for held_out in strangers)]
+    return [summary.partner_labels[j] for j in partial]
 
 
 def _pairings_sheet(summary: AdhocSummary, label: str, candidate: CandidateFigures) -> Sheet:

@@ -1,7 +1,7 @@
 """Arms of a comparison: parsed from the command line, and read from the run folders."""
 
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind, evaluations_by_kind
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
-from hanabi_grpo.runs.history import number, read_history
+from hanabi_grpo.runs.history import number, read_history, trained_presets
 from hanabi_grpo.runs.run_folder import TRAIN, recorded_settings, run_home
 from hanabi_grpo.settings import Affects, variables
 from hanabi_grpo.settings.variables import typed
@@ -43,6 +43,8 @@ class Run:
     """Variables of `settings.json`; empty without one."""
     evaluations: Mapping[EvaluationKind, EvaluationResult] = field(default_factory=dict)
     """By kind, see `kinds`."""
+    problems: tuple[str, ...] = ()
+    """Evaluations that cannot be read, each with the reason."""
 
     @property
     def seed(self) -> tuple[str, ...] | None:
@@ -189,7 +191,7 @@ def _common_preset(rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
     presets = []
     descriptions = []
     for folder, run_rows in rows.items():
-        preset = _presets_of(run_rows)
+        preset = ", ".join(trained_presets(run_rows))
         presets.append(preset)
         descriptions.append(f"{folder}: {preset or 'unknown'}")
     if len(set(presets)) > 1:
@@ -197,19 +199,6 @@ def _common_preset(rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
             f"the runs have different presets ({'; '.join(descriptions)}); compare runs of one."
         )
     return presets[0]
-
-
-def _presets_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the presets with both a number of games and a score, e.g. "laptop"."""
-    metrics: set[str] = set()
-    for row in rows:
-        metrics.update(row)
-    presets = []
-    for name in sorted(metrics):
-        preset = name.removeprefix("games/")
-        if preset != name and f"score/{preset}" in metrics:
-            presets.append(preset)
-    return ", ".join(presets)
 
 
 def _load_run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> Run:
@@ -227,6 +216,7 @@ def _load_run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> R
         if value is not None:
             steps.append(float(row["step"]))
             values.append(value)
+    evaluations = find_evaluations(folder)
     games_per_step = [number(row.get("games")) or 0.0 for row in rows]
     return Run(
         folder=folder,
@@ -236,7 +226,8 @@ def _load_run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> R
         num_games=sum(games_per_step),
         seconds=_wall_time(rows),
         settings=recorded_settings(run_home(folder)),
-        evaluations=evaluations_by_kind(find_evaluations(folder)),
+        evaluations=evaluations_by_kind(evaluations),
+        problems=evaluations.problems,
     )
 
 

@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm, Run
-from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind
+from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind, lineup_form
 from hanabi_grpo.evaluation.smoothing import trailing_mean
-from hanabi_grpo.evaluation.tables import temperature_name
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
+from hanabi_grpo.evaluation.tables import sampling_name
+from hanabi_grpo.runs.evaluation_result import (
+    EvaluationResult,
+    different_messages,
+    mean_figures,
+)
 from hanabi_grpo.runs.task_statistics import COVERAGE, Interval
 
 MIN_SEEDS_FOR_T = 3
@@ -27,6 +31,8 @@ MIN_SEEDS_FOR_T = 3
 That of two runs is 12.7 standard errors to each side.
 """
 _MIN_RUNS_FOR_ERROR = 2
+_NO_SAMPLING = "scripts"
+"""Stands for the sampling where no model plays."""
 _MOST_DEGREES = 1e9
 """Stands for infinitely many degrees of freedom, which `stdtrit` does not take."""
 
@@ -78,8 +84,12 @@ class HeldOut:
     kind: EvaluationKind
     example: EvaluationResult
     """One of the evaluations."""
-    temperatures: tuple[float | None, ...]
-    """The different ones among the runs, ascending; None, of scripts, first."""
+    samplings: tuple[str, ...]
+    """The different ways in which models sampled, e.g. ("greedy", "T=1"); "scripts" for none."""
+    lineups: tuple[str, ...]
+    """The different lineups that were evaluated, see `lineup_form`."""
+    messages: Mapping[str, Sequence[str]]
+    """What players were shown differently, see `different_messages`."""
     trained_steps: tuple[int, ...]
     """The different numbers of optimizer steps behind the evaluated players, ascending."""
     same_tasks: bool
@@ -92,11 +102,10 @@ class HeldOut:
     @property
     def name(self) -> str:
         """Name in tables, e.g. "sampled (T=1)"."""
-        names = [temperature_name(temperature) or "scripts" for temperature in self.temperatures]
         # A file that is called greedy.json need not say it twice.
         name = self.kind.name
-        if names != [name]:
-            name = f"{name} ({', '.join(names)})"
+        if list(self.samplings) != [name]:
+            name = f"{name} ({'; '.join(self.samplings)})"
         if self.names_tasks:
             result = self.example
             name = f"{name}, {result.preset}, {result.num_tasks} tasks of {result.suite}"
@@ -226,7 +235,9 @@ def held_out(arms: Sequence[Arm], kind: EvaluationKind) -> HeldOut:
     _check_same_game(arms, results_of_arms, kind)
     example = all_results[0]
     different_tasks = {(result.suite, result.seeds) for result in all_results}
-    temperatures = {result.temperature for result in all_results}
+    all_results_by_sampling = sorted(all_results, key=_sampling_key)
+    samplings = [sampling_name(result) or _NO_SAMPLING for result in all_results_by_sampling]
+    lineups = [lineup_form(result) or result.label for result in all_results]
     trained_steps = {result.trained_steps for result in all_results}
     scores: list[ArmScore | None] = []
     for number, arm in enumerate(arms):
@@ -237,16 +248,19 @@ def held_out(arms: Sequence[Arm], kind: EvaluationKind) -> HeldOut:
     return HeldOut(
         kind=kind,
         example=example,
-        temperatures=tuple(sorted(temperatures, key=_scripts_first)),
+        samplings=tuple(dict.fromkeys(samplings)),
+        lineups=tuple(dict.fromkeys(lineups)),
+        messages=different_messages(all_results),
         trained_steps=tuple(sorted(trained_steps)),
         same_tasks=len(different_tasks) == 1,
         arms=tuple(scores),
     )
 
 
-def _scripts_first(temperature: float | None) -> float:
-    """Return a sort key that puts None, the temperature of scripts, before all others."""
-    return -1.0 if temperature is None else temperature
+def _sampling_key(result: EvaluationResult) -> tuple[float, float, int]:
+    """Return a sort key by temperature; scripts, which have none, come first."""
+    temperature = -1.0 if result.temperature is None else result.temperature
+    return temperature, result.top_p, result.top_k
 
 
 def _check_same_game(

@@ -121,8 +121,9 @@ def lineup_form(result: EvaluationResult) -> str | None:
 
     Returns:
         E.g. "trained team" where the run's adapters fill every seat, "trained, iggi", "trained
-        player_1, iggi" where that adapter was chosen, or "hint-bot, hint-bot" for scripts. None
-        where adapters of several runs play.
+        player_1, iggi" where that adapter was chosen, or "hint-bot, hint-bot" for scripts; with "in
+        one seat order" behind it where others would be possible. None where adapters of several
+        runs play.
     """
     order = result.orders[0]
     runs = set()
@@ -138,7 +139,9 @@ def lineup_form(result: EvaluationResult) -> str | None:
         return None
     if set(names) == {_TRAINED}:
         return f"{_TRAINED} team"
-    return ", ".join(names)
+    form = ", ".join(names)
+    has_one_order = len(result.orders) == 1 and len(set(names)) > 1
+    return f"{form} in one seat order" if has_one_order else form
 
 
 def split_spec(spec: str, seat: str) -> tuple[str, str]:

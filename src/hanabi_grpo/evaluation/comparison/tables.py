@@ -261,6 +261,11 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         )
     for evaluation in comparison.evaluations:
         notes += _evaluation_notes(evaluation)
+    for run in _all_runs(comparison.arms):
+        # Tables are published: of a path the last two names are enough.
+        name = "/".join(run.folder.parts[-2:])
+        for problem in run.problems:
+            notes.append(f"{name}: {problem}; it is left out.")
     single_arms = []
     for arm in comparison.arms:
         if len(arm.runs) == 1:
@@ -285,8 +290,16 @@ def _evaluation_notes(evaluation: HeldOut) -> list[str]:
             f"{title}: runs were evaluated on different tasks, so ± runs holds the luck of the "
             "tasks too."
         )
-    if len(evaluation.temperatures) > 1:
-        notes.append(f"{title}: runs were evaluated at different temperatures.")
+    if len(evaluation.samplings) > 1:
+        notes.append(
+            f"{title}: models of the runs sampled differently: {'; '.join(evaluation.samplings)}."
+        )
+    if len(evaluation.lineups) > 1:
+        notes.append(
+            f"{title}: runs were evaluated in different lineups: {'; '.join(evaluation.lineups)}."
+        )
+    for field, values in evaluation.messages.items():
+        notes.append(f"{title}: runs were evaluated with different {field}: {', '.join(values)}.")
     steps = evaluation.trained_steps
     if len(steps) > 1:
         notes.append(

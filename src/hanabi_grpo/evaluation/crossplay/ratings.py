@@ -3,9 +3,11 @@
 **Opponents.** Bradley and Terry, Rank Analysis of Incomplete Block Designs I, Biometrika 39, 1952,
 with an effect of the seat: entry i in role r beats entry j with chance 1 / (1 + exp(-(t_i - t_j +
 s_r))), the effects of the two roles being opposite. A draw is half a win. Each entry has one more
-drawn game against a player of rating 0, so that the fit exists where somebody wins every game.
-Ratings are on Elo's scale: 400 points are odds of ten to one; their mean is 0. Intervals resample
-games, within each pair and role, with replacement.
+drawn game against a player of rating 0, and the two roles have one between equals, so that the fit
+exists where an entry or a role wins every game. Ratings are on Elo's scale: 400 points are odds of
+ten to one; their mean is 0. The cells [i, j] and [j, i] are the same tasks in the same seats: one
+set of games, which counts once. Intervals resample games, within each pair and role, with
+replacement, from the games and a draw: who has won all games so far may lose the next one.
 
 **Partners.** A team's score belongs to all of its players, so that no Elo can tell them apart. The
 scores of pairs are taken apart instead, by least squares over the cells off the diagonal: S[i, j] =
@@ -21,6 +23,7 @@ are as partners; for an entry with itself that is its convention's worth.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -63,7 +66,7 @@ class PlayerRatings:
     first_role: str
     """The role whose effect is told."""
     seat_effect: Rating
-    """How many points the first role is worth against the second."""
+    """Points that the first role is worth: with equal players, the log odds of its win."""
     num_games: int
 
 
@@ -108,15 +111,20 @@ def rate_players(
     """
     games = []
     counts = []
-    for i in range(num_entries):
-        for j in range(num_entries):
+    for i, j in combinations(range(num_entries), 2):
+        for sign, role, other_role in zip((1.0, -1.0), roles, reversed(roles), strict=True):
+            seen = []
             cell = cells.get(f"{i}-{j}")
-            if i == j or cell is None:
-                continue
-            for sign, role in zip((1.0, -1.0), roles, strict=True):
-                win, draw, loss, _ = outcome_shares(cell.figures, [role])
+            if cell is not None:
+                seen.append(_outcome_counts(cell, role))
+            mirrored = cells.get(f"{j}-{i}")
+            if mirrored is not None:
+                # The loss of one is the win of the other.
+                seen.append(_outcome_counts(mirrored, other_role)[::-1])
+            if seen:
                 games.append((i, j, sign))
-                counts.append([round(share * cell.num_tasks) for share in (win, draw, loss)])
+                # Models behind a URL may have answered otherwise the second time.
+                counts.append(np.mean(seen, axis=0))
     if not games:
         return None
     design = np.zeros((len(games), num_entries + 1))
@@ -125,11 +133,12 @@ def rate_players(
         design[number, j] = -1.0
         design[number, num_entries] = sign
     outcomes = np.array(counts)
-    totals = outcomes.sum(axis=1)
+    totals = outcomes.sum(axis=1).round().astype(np.int64)
     best = _fit(design, outcomes, num_entries)
     rng = np.random.default_rng(_SEED)
     resampled = []
-    shares = outcomes / totals[:, None]
+    # With a draw more, see the module.
+    shares = (outcomes + np.array([0.0, 1.0, 0.0])) / (totals[:, None] + 1)
     for _ in range(RESAMPLES):
         resampled.append(_fit(design, rng.multinomial(totals, shares), num_entries, start=best))
     fits = np.array(resampled)
@@ -139,10 +148,15 @@ def rate_players(
     return PlayerRatings(
         entries=tuple(ratings),
         first_role=roles[0],
-        # Both players' roles differ, by twice the effect of one.
-        seat_effect=_rating(2 * best[num_entries], 2 * fits[:, num_entries]),
+        seat_effect=_rating(best[num_entries], fits[:, num_entries]),
         num_games=int(totals.sum()),
     )
+
+
+def _outcome_counts(cell: EvaluationResult, role: str) -> list[int]:
+    """Return the games that the row won, drew and lost in a role; there is one for each task."""
+    *shares, _ = outcome_shares(cell.figures, [role])
+    return [round(share * cell.num_tasks) for share in shares]
 
 
 def _fit(
@@ -159,15 +173,13 @@ def _fit(
     wins = outcomes[:, 0] + outcomes[:, 1] / 2
     totals = outcomes.sum(axis=1)
     parameters = np.zeros(num_entries + 1) if start is None else start.copy()
-    is_entry = np.arange(num_entries + 1) < num_entries
     for _ in range(_MAX_NEWTON_STEPS):
         chances = _logistic(design @ parameters)
-        drawn = np.where(is_entry, 0.5 - _logistic(parameters), 0.0)
-        slope = design.T @ (wins - totals * chances) + drawn
-        spread = _logistic(parameters) * (1 - _logistic(parameters))
+        # The drawn game of each entry and of the roles, see the module.
+        drawn_chances = _logistic(parameters)
+        slope = design.T @ (wins - totals * chances) + 0.5 - drawn_chances
         curvature = design.T @ (design * (totals * chances * (1 - chances))[:, None])
-        # The seat has no drawn game of its own; a little keeps it where nobody has both roles.
-        curvature += np.diag(np.where(is_entry, spread, _TOLERANCE))
+        curvature += np.diag(drawn_chances * (1 - drawn_chances))
         step = np.linalg.solve(curvature, slope)
         # Newton's steps overshoot where a chance is near 0 or 1.
         step *= min(1.0, 2.0 / max(np.abs(step).max(), _TOLERANCE))

@@ -16,7 +16,7 @@ from hanabi_grpo.evaluation.crossplay.ratings import (
     rate_players,
 )
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, EntryFigures, Estimate, Matrix
-from hanabi_grpo.evaluation.evaluate import played_facts, score_range
+from hanabi_grpo.evaluation.evaluate import describe_sampling, played_facts, score_range
 from hanabi_grpo.evaluation.matches import start_numbers
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_shares, played_roles
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
@@ -275,13 +275,7 @@ def describe(summary: Summary) -> list[str]:
     starts = ""
     if summary.num_starts < plan.num_tasks:
         starts = f" ({summary.num_starts} different starts)"
-    sampling = ""
-    if plan.temperature == 0:
-        sampling = ", greedy"
-    elif plan.temperature is not None:
-        sampling = f", temperature {plan.temperature:g}"
-        if not plan.token_filter.keeps_all:
-            sampling += f", {plan.token_filter}"
+    sampling = describe_sampling(plan.temperature, plan.token_filter)
     board = spec.env if spec.preset == spec.env else f"{spec.env} {spec.preset}"
     lines = [
         f"{board}, {spec.num_players} players, rules {spec.hash}, {spec.score} "
@@ -407,7 +401,7 @@ def _opponents_sheet(summary: Summary, ratings: PlayerRatings) -> Sheet:
             f"Bradley-Terry on Elo's scale, mean 0, from {ratings.num_games} games off the "
             "diagonal, a draw being half a win; intervals resample games. To be "
             f"{ratings.first_role} is worth {seat.mean:+.0f} points ({seat.low:+.0f} to "
-            f"{seat.high:+.0f})."
+            f"{seat.high:+.0f}) against an equal."
         ),
     )
 

@@ -11,6 +11,7 @@ from hanabi_grpo.evaluation.tables import BEST_KNOWN
 from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_level,
+    line_label,
     make_figure,
     name_lines,
     save_figure,
@@ -79,7 +80,7 @@ def _draw_curve(axes: "Axes", curve: Curve) -> None:
         markevery=(steps_per_marker // 2, steps_per_marker),
         markeredgecolor="white",
         zorder=3,
-        label=f"{curve.name} {curve.mean[-1]:.2f}",
+        label=line_label(f"{curve.name} {curve.mean[-1]:.2f}"),
     )
     if curve.has_band:
         axes.fill_between(

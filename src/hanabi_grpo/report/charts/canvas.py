@@ -51,6 +51,7 @@ def draw_line(
     *,
     name: str = "",
     width: float = 2.0,
+    style: str = "-",
 ) -> None:
     """Draw each step thin and the trailing mean bold.
 
@@ -61,6 +62,7 @@ def draw_line(
         color: Colour of both lines.
         name: Name of the bold line, to which its last value is added; "": no name.
         width: Width of the bold line in points.
+        style: Style of the bold line.
     """
     means = trailing_mean(values, SMOOTH)
     x = bin_means(steps, _MOST_POINTS)
@@ -70,15 +72,21 @@ def draw_line(
         bin_means(means, _MOST_POINTS),
         color=color,
         linewidth=width,
+        linestyle=style,
         marker="o" if len(x) == 1 else None,
-        label=fill(f"{name} {means[-1]:.2f}", _NAME_WRAP) if name else None,
+        label=line_label(fill(f"{name} {means[-1]:.2f}", _NAME_WRAP)) if name else None,
     )
 
 
 def draw_level(axes: "Axes", name: str, height: float) -> None:
     """Draw a dotted line to hold others against."""
-    label = fill(f"{name} {height:.2f}", _NAME_WRAP)
+    label = line_label(fill(f"{name} {height:.2f}", _NAME_WRAP))
     axes.axhline(height, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1, label=label)
+
+
+def line_label(text: str) -> str:
+    """Return the label of a line; matplotlib would not show one that begins with an underscore."""
+    return f" {text}" if text.startswith("_") else text
 
 
 def name_lines(axes: "Axes") -> None:

@@ -17,6 +17,7 @@ from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_level,
     draw_line,
+    line_label,
     make_figure,
     name_lines,
     save_figure,
@@ -63,6 +64,8 @@ _BELIEF_LINES = {
     "belief_bits": ("as it says itself", "-"),
 }
 """Metric of a player to its name and the style of its line, see HANABI_BELIEFS_EVERY."""
+_MOST_LEGEND_COLUMNS = 3
+"""Names of players beside each other above a small chart."""
 _SHOWN_ERRORS = 2
 """Standard errors that an error bar reaches to each side."""
 
@@ -373,7 +376,7 @@ def _draw_points(
         means.append(point.mean)
         bars.append(_SHOWN_ERRORS * point.standard_error)
     axes.errorbar(steps, means, yerr=bars, fmt="none", ecolor=color, capsize=size / 1.5)
-    label = f"{name} {means[-1]:.2f}"
+    label = line_label(f"{name} {means[-1]:.2f}")
     axes.plot(
         steps,
         means,
@@ -407,11 +410,15 @@ def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> 
     """
     figure = make_figure(3.6, 1.9)
     axes = figure.subplots()
-    for color, (name, (steps, values)) in zip(COLORS, lines.items(), strict=False):
-        draw_line(axes, steps, values, color, width=1.7)
-        axes.plot([], [], color=color, label=name)
+    for number, (name, (steps, values)) in enumerate(lines.items()):
+        color = COLORS[number % len(COLORS)]
+        # More players than colours: the others are dashed.
+        style = "-" if number < len(COLORS) else "--"
+        draw_line(axes, steps, values, color, width=1.7, style=style)
+        axes.plot([], [], color=color, linestyle=style, label=name)
     if len(lines) > 1:
-        figure.legend(loc="outside upper left", ncols=len(lines), fontsize=7.5, frameon=False)
+        columns = min(len(lines), _MOST_LEGEND_COLUMNS)
+        figure.legend(loc="outside upper left", ncols=columns, fontsize=7.5, frameon=False)
     axes.tick_params(labelsize=7.5)
     tidy(axes)
     return figure
