@@ -9,8 +9,12 @@ import torch
 from peft import PeftModel
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -168,6 +172,38 @@ def test_a_pass_without_gradient_runs_no_checkpointing_and_leaves_it_on() -> Non
     for logprobs in measured:
         torch.testing.assert_close(logprobs, expected[MASK].detach())
     assert all(layer.gradient_checkpointing for layer in layers)
+
+
+MODELS_WITH_DROPOUT = {
+    # Shares of attention and of modules.
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {"hidden_dropout": 0.2}),
+    # Shares of `functional.dropout`, and of whole layers.
+    "opt": (OPTForCausalLM, OPTConfig, {"dropout": 0.2, "layerdrop": 0.5}),
+    # Attention alone.
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS_WITH_DROPOUT)
+def test_a_model_with_dropout_trains_on_the_logprobs_that_it_is_served_with(kind: str) -> None:
+    model_class, config_class, shares = MODELS_WITH_DROPOUT[kind]
+    torch.manual_seed(0)
+    base = model_class(config_class(**SIZES, attention_dropout=0.3, **shares))
+    model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+    served = reply_logps(model.eval(), model, IDS, MASK, 1.0).detach()
+    policy = Policy(model.train(), NAMES, temperature=1.0, has_whole_weights=True)
+    batch = MicroBatch(
+        player=NAMES[0],
+        ids=IDS,
+        lengths=LENGTHS,
+        reply_mask=MASK,
+        sampler_logprobs=torch.zeros(MASK.shape),
+        advantages=torch.zeros(MASK.shape),
+        num_reply_tokens=NUM_REPLY_TOKENS,
+        games=(0, 1, 2),
+    )
+    torch.testing.assert_close(policy.logprobs(batch), served)
+    torch.testing.assert_close(policy.fixed_logprobs(batch), served)
 
 
 def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:

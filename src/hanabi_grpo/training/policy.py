@@ -18,6 +18,7 @@ from hanabi_grpo.errors import VersionError
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.dropout import switch_off_dropout
 from hanabi_grpo.training.model.forward import (
     PlayerRows,
     can_share_passes,
@@ -75,7 +76,8 @@ class Policy:
         """Prepare the forward pass.
 
         Args:
-            model: The base model with all adapters, not wrapped by DeepSpeed.
+            model: The base model with all adapters, not wrapped by DeepSpeed; its dropout is
+                switched off.
             adapter_names: The adapters of the run.
             temperature: That replies are sampled at.
             token_filter: Which tokens could be drawn.
@@ -99,6 +101,12 @@ class Policy:
         """Those that compute again in the backward pass, see `without_checkpointing`."""
         self.shares_prefixes = has_whole_weights
         """Whether micro-batches need the tree of their shared prefixes."""
+        shares = switch_off_dropout(model)
+        if shares:
+            logger.info(
+                "dropout of this model is switched off (%s): the server draws replies without it",
+                ", ".join(f"{name} {share:g}" for name, share in shares.items()),
+            )
         self._owners = RowOwners(model)
         if has_whole_weights:
             join_lora_products(model, self._owners)
