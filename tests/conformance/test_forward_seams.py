@@ -19,9 +19,12 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import _JoinedLora, join_lora_products, reply_logps
@@ -204,6 +207,15 @@ def test_a_model_with_dropout_trains_on_the_logprobs_that_it_is_served_with(kind
     )
     torch.testing.assert_close(policy.logprobs(batch), served)
     torch.testing.assert_close(policy.fixed_logprobs(batch), served)
+
+
+def test_a_mixture_of_experts_is_refused_before_anything_is_played() -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    base = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **sizes))
+    model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+    with pytest.raises(SettingsError, match=r"\(down_proj, gate_up_proj, weight\)") as refused:
+        Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+    assert "Take a dense model" in str(refused.value)
 
 
 def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:

@@ -83,12 +83,17 @@ class Policy:
             token_filter: Which tokens could be drawn.
             has_whole_weights: False under ZeRO-3, where a process holds a part of each weight. Then
                 prefixes are not shared and logits are held for a whole micro-batch.
+
+        Raises:
+            SettingsError: See `adapters.check_served`.
         """
         self.model = model
         self.adapter_names = tuple(adapter_names)
         self.has_whole_weights = has_whole_weights
         self._temperature = temperature
         parts = adapters.parts_of(model)
+        for part in parts:
+            adapters.check_served(part)
         largest = max(part.config.get_text_config().vocab_size for part in parts)
         self.token_filter = token_filter.within(largest)
         """Which tokens could be drawn, of the largest vocabulary; logprobs are of all of them."""
