@@ -28,8 +28,8 @@ LAW_CHUNK = 256
 """Tokens whose law is computed at once: with a token filter, a sorted copy of their logits, its
 order and its sums take 11 GB for 1,024 tokens of a vocabulary of 151,936 (one H200)."""
 _TRIAL_TOKENS = 8
-_TRIAL_SIZE = 100
-"""Largest hidden state of a trial: a soft cap is seen in large logits alone."""
+_TRIAL_LOGIT = 300
+"""Largest logit of a trial: a soft cap, 30 in Gemma 2, is seen in larger ones alone."""
 
 
 @contextlib.contextmanager
@@ -366,7 +366,8 @@ def computes_logits(model: Any) -> str | None:
         with torch.no_grad():
             with return_hidden_states(head):
                 hidden = model(input_ids=ids, use_cache=False).logits
-            large = _TRIAL_SIZE * hidden / hidden.abs().max()
+            large = hidden * (_TRIAL_LOGIT / _logits(head, hidden).abs().max())
+            large = large.to(hidden.dtype)
             with forward_as(head, lambda _: head_forward(large)):
                 theirs = model(input_ids=ids, use_cache=False).logits.float()
             ours = _logits(head, large)
