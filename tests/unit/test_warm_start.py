@@ -428,6 +428,18 @@ def test_float16_is_refused(base: Path) -> None:
         load_base(make_settings(base, dtype="float16"), base, full=False)
 
 
+def test_a_model_with_dropout_ends_at_the_same_weights_each_time(
+    base: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "base"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        run(make_start(folder, out, steps=1))
+    assert weights(first) == weights(second)
+
+
 def test_a_shared_adapter_learns_on_a_bfloat16_base(base: Path, tmp_path: Path) -> None:
     settings = make_settings(base, dtype="bfloat16")
     run(make_start(base, tmp_path, settings=settings, shared=True))

@@ -1,8 +1,11 @@
-"""No dropout in reinforcement learning, whatever the model's configuration says.
+"""No dropout, whatever the model's configuration says.
 
 A trainer's logprobs must be those by which the sampler drew. Dropout would make them others at each
 pass: noise in the ratio of two policies, and a gap to the sampler that stops the run. Some models
 are published with a share of 0.1, which vLLM never reads.
+
+A warm start has none either, so that its seed decides what is learned, and a resumed one ends bit
+by bit where an undisturbed one does.
 """
 
 import torch
