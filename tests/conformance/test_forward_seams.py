@@ -9,15 +9,22 @@ import torch
 from peft import PeftModel
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import _JoinedLora, join_lora_products, reply_logps
@@ -168,6 +175,47 @@ def test_a_pass_without_gradient_runs_no_checkpointing_and_leaves_it_on() -> Non
     for logprobs in measured:
         torch.testing.assert_close(logprobs, expected[MASK].detach())
     assert all(layer.gradient_checkpointing for layer in layers)
+
+
+MODELS_WITH_DROPOUT = {
+    # Shares of attention and of modules.
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {"hidden_dropout": 0.2}),
+    # Shares of `functional.dropout`, and of whole layers.
+    "opt": (OPTForCausalLM, OPTConfig, {"dropout": 0.2, "layerdrop": 0.5}),
+    # Attention alone.
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS_WITH_DROPOUT)
+def test_a_model_with_dropout_trains_on_the_logprobs_that_it_is_served_with(kind: str) -> None:
+    model_class, config_class, shares = MODELS_WITH_DROPOUT[kind]
+    torch.manual_seed(0)
+    base = model_class(config_class(**SIZES, attention_dropout=0.3, **shares))
+    model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+    served = reply_logps(model.eval(), model, IDS, MASK, 1.0).detach()
+    policy = Policy(model.train(), NAMES, temperature=1.0, has_whole_weights=True)
+    batch = MicroBatch(
+        player=NAMES[0],
+        ids=IDS,
+        lengths=LENGTHS,
+        reply_mask=MASK,
+        sampler_logprobs=torch.zeros(MASK.shape),
+        advantages=torch.zeros(MASK.shape),
+        num_reply_tokens=NUM_REPLY_TOKENS,
+        games=(0, 1, 2),
+    )
+    torch.testing.assert_close(policy.logprobs(batch), served)
+    torch.testing.assert_close(policy.fixed_logprobs(batch), served)
+
+
+def test_a_mixture_of_experts_is_refused_before_anything_is_played() -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    base = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **sizes))
+    model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+    with pytest.raises(SettingsError, match=r"\(down_proj, gate_up_proj, weight\)") as refused:
+        Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+    assert "Take a dense model" in str(refused.value)
 
 
 def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:

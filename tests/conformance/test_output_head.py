@@ -10,12 +10,23 @@ from peft import LoraConfig, get_peft_model
 from test_forward_seams import MODELS, SIZES, made_model
 from test_loss import CASES
 from test_shared_prefixes import IDS, MASK
-from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
-from hanabi_grpo.training.model import output_head
+from hanabi_grpo.training.model import adapters, output_head
 from hanabi_grpo.training.model.forward import reply_logps
 from hanabi_grpo.training.model.output_head import (
     chosen_logps,
@@ -161,6 +172,47 @@ def test_a_model_of_16_bits_computes_in_float32_with_the_adapters_that_a_server_
         assert not module._forward_hooks
 
 
+OTHER_WEIGHTS = {
+    # Layer norms, which PyTorch computes in one call with their weights.
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
+    # A second embedding, whose output is added to the first one's.
+    "opt": (OPTForCausalLM, OPTConfig, {"word_embed_proj_dim": 32, "ffn_dim": 48}),
+    # A convolution, and layers whose weights are multiplied as they are.
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        {
+            "num_experts": 0,
+            "head_dim": 8,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+        },
+    ),
+}
+"""Models whose weights are not all those of linear layers."""
+
+
+@pytest.mark.parametrize("kind", OTHER_WEIGHTS)
+def test_a_model_of_16_bits_computes_in_float32_whatever_layers_it_has(kind: str) -> None:
+    model_class, config_class, sizes = OTHER_WEIGHTS[kind]
+    torch.manual_seed(0)
+    base = model_class(config_class(**SIZES, **sizes)).bfloat16()
+    # New adapters add nothing, so that rounding them changes nothing.
+    model = adapters.add_adapters(base, ["player_0"], rank=4, alpha=8, seed=1).eval()
+    exact = copy.deepcopy(model).float()
+    held = {name: value.data_ptr() for name, value in model.named_parameters()}
+    with in_float32(model):
+        found = reply_logps(model.base_model, model, IDS, MASK, 0.7)
+    expected = reply_logps(exact, exact, IDS, MASK, 0.7).detach()
+    torch.testing.assert_close(found, expected)
+    assert {name: value.data_ptr() for name, value in model.named_parameters()} == held
+    for module in model.modules():
+        assert "forward" not in vars(module)
+        assert not module._forward_hooks
+
+
 def test_a_bias_of_the_head_counts() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(9, 8, generator=generator)
@@ -184,14 +236,18 @@ def test_an_adapter_on_the_head_counts() -> None:
     assert sum(bool(value.grad.any()) for value in of_head) == 2
 
 
-def test_a_model_that_changes_its_heads_logits_is_found_before_the_first_step() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_model_that_changes_its_heads_logits_is_found_before_the_first_step(
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(0)
     gemma_config = Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=30.0)
-    assert "differ by" in str(computes_logits(Gemma2ForCausalLM(gemma_config)))
+    assert "differ by" in str(computes_logits(Gemma2ForCausalLM(gemma_config).to(dtype)))
     granite_config = GraniteConfig(**SIZES, logits_scaling=8.0)
-    assert "differ by" in str(computes_logits(GraniteForCausalLM(granite_config)))
+    assert "differ by" in str(computes_logits(GraniteForCausalLM(granite_config).to(dtype)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_plain_model_passes_the_trial_and_is_as_before(kind: str, dtype: torch.dtype) -> None:
     model = made_model(kind, dtype)

@@ -16,9 +16,15 @@ from hanabi_grpo.training.estimators import (
     make_estimator,
 )
 from hanabi_grpo.training.estimators.arithmetic import lambda_advantages
-from hanabi_grpo.training.learned.critic import Critic, Critics, joint_features
+from hanabi_grpo.training.learned.critic import (
+    Critic,
+    Critics,
+    CriticValues,
+    joint_features,
+    lambda_targets,
+)
 from hanabi_grpo.training.learned.heads import PlayerTurns, TurnPlace
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import Episode, ToolCall
 from made_games import made_episode, made_turn
 
 NAMES = ("player_0", "player_1")
@@ -106,6 +112,36 @@ def test_players_of_one_step_do_not_answer_each_other() -> None:
     assert advantages == {0: above_own_value, 1: above_own_value}
 
 
+def test_what_a_call_of_a_tool_has_brought_is_not_taken_off_the_call() -> None:
+    # One step: a call, then the action. A good call alone is paid, which its result shows.
+    games = []
+    for pay in (1.0, 0.0):
+        call = replace(made_turn(0, 5), call=ToolCall(tool="search", argument="x"))
+        action = replace(made_turn(0, 6, rewards={"score": pay}), follows_call=True)
+        games.append(made_episode(call, action, spec_hash=TEAM.hash))
+    good, bad = games
+    # A critic that is right everywhere: half of the calls are good.
+    assert lambda_advantages(good, 0, {0: 0.5, 1: 1.0}, 1.0) == {0: 0.5, 1: 0.5}
+    assert lambda_advantages(bad, 0, {0: 0.5, 1: 0.0}, 1.0) == {0: -0.5, 1: -0.5}
+
+    # It stays right: what both of its states are worth is what the game paid.
+    chains = {id(good): {0: 0.5, 1: 1.0}, id(bad): {0: 0.5, 1: 0.0}}
+    values = CriticValues(episodes=games, by_episode=chains, team_boards=frozenset())
+    places = [TurnPlace(game, turn) for game in range(2) for turn in range(2)]
+    targets = lambda_targets(games, places, values, [1.0, 1.0], decay=1.0, gamma=1.0)
+    assert targets.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_the_state_of_another_seat_is_what_it_was_before_its_calls() -> None:
+    # Seat 1 calls a tool twice before it acts; then seat 0 is asked.
+    turns = [replace(made_turn(1, 5, rewards={"score": 1.0}), step=0) for _ in range(3)]
+    turns.append(replace(made_turn(0, 5, rewards={"score": 1.0}), step=1))
+    game = made_episode(*turns, spec_hash=TEAM.hash)
+    advantages = lambda_advantages(game, 0, {0: 4.0, 1: 50.0, 2: 60.0, 3: 2.0}, 0.0)
+    received = sum(turn.reward(0) for turn in turns[:3])
+    assert advantages[0] == pytest.approx(received + 2.0 - 4.0)
+
+
 def test_without_a_critic_and_decay_it_is_what_comes_from_a_turn_on() -> None:
     games = [made_game(length, seed=length) for length in (3, 6)]
     for player in range(2):
@@ -190,6 +226,24 @@ def test_the_joint_state_is_every_seats_latest_prompt_with_the_one_who_is_asked_
         [2.0, 3.0, 0.0, 1.0, 0.0, 0.0],
         [3.0, 2.0, 0.0, 0.0, 1.0, 0.0],
         [5.0, 2.0, 0.0, 0.0, 1.0, 0.0],
+    ]
+
+
+def test_no_result_of_a_call_is_in_the_joint_state_before_it() -> None:
+    # Both are asked at once, and seat 0 calls a tool before it acts; then seat 1.
+    seats_and_steps = [(0, 0), (0, 0), (1, 0), (1, 1)]
+    turns = []
+    for seat, step in seats_and_steps:
+        turns.append(replace(made_turn(seat, 5, prompt_ids=(1,)), step=step))
+    features = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    places = [TurnPlace(0, turn) for turn in range(4)]
+    joint = joint_features([made_episode(*turns)], places, features, num_seats=2)
+    assert joint.tolist() == [
+        [1.0, 3.0, 1.0, 0.0],
+        [2.0, 3.0, 1.0, 0.0],
+        [3.0, 1.0, 0.0, 1.0],
+        # Seat 0 has seen what its call has brought by now.
+        [4.0, 2.0, 0.0, 1.0],
     ]
 
 

@@ -5,6 +5,7 @@ It imitates a script, it resumes bit by bit, and players stay apart.
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import NonFiniteError, RunFolderError, SettingsError
@@ -41,6 +43,7 @@ from hanabi_grpo.sft.learning import (
 from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
 from hanabi_grpo.sft.samples import Sample, split_held_out
 from hanabi_grpo.sft.sources import Sources
+from hanabi_grpo.training.model.start_from import read_start
 from hanabi_grpo.types import player_names
 from small_models import untaught_model
 
@@ -388,6 +391,33 @@ def test_the_learning_rate_warms_up_and_falls_to_almost_nothing() -> None:
     assert replace(lesson, steps=1).rate(1) == 1.0
 
 
+def test_what_to_type_next_names_the_seats_where_only_some_have_learned(
+    base: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "a clone"
+    sources = replace(make_sources(), seats=(1,))
+    start = make_start(base, out, sources=sources, steps=1)
+    run(start)
+    checkpoint = out / "checkpoint-0"
+    _, evaluate, train = start.next_steps()
+    assert evaluate == f"  hanabi-grpo evaluate 'base,{checkpoint}:player_1' --own-server"
+    [setting, *_] = shlex.split(train)
+    assert setting == f"HANABI_START_FROM=player_1={checkpoint}"
+
+    # Both are accepted, and neither asks for an adapter that was not trained.
+    lineup = parse_lineup(shlex.split(evaluate)[2], 2)
+    assert lineup.specs == ("base", f"{checkpoint}:player_1")
+    [started] = read_start(Settings(start_from=[setting.partition("=")[2]]))
+    assert (started.name, started.adapter) == ("player_1", "player_1")
+
+    everybody = replace(start, sources=make_sources())
+    shared = replace(start, shared=True)
+    for complete in (everybody, shared):
+        _, evaluate, train = complete.next_steps()
+        assert evaluate == f"  hanabi-grpo evaluate '{checkpoint}' --own-server"
+        assert shlex.split(train)[0] == f"HANABI_START_FROM={checkpoint}"
+
+
 def test_a_player_without_anything_to_learn_is_refused(base: Path) -> None:
     with pytest.raises(SettingsError, match="player_1 has 0 conversations"):
         make_model_and_students(base, player_names(2), lambda sample: sample.player == 0)
@@ -396,6 +426,18 @@ def test_a_player_without_anything_to_learn_is_refused(base: Path) -> None:
 def test_float16_is_refused(base: Path) -> None:
     with pytest.raises(SettingsError, match="float16"):
         load_base(make_settings(base, dtype="float16"), base, full=False)
+
+
+def test_a_model_with_dropout_ends_at_the_same_weights_each_time(
+    base: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "base"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        run(make_start(folder, out, steps=1))
+    assert weights(first) == weights(second)
 
 
 def test_a_shared_adapter_learns_on_a_bfloat16_base(base: Path, tmp_path: Path) -> None:

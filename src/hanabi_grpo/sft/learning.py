@@ -24,6 +24,7 @@ from hanabi_grpo.training.model.adapters import (
     trainable_parameters,
     use_adapter,
 )
+from hanabi_grpo.training.model.dropout import switch_off_dropout
 from hanabi_grpo.training.model.output_head import return_hidden_states
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
@@ -78,7 +79,7 @@ class Student:
 
 
 def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
-    """Load the base model on its device.
+    """Load the base model on its device, without dropout.
 
     Args:
         settings: Device and number format.
@@ -100,6 +101,7 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
     model.to("cuda" if on_gpu else "cpu")
     if on_gpu and model.num_parameters() > LARGE:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    switch_off_dropout(model)
     share_prefixes(model)
     return model
 

@@ -1,5 +1,6 @@
 """One warm start from its options to its result."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from hanabi_grpo.runs.run_folder import (
 )
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.per_player import PerPlayer
+from hanabi_grpo.settings.refs import BASE
 from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.kept_games import KeptGames
@@ -42,7 +44,7 @@ from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.sft.state import LAST, MODEL, ResultFolder
 from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.adapters import adapter_names, base_checksum
-from hanabi_grpo.types import SHARED_ADAPTER
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 _ADAPTER_RATE = 2e-3
 """Peak learning rate of adapters, by default."""
@@ -131,15 +133,30 @@ class WarmStart:
         """Return what to type afterwards."""
         if self.full:
             best = self.out / MODEL
-            evaluate = f"MODEL={best} hanabi-grpo evaluate base --own-server"
-            train = f"MODEL={best} bash {_TRAIN_SCRIPT}"
+            model = shlex.quote(str(best))
+            evaluate = f"MODEL={model} hanabi-grpo evaluate base --own-server"
+            train = f"MODEL={model} bash {_TRAIN_SCRIPT}"
             where = f"the best is in {best}"
         else:
             best = self.out / "checkpoint-0"
-            evaluate = f"hanabi-grpo evaluate {best} --own-server"
-            train = f"HANABI_START_FROM={best} bash {_TRAIN_SCRIPT}"
+            lineup, start = self._uses(best)
+            evaluate = f"hanabi-grpo evaluate {shlex.quote(lineup)} --own-server"
+            train = f"HANABI_START_FROM={shlex.quote(start)} bash {_TRAIN_SCRIPT}"
             where = f"the best is in {best}, the last step in {self.out / LAST / 'checkpoint-0'}"
         return where, f"  {evaluate}", f"  {train}"
+
+    def _uses(self, checkpoint: Path) -> tuple[str, str]:
+        """Return a lineup with the adapters of a checkpoint, and HANABI_START_FROM.
+
+        Where only some seats have learned, the others are named and play as the base model.
+        """
+        learned = self._student_names()
+        players = player_names(self.setup.spec.num_players)
+        if SHARED_ADAPTER in learned or learned == players:
+            return str(checkpoint), str(checkpoint)
+        seats = [f"{checkpoint}:{name}" if name in learned else BASE for name in players]
+        starts = [f"{name}={checkpoint}" for name in learned]
+        return ",".join(seats), ",".join(starts)
 
     def _run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
         settings = self.settings

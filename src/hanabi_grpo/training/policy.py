@@ -18,6 +18,7 @@ from hanabi_grpo.errors import VersionError
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.dropout import switch_off_dropout
 from hanabi_grpo.training.model.forward import (
     PlayerRows,
     can_share_passes,
@@ -75,18 +76,24 @@ class Policy:
         """Prepare the forward pass.
 
         Args:
-            model: The base model with all adapters, not wrapped by DeepSpeed.
+            model: The base model with all adapters, not wrapped by DeepSpeed; its dropout is
+                switched off.
             adapter_names: The adapters of the run.
             temperature: That replies are sampled at.
             token_filter: Which tokens could be drawn.
             has_whole_weights: False under ZeRO-3, where a process holds a part of each weight. Then
                 prefixes are not shared and logits are held for a whole micro-batch.
+
+        Raises:
+            SettingsError: See `adapters.check_served`.
         """
         self.model = model
         self.adapter_names = tuple(adapter_names)
         self.has_whole_weights = has_whole_weights
         self._temperature = temperature
         parts = adapters.parts_of(model)
+        for part in parts:
+            adapters.check_served(part)
         largest = max(part.config.get_text_config().vocab_size for part in parts)
         self.token_filter = token_filter.within(largest)
         """Which tokens could be drawn, of the largest vocabulary; logprobs are of all of them."""
@@ -99,6 +106,12 @@ class Policy:
         """Those that compute again in the backward pass, see `without_checkpointing`."""
         self.shares_prefixes = has_whole_weights
         """Whether micro-batches need the tree of their shared prefixes."""
+        shares = switch_off_dropout(model)
+        if shares:
+            logger.info(
+                "dropout of this model is switched off (%s): the server draws replies without it",
+                ", ".join(f"{name} {share:g}" for name, share in shares.items()),
+            )
         self._owners = RowOwners(model)
         if has_whole_weights:
             join_lora_products(model, self._owners)

@@ -58,7 +58,7 @@ def lambda_advantages(
 
     δ_k = r_k + γ V(s_{k+1}) − V(s_k). r_k is what the player receives from turn k on and before the
     next turn of the chain; behind the last one nothing is expected. Turns of one step have one
-    state, whose value is the player's own where it has one.
+    state, see `state_value`.
 
     Source: generalised advantage estimation (arXiv 1506.02438), equation 16.
 
@@ -81,15 +81,33 @@ def lambda_advantages(
         asked = [number for number, _ in turns if number in chain]
         if not asked:
             continue
-        asked_of_player = [number for number in asked if episode.turns[number].player == player]
-        numbers = asked_of_player or asked
-        value = mean([chain[number] for number in numbers])
+        value = state_value(
+            [(episode.turns[number].player, chain[number]) for number in asked], player
+        )
         advantage = reward + gamma * value_after - value + gamma * decay * advantage
         for number in asked:
             advantages[number] = advantage
         value_after = value
         reward = 0.0
     return advantages
+
+
+def state_value(values: Sequence[tuple[int, float]], player: int) -> float:
+    """Return the value of the state in which a step's players were asked.
+
+    It is the player's own where it has one, else the mean over the others. Of a player that calls
+    tools only the first value counts: behind a call the state shows what the player has chosen, and
+    what is taken off for it would take the call's doing off.
+
+    Args:
+        values: (player, value) of the step's turns, the last turn first.
+        player: Number of the seat.
+    """
+    # What comes last stays.
+    first_of_player = dict(values)
+    if player in first_of_player:
+        return first_of_player[player]
+    return mean([*first_of_player.values()])
 
 
 def token_advantages(

@@ -271,7 +271,8 @@ def lambda_targets(
 ) -> torch.Tensor:
     """Return [turns] V(s_k) + A_k, as a share of what the board pays.
 
-    These are GAE's λ-returns, the targets of a value function.
+    These are GAE's λ-returns, the targets of a value function. Turns of one step, calls of tools
+    and the action, have one.
 
     Args:
         episodes: The step's.
@@ -291,9 +292,11 @@ def lambda_targets(
         done.add((place.game, player))
         chain = values.chain(episode, player)
         advantages = lambda_advantages(episode, player, chain, decay, gamma)
-        for turn, value in chain.items():
+        value_of_step: dict[int, float] = {}
+        for turn, value in sorted(chain.items()):
             if episode.turns[turn].player == player:
-                target = (value + advantages[turn]) / spans[place.game]
+                state_value = value_of_step.setdefault(episode.turns[turn].step, value)
+                target = (state_value + advantages[turn]) / spans[place.game]
                 targets[TurnPlace(place.game, turn)] = target
     return torch.tensor([targets[place] for place in places])
 
@@ -314,7 +317,8 @@ def joint_features(
     They are those of every seat's own latest prompt, itself in its player's conversation: of the
     same step where it was asked in it, else of an earlier one, 0 before its first or where no
     trained player sits. The seat that is asked is the first, the others follow in turn order; at
-    the end its number, one-hot. No reply to this state is in it.
+    the end its number, one-hot. No reply to this state is in it: of a seat that calls tools the
+    others' states have the first prompt of the step, and each turn has its own.
 
     Args:
         episodes: All of the step's.
@@ -336,18 +340,21 @@ def joint_features(
         numbered_turns = enumerate(episodes[game].turns)
         for _, step_turns in groupby(numbered_turns, key=lambda pair: pair[1].step):
             asked_now = []
+            first_rows: dict[int, int] = {}
             for number, turn in step_turns:
                 row = row_of.get(TurnPlace(game, number))
                 if row is not None:
-                    latest_rows[turn.player] = row
-                    asked_now.append(turn.player)
-            for seat in asked_now:
-                rows = [empty_row] * num_seats
-                for distance in range(num_players):
+                    first_rows.setdefault(turn.player, row)
+                    asked_now.append((turn.player, row))
+            latest_rows |= first_rows
+            for seat, own_row in asked_now:
+                rows = [own_row] + [empty_row] * (num_seats - 1)
+                for distance in range(1, num_players):
                     other = (seat + distance) % num_players
                     rows[distance] = latest_rows.get(other, empty_row)
                 joint_rows.append(rows)
                 asked_seats.append(seat)
+            latest_rows |= dict(asked_now)
     empty = features.new_zeros(1, features.shape[1])
     padded = torch.cat([features, empty])
     row_numbers = torch.tensor(joint_rows).reshape(-1, num_seats)

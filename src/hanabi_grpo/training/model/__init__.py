@@ -5,5 +5,6 @@
   logits of a whole micro-batch.
 - `prefix_tree` cuts sequences into micro-batches and finds shared prefixes, `shared_prefixes` lets
   the model compute those once, and nothing that no loss reads.
+- `dropout` switches off what a sampler does not have.
 - `row_owners` lets several players' rows share a forward pass, each under its own adapter.
 """

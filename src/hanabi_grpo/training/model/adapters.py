@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_safetensors
 
-from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
 from hanabi_grpo.training.model.team_model import TeamModel
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
@@ -154,6 +155,30 @@ def parts_of(model: PeftModel) -> list[PeftModel]:
 def lora_layers(model: torch.nn.Module) -> list[LoraLayer]:
     """Return every layer that carries adapters."""
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def check_served(model: PeftModel) -> None:
+    """Refuse a model whose adapters no rollout server takes.
+
+    PEFT adapts the experts and the router of a mixture of experts as parameters, all experts in one
+    pair of matrices.
+
+    Args:
+        model: A base model with the adapters on it.
+
+    Raises:
+        SettingsError: Some of them are not on linear layers.
+    """
+    parameters = {
+        layer.parameter_name for layer in lora_layers(model) if isinstance(layer, ParamWrapper)
+    }
+    if parameters:
+        name = getattr(model.get_base_model(), "name_or_path", "")
+        raise SettingsError(
+            f"MODEL={name}: a mixture of experts, whose experts and router "
+            f"({', '.join(sorted(parameters))}) are no linear layers; rollout servers take "
+            "adapters on linear layers alone. Take a dense model, e.g. Qwen/Qwen3-8B."
+        )
 
 
 def use_adapter(model: torch.nn.Module, name: str) -> None:

@@ -28,8 +28,8 @@ LAW_CHUNK = 256
 """Tokens whose law is computed at once: with a token filter, a sorted copy of their logits, its
 order and its sums take 11 GB for 1,024 tokens of a vocabulary of 151,936 (one H200)."""
 _TRIAL_TOKENS = 8
-_TRIAL_SIZE = 100
-"""Largest hidden state of a trial: a soft cap is seen in large logits alone."""
+_TRIAL_LOGIT = 300
+"""Largest logit of a trial: a soft cap, 30 in Gemma 2, is seen in larger ones alone."""
 
 
 @contextlib.contextmanager
@@ -83,8 +83,7 @@ def in_float32(model: Any) -> Iterator[None]:
         model: PEFT's `base_model`, and so must what is called be: accelerate wraps autocast around
             the outermost model.
     """
-    embeddings = model.get_input_embeddings()
-    served = embeddings.weight.dtype
+    served = model.get_input_embeddings().weight.dtype
 
     def linear(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
         bias = None if layer.bias is None else layer.bias.float()
@@ -100,11 +99,31 @@ def in_float32(model: Any) -> Iterator[None]:
         if served == torch.float32:
             yield
             return
-        stack.callback(embeddings.register_forward_hook(to_float32).remove)
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 stack.enter_context(forward_as(layer, partial(linear, layer)))
+            elif isinstance(layer, torch.nn.Embedding):
+                # Not its weights: those of a large vocabulary take gigabytes.
+                stack.callback(layer.register_forward_hook(to_float32).remove)
+            else:
+                stack.enter_context(_with_float32_weights(layer))
         yield
+
+
+@contextlib.contextmanager
+def _with_float32_weights(layer: torch.nn.Module) -> Iterator[None]:
+    """Let a layer have its own weights in float32, not those of the parts that it consists of.
+
+    Norms and convolutions refuse an input in float32 beside weights of 16 bits, or round it.
+    """
+    held = dict(layer._parameters)
+    try:
+        for name, value in held.items():
+            if value is not None and value.dtype != torch.float32:
+                layer._parameters[name] = torch.nn.Parameter(value.float(), requires_grad=False)
+        yield
+    finally:
+        layer._parameters.update(held)
 
 
 def chosen_logps(
@@ -347,7 +366,8 @@ def computes_logits(model: Any) -> str | None:
         with torch.no_grad():
             with return_hidden_states(head):
                 hidden = model(input_ids=ids, use_cache=False).logits
-            large = _TRIAL_SIZE * hidden / hidden.abs().max()
+            large = hidden * (_TRIAL_LOGIT / _logits(head, hidden).abs().max())
+            large = large.to(hidden.dtype)
             with forward_as(head, lambda _: head_forward(large)):
                 theirs = model(input_ids=ids, use_cache=False).logits.float()
             ours = _logits(head, large)
