@@ -108,6 +108,8 @@ case $game in
         exit 2 ;;
 esac
 steps=${DEMO_STEPS:-$steps}
+# Before anything is started: what a Ctrl-C finds running ends with this script.
+start_session "${DEMO_PORT:-}"
 if [ "$game" != hanabi ]; then
     # A preset has its environment's name, or begins with it.
     export HANABI_ENV=${game%%-*} HANABI_PRESET=$game
@@ -120,7 +122,6 @@ elif [ -n "$own_board" ]; then
     say "0 of 5: the tiny model of this board: $MODEL"
     run - hanabi-grpo tiny-model --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
 fi
-start_session "${DEMO_PORT:-}"
 
 # The players of a run that had ended before are on no server: they are read from its folder.
 trained=served

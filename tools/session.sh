@@ -74,7 +74,8 @@ clean_up() {
     # A second Ctrl-C must not cut this short: it would leave the engine running.
     trap '' INT TERM HUP
     trap - EXIT
-    end_family $child $server
+    # Of the shell's jobs, since a signal may come before `child` or `server` is set.
+    end_family $(jobs -p)
     if [ "$status" -ne 0 ]; then
         echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, what was trained) and $MODEL" >&2
     fi

@@ -6,11 +6,13 @@ Also how they watch over a server.
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,6 +229,31 @@ def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(
         "teams outputs/tiny-debate 7",
         "report outputs/tiny-debate 7",
     ]
+
+
+def test_ctrl_c_while_the_demo_makes_its_model_leaves_nothing_running(
+    launch: Runner, checkout: Path, command_line: Path, start_process: Callable[..., Any]
+) -> None:
+    # What a script starts in the background ignores the terminal's SIGINT.
+    write_program(command_line, 'echo "$$" > making; mv making made_by; exec sleep 60')
+    demo = start_process(
+        ["bash", str(checkout / "tools" / "demo.sh")],
+        env={"PATH": "/usr/bin:/bin", "DEMO_ENV": "debate", "DEMO_PORT": "1"},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert wait_until(lambda: (checkout / "made_by").is_file())
+    maker = Path("/proc") / (checkout / "made_by").read_text().strip()
+    assert wait_until(lambda: (maker / "comm").read_text() == "sleep\n")
+    for _ in range(3):
+        os.killpg(demo.pid, signal.SIGINT)
+        # bash forgets a SIGINT that comes while a foreground command is just ending.
+        if wait_until(lambda: demo.poll() is not None, seconds=5):
+            break
+    _, said = demo.communicate(timeout=5)
+    assert demo.returncode == 130
+    assert "demo: stopped with exit code 130" in said
+    assert not maker.exists()
 
 
 def test_an_interrupted_demo_continues_from_its_last_checkpoint(
