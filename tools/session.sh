@@ -77,7 +77,8 @@ clean_up() {
     # Of the shell's jobs, since a signal may come before `child` or `server` is set.
     end_family $(jobs -p)
     if [ "$status" -ne 0 ]; then
-        echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, what was trained) and $MODEL" >&2
+        # MODEL is not set here where .env or a profile gives it.
+        echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, what was trained)${MODEL:+ and $MODEL}" >&2
     fi
     exit "$status"
 }

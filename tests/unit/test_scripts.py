@@ -907,6 +907,21 @@ def test_a_command_is_run_with_its_status_and_the_memory_of_its_family() -> None
     assert lines == ["3 1"]
 
 
+def test_a_script_whose_model_stands_in_a_file_ends_with_its_own_status() -> None:
+    answer = run_bash("""
+        set -euo pipefail
+        source tools/session.sh
+        unset MODEL
+        name=test folder=nowhere
+        trap clean_up EXIT
+        exit 143
+    """)
+    assert answer.returncode == 143
+    assert answer.stderr == (
+        "test: stopped with exit code 143 after 0 s; kept: nowhere (logs, what was trained)\n"
+    )
+
+
 def test_a_command_ends_with_the_server_whose_last_words_are_shown(tmp_path: Path) -> None:
     answer = run_bash(f"""
         source tools/session.sh
