@@ -15,7 +15,8 @@ server="" child="" peak=0 next_look=0 given_port=""
 start_session() {
     given_port=${1:-}
     choose_port
-    export VLLM_SERVER_HOST=127.0.0.1
+    # Nobody else is to reach what is started here, and an address of .env would not be this one.
+    export VLLM_SERVER_HOST=127.0.0.1 HANABI_HOST=127.0.0.1
     trap clean_up EXIT
     trap 'trap "" INT TERM HUP; exit 130' INT
     trap 'trap "" INT TERM HUP; exit 143' TERM HUP

@@ -231,6 +231,17 @@ def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(
     ]
 
 
+def test_the_server_of_a_demo_listens_where_the_demo_looks_for_it(
+    demo: Runner, checkout: Path, command_line: Path
+) -> None:
+    write_program(
+        command_line,
+        'echo "$1 $HANABI_HOST $VLLM_SERVER_HOST" >> called; [ "$1" != serve ] || exec sleep 60',
+    )
+    demo(HANABI_HOST="10.0.0.7", VLLM_SERVER_HOST="gpu7:8001")
+    assert (checkout / "called").read_text().splitlines()[0] == "serve 127.0.0.1 127.0.0.1"
+
+
 def test_ctrl_c_while_the_demo_makes_its_model_leaves_nothing_running(
     launch: Runner, checkout: Path, command_line: Path, start_process: Callable[..., Any]
 ) -> None:
