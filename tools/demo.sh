@@ -42,9 +42,18 @@ mkdir -p "$folder"
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
 name=demo
 source tools/session.sh
+# What the shell says of the game and of replies: commands that are typed later need the same.
+typed=""
+for variable in $(compgen -e HANABI_) LORA_RANK MAX_COMPLETION_LENGTH; do
+    case $variable in
+        HANABI_ENV | HANABI_PRESET | HANABI_HOST | *_KEY) ;;
+        *) if [ -n "${!variable:-}" ]; then typed+="$variable=$(printf %q "${!variable}") "; fi ;;
+    esac
+done
 case $game in
     hanabi)
         steps=60
+        export HANABI_ENV=hanabi
         own_board=${DEMO_MODEL_SEED:+yes}
         for variable in PRESET PLAYERS COLORS RANKS HAND_SIZE INFORMATION_TOKENS LIFE_TOKENS DEDUCTIONS; do
             if given "HANABI_$variable"; then own_board=yes; fi
@@ -156,19 +165,22 @@ say "5 of 5: what changed; scripted players for comparison"
 status=0
 run - hanabi-grpo report "$folder/train" --png "$folder/learning_curve.png" --markdown "$folder/report.md" \
     ${DEMO_MIN_RISE:+--min-rise "$DEMO_MIN_RISE"} ${DEMO_MIN_SIGMA:+--min-sigma "$DEMO_MIN_SIGMA"} || status=$?
-own="${HANABI_ENV:+HANABI_ENV=$HANABI_ENV HANABI_PRESET=$HANABI_PRESET }MODEL=$MODEL${DATASET:+ DATASET=$DATASET} .venv/bin/hanabi-grpo"
+if [ "$game" != hanabi ]; then typed="HANABI_ENV=$HANABI_ENV $typed"; fi
+if [ -n "${HANABI_PRESET:-}" ]; then typed="HANABI_PRESET=$HANABI_PRESET $typed"; fi
+run_folder=$(printf %q "$folder")
+own="${typed}MODEL=$(printf %q "$MODEL")${DATASET:+ DATASET=$DATASET} .venv/bin/hanabi-grpo"
 cat <<END
 
 What next? The last two start a rollout server of their own, which takes a minute or two.
 
   # The run as one page for a browser: curves, tables, games to step through
-  .venv/bin/hanabi-grpo report $folder/train --html $folder/report.html
+  .venv/bin/hanabi-grpo report $run_folder/train --html $run_folder/report.html
 
   # Play a game with a trained player
-  $own play $folder/train --own-server
+  $own play $run_folder/train --own-server
 
   # Everybody with everybody: the trained players, the untrained ones, scripts
-  $own cross-play trained=$folder/train untrained=base $rivals --tasks 200 --out $folder/cross --own-server
+  $own cross-play trained=$run_folder/train untrained=base $rivals --tasks 200 --out $run_folder/cross --own-server
 
 END
 finish "$status"

@@ -231,6 +231,29 @@ def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(
     ]
 
 
+def test_what_the_demo_says_to_type_next_plays_the_same_game(
+    demo: Runner, launch: Runner, checkout: Path
+) -> None:
+    answer = demo(
+        HANABI_ENV="hanabi",
+        HANABI_COLORS="4",
+        HANABI_PLAYERS="3",
+        HANABI_API_KEY="k",
+        DEMO_OUT="a b",
+    )
+    commands = [line.strip() for line in answer.stdout.splitlines() if ".venv/bin" in line]
+    assert commands[:2] == [
+        ".venv/bin/hanabi-grpo report a\\ b/train --html a\\ b/report.html",
+        "HANABI_COLORS=4 HANABI_PLAYERS=3 MODEL=a\\ b/model .venv/bin/hanabi-grpo play "
+        "a\\ b/train --own-server",
+    ]
+    answer = demo(DEMO_ENV="vote", HANABI_PLAYERS="4", DEMO_OUT="vote")
+    assert (
+        "  HANABI_PRESET=vote HANABI_ENV=vote HANABI_PLAYERS=4 MODEL=outputs/tiny-vote-4-players "
+        ".venv/bin/hanabi-grpo play vote/train --own-server"
+    ) in answer.stdout.splitlines()
+
+
 def test_the_server_of_a_demo_listens_where_the_demo_looks_for_it(
     demo: Runner, checkout: Path, command_line: Path
 ) -> None:
