@@ -254,6 +254,24 @@ def test_what_the_demo_says_to_type_next_plays_the_same_game(
     ) in answer.stdout.splitlines()
 
 
+def test_settings_of_dotenv_hold_in_a_demo_too(
+    demo: Runner, checkout: Path, command_line: Path
+) -> None:
+    write_program(
+        command_line,
+        'echo "$1 ${LEARNING_RATE:-} ${NUM_GENERATIONS:-} ${HANABI_TASKS_PER_STEP:-}" >> called\n'
+        '[ "$1" != serve ] || exec sleep 60',
+    )
+    # It asks Python what .env holds.
+    python = checkout / ".venv" / "bin" / "python"
+    shutil.move(python, python.with_name("wait"))
+    write_program(python, f'case $1 in -m) exec {sys.executable} "$@" ;; *) exec wait ;; esac')
+    (checkout / ".env").write_text("LEARNING_RATE=5e-4\n")
+    demo(DEMO_ENV="vote", NUM_GENERATIONS="2", PYTHONPATH=str(ROOT / "src"))
+    # The command line reads the file itself; a variable of the demo would win over it.
+    assert "train  2 16" in (checkout / "called").read_text().splitlines()
+
+
 def test_the_server_of_a_demo_listens_where_the_demo_looks_for_it(
     demo: Runner, checkout: Path, command_line: Path
 ) -> None:
