@@ -495,7 +495,16 @@ def test_a_server_machine_that_is_killed_serves_again_while_the_trainer_waits(
 
 @pytest.mark.parametrize(
     "script",
-    [*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"],
+    [
+        *LAUNCHERS,
+        "demo.sh",
+        "bench.sh",
+        "recipes/calculator.sh",
+        "recipes/laptop_headline.sh",
+        "recipes/poker.sh",
+        "recipes/teams.sh",
+        "gpu/check.sh",
+    ],
 )
 def test_help_and_version_install_and_start_nothing(
     run: Runner, checkout: Path, script: str
@@ -685,6 +694,22 @@ def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     made = f"tiny-model --preset full --players {players or 2} --games 2 --steps 1"
     assert f"{made} --out {folder}/untaught" in answer.stdout
     assert "the 0 minutes are over; run the same command again to continue" in answer.stdout
+
+
+def test_a_recipe_of_demos_ends_with_its_table_where_the_packages_are_on_the_path(
+    run: Runner, checkout: Path, tmp_path: Path
+) -> None:
+    # As in a container: there is no .venv.
+    write_program(tmp_path / "bin" / "hanabi-grpo", "exit 0")
+    write_program(tmp_path / "bin" / "python", 'echo "python $*"')
+    folder = checkout / "outputs" / "teams" / "debate-0"
+    folder.mkdir(parents=True)
+    (folder / "teams.json").touch()
+    answer = run("recipes/teams.sh", SETUP_EXTRA="none", TEAM_SEEDS="0", TEAM_WORKFLOWS="debate")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[-1] == (
+        "python tools/recipes/teams_table.py outputs/teams/debate-0/teams.json"
+    )
 
 
 def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
