@@ -167,8 +167,8 @@ if [ "$extra" = none ]; then
 fi
 uv_home=${XDG_CACHE_HOME:-$HOME/.cache}/hanabi-grpo/uv
 stamp=.venv/.setup-stamp
-# The folder is part of it: a copied checkout must not go on running the original's code.
-wanted=$( (cat pyproject.toml && echo "$extra $PWD") | digest | cut -d' ' -f1)
+# The folder is part of it: a copied checkout must not go on running the original's code. A symbolic link to it is no copy.
+wanted=$( (cat pyproject.toml && echo "$extra $(pwd -P)") | digest | cut -d' ' -f1)
 if [ "$(cat $stamp 2>/dev/null || true)" = "$wanted" ] && [ -x .venv/bin/python ]; then
     echo "set-up: up to date, engine extra '$extra' ($reason)"
     exit 0

@@ -742,6 +742,20 @@ def test_setup_installs_once(run: Runner, fake_uv: Path, tmp_path: Path) -> None
     assert second.stderr == ""
 
 
+def test_setup_knows_a_checkout_behind_a_symbolic_link(
+    run: Runner, fake_uv: Path, checkout: Path, tmp_path: Path
+) -> None:
+    run("setup.sh", SETUP_EXTRA="cpu")
+    link = tmp_path / "link"
+    link.symlink_to(checkout)
+    answer = run(str(link / "tools" / "setup.sh"), SETUP_EXTRA="cpu")
+    assert answer.stdout == "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n"
+    assert len(fake_uv.read_text().splitlines()) == 1
+    shutil.copytree(checkout, tmp_path / "copy")
+    run(str(tmp_path / "copy" / "tools" / "setup.sh"), SETUP_EXTRA="cpu")
+    assert len(fake_uv.read_text().splitlines()) == 2
+
+
 def test_setup_installs_again_when_the_pins_or_the_engine_change(
     run: Runner, fake_uv: Path, checkout: Path
 ) -> None:
