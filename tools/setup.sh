@@ -6,6 +6,14 @@
 #   UV_PYTHON=3.12          Python of .venv, 3.11 or 3.12; unset: the one that uv finds
 #   UV_FIND_LINKS / PIP_FIND_LINKS   folders with wheels, tried before the public index
 set -euo pipefail
+case "${1:-}" in
+    "") ;;
+    -h | --help)
+        sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+    *) echo "set-up: '$1': takes no options; the variables SETUP_EXTRA and UV_PYTHON choose, see -h." >&2 && exit 2 ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 choose_engine() {

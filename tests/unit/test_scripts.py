@@ -756,6 +756,16 @@ def test_setup_knows_a_checkout_behind_a_symbolic_link(
     assert len(fake_uv.read_text().splitlines()) == 2
 
 
+def test_setup_shows_its_help_and_takes_no_options(run: Runner, fake_uv: Path) -> None:
+    answer = run("setup.sh", "-h")
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("Make .venv fit this machine.")
+    answer = run("setup.sh", "serve")
+    assert answer.returncode == 2
+    assert "set-up: 'serve': takes no options; the variables SETUP_EXTRA" in answer.stderr
+    assert not fake_uv.exists()
+
+
 def test_setup_installs_again_when_the_pins_or_the_engine_change(
     run: Runner, fake_uv: Path, checkout: Path
 ) -> None:
