@@ -223,6 +223,7 @@ def test_settings_are_shown_by_a_part_of_their_name_or_where_they_differ() -> No
     for options, message in (
         (("HANABI_ADVX",), "NAME='HANABI_ADVX': no setting has it in its name"),
         (("SEED", "--json"), "--json and --markdown hold every setting"),
+        (("--json", "--markdown"), "--json and --markdown: two forms of the same; choose one"),
     ):
         result = RUNNER.invoke(app, ["settings", *options])
         assert result.exit_code == 2
