@@ -756,6 +756,14 @@ def test_setup_knows_a_checkout_behind_a_symbolic_link(
     assert len(fake_uv.read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("script", ["cluster/rehearse.sh", "cluster/run.sh", "gpu/stubs.sh"])
+def test_scripts_that_install_nothing_show_their_help_too(run: Runner, script: str) -> None:
+    _, first_comment, *_ = (ROOT / "tools" / script).read_text().splitlines()
+    answer = run(script, "-h", PATH="/usr/bin:/bin")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[0] == first_comment.removeprefix("# ")
+
+
 def test_setup_shows_its_help_and_takes_no_options(run: Runner, fake_uv: Path) -> None:
     answer = run("setup.sh", "-h")
     assert answer.returncode == 0
