@@ -42,9 +42,18 @@ mkdir -p "$folder"
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
 name=demo
 source tools/session.sh
+# What the shell says of the game and of replies: commands that are typed later need the same.
+typed=""
+for variable in $(compgen -e HANABI_) LORA_RANK MAX_COMPLETION_LENGTH; do
+    case $variable in
+        HANABI_ENV | HANABI_PRESET | HANABI_HOST | *_KEY) ;;
+        *) if [ -n "${!variable:-}" ]; then typed+="$variable=$(printf %q "${!variable}") "; fi ;;
+    esac
+done
 case $game in
     hanabi)
         steps=60
+        export HANABI_ENV=hanabi
         own_board=${DEMO_MODEL_SEED:+yes}
         for variable in PRESET PLAYERS COLORS RANKS HAND_SIZE INFORMATION_TOKENS LIFE_TOKENS DEDUCTIONS; do
             if given "HANABI_$variable"; then own_board=yes; fi
@@ -61,58 +70,71 @@ case $game in
         case $game in
             kuhn_poker)
                 steps=800
-                export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} ;;
+                default_env HANABI_EXPLOIT_EVERY 20 ;;
             leduc_poker)
                 # More chips, and more that depends on the cards: larger groups and a larger bonus.
                 steps=400
-                export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.3}
-                export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
+                default_env HANABI_EXPLOIT_EVERY 20
+                default_env HANABI_ENTROPY_BONUS 0.3
+                default_env NUM_GENERATIONS 8
+                default_env HANABI_TASKS_PER_STEP 16 ;;
             *)
                 # On a board most moves are worth nearly the same, and a large bonus would hide what they are worth.
                 # Two beginners alone teach each other tricks that work on nobody else.
                 steps=300
-                export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02}
-                export HANABI_PARTNERS=${HANABI_PARTNERS:-minimax,random} HANABI_PARTNER_SHARE=${HANABI_PARTNER_SHARE:-0.6} ;;
+                default_env HANABI_ENTROPY_BONUS 0.02
+                default_env HANABI_PARTNERS minimax,random
+                default_env HANABI_PARTNER_SHARE 0.6 ;;
         esac
         # Many starts in few games each, since who wins depends on the start; advantages in points, which fade as players
         # become equal; a rate that falls, because the last players are to be the best ones.
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-4} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-32}
-        export HANABI_ADVANTAGE_SCALE=${HANABI_ADVANTAGE_SCALE:-none}
+        default_env NUM_GENERATIONS 4
+        default_env HANABI_TASKS_PER_STEP 32
+        default_env HANABI_ADVANTAGE_SCALE none
         # Every 20th step is kept: the average policy is that of the second half.
-        export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100} ;;
+        default_env SAVE_STEPS 20
+        default_env SAVE_TOTAL_LIMIT 100 ;;
     frozen_lake | sokoban)
         steps=300
         before=(base) after=(served) who="a noisy bfs" rivals="random bfs"
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
+        default_env NUM_GENERATIONS 8
+        default_env HANABI_TASKS_PER_STEP 16 ;;
     vote-calculator | debate-calculator)
         # Half of the pretrained turns call the calculator; that more of them pay is found by reward alone.
         steps=100
         before=(base) after=(served) who="a noisy solver that calls a calculator in half of its turns" rivals="noisy solver"
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16}
-        export LEARNING_RATE=${LEARNING_RATE:-2e-3} ;;
+        default_env NUM_GENERATIONS 8
+        default_env HANABI_TASKS_PER_STEP 16
+        default_env LEARNING_RATE 2e-3 ;;
     vote | debate | summary | pioneer_observer | revise)
         steps=150
         before=(base) after=(served) who="a noisy solver" rivals="noisy solver"
-        if [ "$game" = pioneer_observer ]; then export HANABI_SWAP_EVERY=${HANABI_SWAP_EVERY:-5}; fi # as CORY's paper has it
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
+        if [ "$game" = pioneer_observer ]; then default_env HANABI_SWAP_EVERY 5; fi # as CORY's paper has it
+        default_env NUM_GENERATIONS 8
+        default_env HANABI_TASKS_PER_STEP 16 ;;
     split_sum | split_sum-2 | hat_line)
         # From words drawn at random: what they mean is found by reward alone. The bonus keeps the seats from settling on
         # the first code that is better than none.
         steps=80
         before=(base) after=(served) who="babble" rivals="babble random"
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-24}
-        export LEARNING_RATE=${LEARNING_RATE:-2e-3} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.1} ;;
+        default_env NUM_GENERATIONS 8
+        default_env HANABI_TASKS_PER_STEP 24
+        default_env LEARNING_RATE 2e-3
+        default_env HANABI_ENTROPY_BONUS 0.1 ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake, sokoban," \
             "vote, debate, summary, pioneer_observer, revise, vote-calculator, debate-calculator, split_sum, split_sum-2 or hat_line." >&2
         exit 2 ;;
 esac
 steps=${DEMO_STEPS:-$steps}
+# Before anything is started: what a Ctrl-C finds running ends with this script.
+start_session "${DEMO_PORT:-}"
 if [ "$game" != hanabi ]; then
     # A preset has its environment's name, or begins with it.
     export HANABI_ENV=${game%%-*} HANABI_PRESET=$game
     export MODEL=outputs/tiny-$game${HANABI_PLAYERS:+-$HANABI_PLAYERS-players}${DEMO_MODEL_SEED:+-seed-$DEMO_MODEL_SEED}
-    export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
+    default_env LEARNING_RATE 1e-3
+    default_env LR_SCHEDULER_TYPE linear
     unset DATASET
     say "0 of 5: the tiny model of $game, made once: $MODEL"
     run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
@@ -120,7 +142,6 @@ elif [ -n "$own_board" ]; then
     say "0 of 5: the tiny model of this board: $MODEL"
     run - hanabi-grpo tiny-model --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
 fi
-start_session "${DEMO_PORT:-}"
 
 # The players of a run that had ended before are on no server: they are read from its folder.
 trained=served
@@ -155,19 +176,22 @@ say "5 of 5: what changed; scripted players for comparison"
 status=0
 run - hanabi-grpo report "$folder/train" --png "$folder/learning_curve.png" --markdown "$folder/report.md" \
     ${DEMO_MIN_RISE:+--min-rise "$DEMO_MIN_RISE"} ${DEMO_MIN_SIGMA:+--min-sigma "$DEMO_MIN_SIGMA"} || status=$?
-own="${HANABI_ENV:+HANABI_ENV=$HANABI_ENV HANABI_PRESET=$HANABI_PRESET }MODEL=$MODEL${DATASET:+ DATASET=$DATASET} .venv/bin/hanabi-grpo"
+if [ "$game" != hanabi ]; then typed="HANABI_ENV=$HANABI_ENV $typed"; fi
+if [ -n "${HANABI_PRESET:-}" ]; then typed="HANABI_PRESET=$HANABI_PRESET $typed"; fi
+run_folder=$(printf %q "$folder")
+own="${typed}MODEL=$(printf %q "$MODEL")${DATASET:+ DATASET=$DATASET} .venv/bin/hanabi-grpo"
 cat <<END
 
 What next? The last two start a rollout server of their own, which takes a minute or two.
 
   # The run as one page for a browser: curves, tables, games to step through
-  .venv/bin/hanabi-grpo report $folder/train --html $folder/report.html
+  .venv/bin/hanabi-grpo report $run_folder/train --html $run_folder/report.html
 
   # Play a game with a trained player
-  $own play $folder/train --own-server
+  $own play $run_folder/train --own-server
 
   # Everybody with everybody: the trained players, the untrained ones, scripts
-  $own cross-play trained=$folder/train untrained=base $rivals --tasks 200 --out $folder/cross --own-server
+  $own cross-play trained=$run_folder/train untrained=base $rivals --tasks 200 --out $run_folder/cross --own-server
 
 END
 finish "$status"

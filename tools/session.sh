@@ -15,7 +15,8 @@ server="" child="" peak=0 next_look=0 given_port=""
 start_session() {
     given_port=${1:-}
     choose_port
-    export VLLM_SERVER_HOST=127.0.0.1
+    # Nobody else is to reach what is started here, and an address of .env would not be this one.
+    export VLLM_SERVER_HOST=127.0.0.1 HANABI_HOST=127.0.0.1
     trap clean_up EXIT
     trap 'trap "" INT TERM HUP; exit 130' INT
     trap 'trap "" INT TERM HUP; exit 143' TERM HUP
@@ -74,9 +75,11 @@ clean_up() {
     # A second Ctrl-C must not cut this short: it would leave the engine running.
     trap '' INT TERM HUP
     trap - EXIT
-    end_family $child $server
+    # Of the shell's jobs, since a signal may come before `child` or `server` is set.
+    end_family $(jobs -p)
     if [ "$status" -ne 0 ]; then
-        echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, what was trained) and $MODEL" >&2
+        # MODEL is not set here where .env or a profile gives it.
+        echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, what was trained)${MODEL:+ and $MODEL}" >&2
     fi
     exit "$status"
 }

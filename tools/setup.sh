@@ -6,6 +6,14 @@
 #   UV_PYTHON=3.12          Python of .venv, 3.11 or 3.12; unset: the one that uv finds
 #   UV_FIND_LINKS / PIP_FIND_LINKS   folders with wheels, tried before the public index
 set -euo pipefail
+case "${1:-}" in
+    "") ;;
+    -h | --help)
+        sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+    *) echo "set-up: '$1': takes no options; the variables SETUP_EXTRA and UV_PYTHON choose, see -h." >&2 && exit 2 ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 choose_engine() {
@@ -167,8 +175,8 @@ if [ "$extra" = none ]; then
 fi
 uv_home=${XDG_CACHE_HOME:-$HOME/.cache}/hanabi-grpo/uv
 stamp=.venv/.setup-stamp
-# The folder is part of it: a copied checkout must not go on running the original's code.
-wanted=$( (cat pyproject.toml && echo "$extra $PWD") | digest | cut -d' ' -f1)
+# The folder is part of it: a copied checkout must not go on running the original's code. A symbolic link to it is no copy.
+wanted=$( (cat pyproject.toml && echo "$extra $(pwd -P)") | digest | cut -d' ' -f1)
 if [ "$(cat $stamp 2>/dev/null || true)" = "$wanted" ] && [ -x .venv/bin/python ]; then
     echo "set-up: up to date, engine extra '$extra' ($reason)"
     exit 0

@@ -226,6 +226,7 @@ def test_a_dataset_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Pa
     [
         (("--preset", "laptop=0"), "share=0: Expected"),
         (("--preset", "laptop=much"), "--preset 'laptop=much': a share is"),
+        (("--preset", "laptop=nan"), "--preset 'laptop=nan': a share is"),
         (("--preset", "labtop=3"), "did you mean 'laptop'"),
         (("--preset", "laptop", "--observation", "long"), "observation='long'"),
         (

@@ -223,6 +223,7 @@ def test_settings_are_shown_by_a_part_of_their_name_or_where_they_differ() -> No
     for options, message in (
         (("HANABI_ADVX",), "NAME='HANABI_ADVX': no setting has it in its name"),
         (("SEED", "--json"), "--json and --markdown hold every setting"),
+        (("--json", "--markdown"), "--json and --markdown: two forms of the same; choose one"),
     ):
         result = RUNNER.invoke(app, ["settings", *options])
         assert result.exit_code == 2
@@ -408,6 +409,33 @@ def test_a_negative_answer_ends_with_1_a_wrong_use_with_2_and_neither_with_a_tra
     assert message in answer.stderr
     assert "Traceback" not in answer.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "iggi", "--tasks", "2"],
+        ["teams", "vote=noisy", "--tasks", "2"],
+        ["beliefs", "random", "--env", "kuhn_poker", "--tasks", "2"],
+        ["exploit", "base", "--env", "kuhn_poker"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_result_that_could_not_be_written_is_refused_before_anything_is_played(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANABI_SERVER_TIMEOUT", "0.1")
+    (tmp_path / "file").touch()
+    for out, reason in (
+        (tmp_path, f"is a folder; name a file, e.g. --out {tmp_path / 'result.json'}."),
+        (
+            tmp_path / "file" / "below" / "x.json",
+            f"nothing can be written in {tmp_path / 'file'}; name another file.",
+        ),
+    ):
+        result = RUNNER.invoke(app, [*words, "--out", str(out)])
+        assert result.exit_code == 2
+        assert result.stderr == f"error: --out {out}: {reason}\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

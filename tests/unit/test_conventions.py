@@ -159,6 +159,24 @@ def test_recorded_games_are_counted(tmp_path: Path) -> None:
     assert "what a hint means" in " ".join(result.output.split())
 
 
+def test_options_of_runs_are_refused_for_games_alone_and_the_table_is_written(
+    tmp_path: Path,
+) -> None:
+    config = EnvConfig(preset="laptop")
+    episodes = scripted_episodes(config, ["hint-bot", "hint-bot"], range(4), suite="eval")
+    write_episodes(tmp_path, 7, [episodes])
+    command = ["report", str(tmp_path), "--conventions"]
+    for options in (["--html", "x.html"], ["--png", "x.png"], ["--alarms"], ["--min-rise", "3"]):
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {options[0]} with {tmp_path}: holds games and no")
+    file = tmp_path / "table.md"
+    result = CliRunner().invoke(app, [*command, "--markdown", str(file)])
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-1] == f"tables: {file}"
+    assert "what a hint means" in file.read_text()
+
+
 def test_recorded_games_of_two_boards_are_refused(tmp_path: Path) -> None:
     for step, preset in enumerate(("laptop", "marshal-mini")):
         episodes = scripted_episodes(EnvConfig(preset=preset), ["random", "random"], [0])

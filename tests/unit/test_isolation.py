@@ -2,13 +2,16 @@
 included.
 """
 
+import contextlib
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from transformers import SchedulerType
 
 from hanabi_grpo.errors import NonFiniteError, SettingsError
+from hanabi_grpo.settings.model import Schedule
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, player_groups
 
 NAMES = ("player_0", "player_1")
@@ -319,3 +322,19 @@ def test_a_schedule_that_is_no_function_of_steps_is_refused() -> None:
     ):
         with pytest.raises(SettingsError, match=f"LR_SCHEDULER_TYPE={name}: {reason}"):
             PlayerSchedule(optimizer, name, num_training_steps=10, num_warmup_steps=0)
+
+
+def test_the_settings_know_the_schedules_that_a_player_can_have() -> None:
+    optimizer = torch.optim.SGD(player_groups(_Adapters(), NAMES), lr=0.1)
+    possible = set()
+    without_warmup = set()
+    for schedule in SchedulerType:
+        with contextlib.suppress(SettingsError):
+            made = PlayerSchedule(
+                optimizer, schedule.value, num_training_steps=9, num_warmup_steps=2
+            )
+            possible.add(schedule.value)
+            if made.get_lr() != [0.0, 0.0]:
+                without_warmup.add(schedule.value)
+    assert possible == set(get_args(Schedule))
+    assert without_warmup == {"constant"}

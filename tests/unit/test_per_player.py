@@ -64,6 +64,9 @@ def test_ranks_are_whole_numbers_and_the_server_has_room_for_the_largest() -> No
         ("lora_rank", "player_0=7,16"),
         ("lora_rank", 8.5),
         ("lora_alpha", "player_0=0,1"),
+        ("lora_rank", "inf"),
+        ("lora_rank", "nan"),
+        ("lora_alpha", "player_0=1e400,1"),
     ],
 )
 def test_a_value_that_is_none_is_refused(field: str, value: Any) -> None:

@@ -346,3 +346,8 @@ def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) 
     page = (tmp_path / "games.html").read_text()
     assert page.count("<pre>player_0 holds ") == 4
     assert "<script" not in page
+    other = tmp_path / "other.html"
+    assert "--player player_1 with --html: a page shows the turns of every player" in " ".join(
+        view("--player", "player_1", "--html", str(other)).split()
+    )
+    assert not other.exists()

@@ -6,11 +6,13 @@ Also how they watch over a server.
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,6 +231,83 @@ def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(
     ]
 
 
+def test_what_the_demo_says_to_type_next_plays_the_same_game(
+    demo: Runner, launch: Runner, checkout: Path
+) -> None:
+    answer = demo(
+        HANABI_ENV="hanabi",
+        HANABI_COLORS="4",
+        HANABI_PLAYERS="3",
+        HANABI_API_KEY="k",
+        DEMO_OUT="a b",
+    )
+    commands = [line.strip() for line in answer.stdout.splitlines() if ".venv/bin" in line]
+    assert commands[:2] == [
+        ".venv/bin/hanabi-grpo report a\\ b/train --html a\\ b/report.html",
+        "HANABI_COLORS=4 HANABI_PLAYERS=3 MODEL=a\\ b/model .venv/bin/hanabi-grpo play "
+        "a\\ b/train --own-server",
+    ]
+    answer = demo(DEMO_ENV="vote", HANABI_PLAYERS="4", DEMO_OUT="vote")
+    assert (
+        "  HANABI_PRESET=vote HANABI_ENV=vote HANABI_PLAYERS=4 MODEL=outputs/tiny-vote-4-players "
+        ".venv/bin/hanabi-grpo play vote/train --own-server"
+    ) in answer.stdout.splitlines()
+
+
+def test_settings_of_dotenv_hold_in_a_demo_too(
+    demo: Runner, checkout: Path, command_line: Path
+) -> None:
+    write_program(
+        command_line,
+        'echo "$1 ${LEARNING_RATE:-} ${NUM_GENERATIONS:-} ${HANABI_TASKS_PER_STEP:-}" >> called\n'
+        '[ "$1" != serve ] || exec sleep 60',
+    )
+    # It asks Python what .env holds.
+    python = checkout / ".venv" / "bin" / "python"
+    shutil.move(python, python.with_name("wait"))
+    write_program(python, f'case $1 in -m) exec {sys.executable} "$@" ;; *) exec wait ;; esac')
+    (checkout / ".env").write_text("LEARNING_RATE=5e-4\n")
+    demo(DEMO_ENV="vote", NUM_GENERATIONS="2", PYTHONPATH=str(ROOT / "src"))
+    # The command line reads the file itself; a variable of the demo would win over it.
+    assert "train  2 16" in (checkout / "called").read_text().splitlines()
+
+
+def test_the_server_of_a_demo_listens_where_the_demo_looks_for_it(
+    demo: Runner, checkout: Path, command_line: Path
+) -> None:
+    write_program(
+        command_line,
+        'echo "$1 $HANABI_HOST $VLLM_SERVER_HOST" >> called; [ "$1" != serve ] || exec sleep 60',
+    )
+    demo(HANABI_HOST="10.0.0.7", VLLM_SERVER_HOST="gpu7:8001")
+    assert (checkout / "called").read_text().splitlines()[0] == "serve 127.0.0.1 127.0.0.1"
+
+
+def test_ctrl_c_while_the_demo_makes_its_model_leaves_nothing_running(
+    launch: Runner, checkout: Path, command_line: Path, start_process: Callable[..., Any]
+) -> None:
+    # What a script starts in the background ignores the terminal's SIGINT.
+    write_program(command_line, 'echo "$$" > making; mv making made_by; exec sleep 60')
+    demo = start_process(
+        ["bash", str(checkout / "tools" / "demo.sh")],
+        env={"PATH": "/usr/bin:/bin", "DEMO_ENV": "debate", "DEMO_PORT": "1"},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert wait_until(lambda: (checkout / "made_by").is_file())
+    maker = Path("/proc") / (checkout / "made_by").read_text().strip()
+    assert wait_until(lambda: (maker / "comm").read_text() == "sleep\n")
+    for _ in range(3):
+        os.killpg(demo.pid, signal.SIGINT)
+        # bash forgets a SIGINT that comes while a foreground command is just ending.
+        if wait_until(lambda: demo.poll() is not None, seconds=5):
+            break
+    _, said = demo.communicate(timeout=5)
+    assert demo.returncode == 130
+    assert "demo: stopped with exit code 130" in said
+    assert not maker.exists()
+
+
 def test_an_interrupted_demo_continues_from_its_last_checkpoint(
     demo: Runner, launch: Runner, checkout: Path, command_line: Path
 ) -> None:
@@ -416,7 +495,16 @@ def test_a_server_machine_that_is_killed_serves_again_while_the_trainer_waits(
 
 @pytest.mark.parametrize(
     "script",
-    [*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"],
+    [
+        *LAUNCHERS,
+        "demo.sh",
+        "bench.sh",
+        "recipes/calculator.sh",
+        "recipes/laptop_headline.sh",
+        "recipes/poker.sh",
+        "recipes/teams.sh",
+        "gpu/check.sh",
+    ],
 )
 def test_help_and_version_install_and_start_nothing(
     run: Runner, checkout: Path, script: str
@@ -608,6 +696,22 @@ def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     assert "the 0 minutes are over; run the same command again to continue" in answer.stdout
 
 
+def test_a_recipe_of_demos_ends_with_its_table_where_the_packages_are_on_the_path(
+    run: Runner, checkout: Path, tmp_path: Path
+) -> None:
+    # As in a container: there is no .venv.
+    write_program(tmp_path / "bin" / "hanabi-grpo", "exit 0")
+    write_program(tmp_path / "bin" / "python", 'echo "python $*"')
+    folder = checkout / "outputs" / "teams" / "debate-0"
+    folder.mkdir(parents=True)
+    (folder / "teams.json").touch()
+    answer = run("recipes/teams.sh", SETUP_EXTRA="none", TEAM_SEEDS="0", TEAM_WORKFLOWS="debate")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[-1] == (
+        "python tools/recipes/teams_table.py outputs/teams/debate-0/teams.json"
+    )
+
+
 def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
     answer = launch("recipes/laptop_ablation.sh", "turns")
     assert answer.returncode == 2
@@ -636,6 +740,38 @@ def test_setup_installs_once(run: Runner, fake_uv: Path, tmp_path: Path) -> None
     second = run("setup.sh", SETUP_EXTRA="cpu")
     assert second.stdout == "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n"
     assert second.stderr == ""
+
+
+def test_setup_knows_a_checkout_behind_a_symbolic_link(
+    run: Runner, fake_uv: Path, checkout: Path, tmp_path: Path
+) -> None:
+    run("setup.sh", SETUP_EXTRA="cpu")
+    link = tmp_path / "link"
+    link.symlink_to(checkout)
+    answer = run(str(link / "tools" / "setup.sh"), SETUP_EXTRA="cpu")
+    assert answer.stdout == "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n"
+    assert len(fake_uv.read_text().splitlines()) == 1
+    shutil.copytree(checkout, tmp_path / "copy")
+    run(str(tmp_path / "copy" / "tools" / "setup.sh"), SETUP_EXTRA="cpu")
+    assert len(fake_uv.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("script", ["cluster/rehearse.sh", "cluster/run.sh", "gpu/stubs.sh"])
+def test_scripts_that_install_nothing_show_their_help_too(run: Runner, script: str) -> None:
+    _, first_comment, *_ = (ROOT / "tools" / script).read_text().splitlines()
+    answer = run(script, "-h", PATH="/usr/bin:/bin")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[0] == first_comment.removeprefix("# ")
+
+
+def test_setup_shows_its_help_and_takes_no_options(run: Runner, fake_uv: Path) -> None:
+    answer = run("setup.sh", "-h")
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("Make .venv fit this machine.")
+    answer = run("setup.sh", "serve")
+    assert answer.returncode == 2
+    assert "set-up: 'serve': takes no options; the variables SETUP_EXTRA" in answer.stderr
+    assert not fake_uv.exists()
 
 
 def test_setup_installs_again_when_the_pins_or_the_engine_change(
@@ -878,6 +1014,21 @@ def test_a_command_is_run_with_its_status_and_the_memory_of_its_family() -> None
         echo $status $((peak > 0))
     """)
     assert lines == ["3 1"]
+
+
+def test_a_script_whose_model_stands_in_a_file_ends_with_its_own_status() -> None:
+    answer = run_bash("""
+        set -euo pipefail
+        source tools/session.sh
+        unset MODEL
+        name=test folder=nowhere
+        trap clean_up EXIT
+        exit 143
+    """)
+    assert answer.returncode == 143
+    assert answer.stderr == (
+        "test: stopped with exit code 143 after 0 s; kept: nowhere (logs, what was trained)\n"
+    )
 
 
 def test_a_command_ends_with_the_server_whose_last_words_are_shown(tmp_path: Path) -> None:

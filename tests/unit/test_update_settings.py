@@ -50,6 +50,14 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "HANABI_DECOUPLED_LOSS=1 with HANABI_SAMPLER_CORRECTION=none: .*take",
     ),
     (
+        {"eval_patience": 3},
+        "HANABI_EVAL_PATIENCE=3 with HANABI_EVAL_STEPS=0: nothing is validated, .*e.g. to 50, or",
+    ),
+    (
+        {"warmup_steps": 10},
+        "WARMUP_STEPS=10 with LR_SCHEDULER_TYPE=constant: .*LR_SCHEDULER_TYPE=constant_with_warmup",
+    ),
+    (
         {"resample_flat": 1, "advantage": "return_to_go"},
         "HANABI_ADVANTAGE=return_to_go: .* take one of grpo,",
     ),

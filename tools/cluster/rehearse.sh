@@ -6,6 +6,12 @@
 #
 # Each namespace has an address and ports of its own and nothing else; they share files, as a cluster's machines do.
 set -euo pipefail
+case "${1:-}" in
+    -h | --help)
+        sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [ "${1:-}" != --inside ]; then
     exec unshare --user --map-root-user --net --mount --pid --fork --mount-proc --kill-child bash tools/cluster/rehearse.sh --inside

@@ -13,6 +13,12 @@
 # started again every RESTART_SECONDS (10): the trainer waits for it (HANABI_SERVER_TIMEOUT). When the trainer ends or this
 # script is stopped, all parts are. NOT RUN on GPUs, nor on two machines; tools/cluster/rehearse.sh plays four on one.
 set -euo pipefail
+case "${1:-}" in
+    -h | --help)
+        sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 read -ra servers <<<"${SERVERS:?the machines that play}"
 read -ra trainers <<<"${TRAINERS:?the machines that train}"

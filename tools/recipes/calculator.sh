@@ -13,9 +13,11 @@
 # Markdown; "greedy" is the trained seat that always says what it finds likeliest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tools/launch.sh
 out=${TOOL_OUT:-outputs/calculator}
 mkdir -p "$out"
-export HANABI_PLAYERS=1 DEMO_ENV=vote-calculator DEMO_STEPS=${DEMO_STEPS:-100} MAX_COMPLETION_LENGTH=${MAX_COMPLETION_LENGTH:-16}
+export HANABI_PLAYERS=1 DEMO_ENV=vote-calculator DEMO_STEPS=${DEMO_STEPS:-100}
+default_env MAX_COMPLETION_LENGTH 16
 model=outputs/tiny-$DEMO_ENV-$HANABI_PLAYERS-players
 for seed in ${TOOL_SEEDS:-0}; do
     for tools in calculator none; do
@@ -26,8 +28,8 @@ for seed in ${TOOL_SEEDS:-0}; do
         fi
         # The demo samples at temperature 1; here the likeliest token, on a server of its own.
         [ -e "$folder/greedy.json" ] ||
-            HANABI_ENV=vote HANABI_PRESET=$DEMO_ENV HANABI_TOOLS=$tools MODEL=$model .venv/bin/hanabi-grpo evaluate "$folder/train" \
+            HANABI_ENV=vote HANABI_PRESET=$DEMO_ENV HANABI_TOOLS=$tools MODEL=$model hanabi-grpo evaluate "$folder/train" \
                 --own-server --temperature 0 --label greedy --tasks "${DEMO_DEALS:-1000}" --out "$folder/greedy.json"
     done
 done
-.venv/bin/python tools/recipes/calculator_table.py "$out"
+python tools/recipes/calculator_table.py "$out"

@@ -12,6 +12,7 @@
 # players still move, and the rate falls to 0 by a cosine. DEMO_STEPS and settings of training win over those below.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tools/launch.sh
 game=${1:-kuhn_poker} out=${POKER_OUT:-outputs/poker}
 case $game in
     kuhn_poker)
@@ -23,13 +24,17 @@ case $game in
         exit 2 ;;
 esac
 export DEMO_ENV=$game DEMO_STEPS=${DEMO_STEPS:-$steps} DEMO_DEALS=${DEMO_DEALS:-100}
-export HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-64} NUM_GENERATIONS=${NUM_GENERATIONS:-8}
-export LEARNING_RATE=${LEARNING_RATE:-3e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-cosine}
-export BETA=${BETA:-0.5} HANABI_REFERENCE=${HANABI_REFERENCE:-$reference} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-$bonus}
+default_env HANABI_TASKS_PER_STEP 64
+default_env NUM_GENERATIONS 8
+default_env LEARNING_RATE 3e-3
+default_env LR_SCHEDULER_TYPE cosine
+default_env BETA 0.5
+default_env HANABI_REFERENCE $reference
+default_env HANABI_ENTROPY_BONUS $bonus
 for seed in ${POKER_SEEDS:-0 1 2}; do
     folder=$out/$game-$seed
     if [ ! -e "$folder/exploit.json" ]; then
         DEMO_SEED=$seed DEMO_MODEL_SEED=$seed DEMO_OUT=$folder DEMO_RESUME=yes bash tools/demo.sh
     fi
 done
-.venv/bin/python tools/recipes/poker_table.py "$out" "$game"
+python tools/recipes/poker_table.py "$out" "$game"

@@ -12,6 +12,7 @@
 # At the end: means over the seeds, as Markdown.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tools/launch.sh
 out=${TEAM_OUT:-outputs/teams}
 mkdir -p "$out"
 for seed in ${TEAM_SEEDS:-0 1 2}; do
@@ -22,4 +23,4 @@ for seed in ${TEAM_SEEDS:-0 1 2}; do
         DEMO_ENV=$workflow DEMO_SEED=$seed DEMO_OUT=$folder bash tools/demo.sh
     done
 done
-.venv/bin/python tools/recipes/teams_table.py "$out"/*/teams.json
+python tools/recipes/teams_table.py "$out"/*/teams.json

@@ -14,6 +14,7 @@ from hanabi_grpo.commands.playing import (
     OwnServer,
     Preset,
     Suite,
+    check_out,
     choose,
     give_result,
 )
@@ -70,6 +71,7 @@ def beliefs(
     chosen = choose(env, preset, None, SAMPLING_TEMPERATURE)
     game = chosen.game
     num_players = game.spec.num_players
+    check_out(out)
     check_tasks(tasks, suite)
     teams = {}
     for spec in specs:

@@ -1,5 +1,6 @@
 """`hanabi-grpo dataset`: write a dataset, or add rows to one."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,8 @@ def _parse_share(text: str) -> tuple[str, float]:
         return preset, 1
     try:
         share = float(number)
-    except ValueError as error:
-        raise SettingsError(f"--preset {text!r}: {SHARE_RULE}: {preset}=3.") from error
+    except ValueError:
+        share = math.nan
+    if not math.isfinite(share):
+        raise SettingsError(f"--preset {text!r}: {SHARE_RULE}: {preset}=3.")
     return preset, int(share) if share.is_integer() else share

@@ -22,6 +22,7 @@ from hanabi_grpo.commands.playing import (
     Players,
     Preset,
     Temperature,
+    check_out,
     choose_all,
     give_result,
     numbers_of_games,
@@ -109,9 +110,16 @@ def evaluate(
     names = setup_names(games)
     suite, num_tasks = _chosen_tasks(games, names, tasks, suite, all_starts=all_starts)
     teams_of_games = [parse_lineups(specs, game, label=label) for game in games]
+    is_one = len(games) == 1
+    files: list[Path | None] = []
+    for name in names:
+        file = out
+        if out is not None and not is_one:
+            file = out.with_name(f"{out.stem}-{name}{out.suffix}")
+        check_out(file)
+        files.append(file)
     aside = make_console(aside=True)
     console = make_console(aside=as_json)
-    is_one = len(games) == 1
     num_done: dict[str, int] = {}
     for name, teams in zip(names, teams_of_games, strict=True):
         for team in teams:
@@ -137,9 +145,10 @@ def evaluate(
         figures as log,
     ):
         evaluations: list[Evaluation] = []
-        files: list[Path | None] = []
         num_results = 0
-        for name, game, teams, number in zip(names, games, teams_of_games, num_tasks, strict=True):
+        for name, game, teams, number, file in zip(
+            names, games, teams_of_games, num_tasks, files, strict=True
+        ):
 
             def begin(title: str, total: int, team: str, name: str = name) -> Callable[[int], None]:
                 bar = progress.add_task(title if is_one else f"{name}, {title}", total=total)
@@ -151,9 +160,6 @@ def evaluate(
 
                 return show
 
-            file = out
-            if out is not None and not is_one:
-                file = out.with_name(f"{out.stem}-{name}{out.suffix}")
             evaluation = evaluate_lineups(
                 teams,
                 game,
@@ -170,7 +176,6 @@ def evaluate(
                 num_results += 1
                 log.add(num_results, row)
             evaluations.append(evaluation)
-            files.append(file)
         progress.stop()
         _give_all(console, evaluations, files, as_json=as_json)
         say = sayer(aside)

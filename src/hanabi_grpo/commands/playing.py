@@ -1,5 +1,6 @@
 """Shared by the commands that play games: options, the choice of the game, and the model server."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,6 +120,29 @@ def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:
     if min(numbers) < 1:
         raise SettingsError(f"{option} {text!r}: must be 1 or more.")
     return numbers if len(numbers) > 1 else numbers * len(names)
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse a file of --out that cannot be written, before anything is played for it.
+
+    Args:
+        out: What --out says; None: no file.
+
+    Raises:
+        SettingsError: It is a folder, or nothing can be written where it is to be.
+    """
+    if out is None:
+        return
+    if out.is_dir():
+        raise SettingsError(
+            f"--out {out}: is a folder; name a file, e.g. --out {out / 'result.json'}."
+        )
+    # Folders that do not exist yet are made.
+    folder = out.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"--out {out}: nothing can be written in {folder}; name another file.")
 
 
 def give_result(

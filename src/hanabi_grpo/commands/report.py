@@ -1,6 +1,6 @@
 """`hanabi-grpo report`: what training changed, as tables, pictures and pages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -58,15 +58,27 @@ def report(
     say = sayer(console)
     convention_sheets = []
     if conventions:
+        is_run = (run_home(run) / "metrics.jsonl").is_file()
+        if not is_run:
+            of_runs = {
+                "--html": html,
+                "--png": png,
+                "--alarms": alarms or None,
+                "--min-rise": min_rise,
+                "--min-sigma": min_sigma,
+            }
+            _refuse_without_run(run, of_runs)
         counts, lines = count_conventions(run)
         convention_sheets.append(convention_sheet(counts))
         for line in [*lines, convention_sentence(counts)]:
             if line:
                 say(line)
-        is_run = (run_home(run) / "metrics.jsonl").is_file()
         if not is_run:
             for sheet in convention_sheets:
                 console.print(sheet.rich())
+            if markdown is not None:
+                tables = [sheet.markdown() for sheet in convention_sheets]
+                _write_tables(markdown, "\n".join(tables), say)
             return
     run_report = read_report(run)
     _print_head(run_report, say)
@@ -90,13 +102,35 @@ def report(
         for line in (*reversed(run_report.validation_lines), run_report.lead):
             if line:
                 text = f"{markdown_text(line)}\n\n{text}"
-        save_text(markdown, text, "--markdown")
-        say(f"tables: {markdown}")
+        _write_tables(markdown, text, say)
     if min_rise is not None or min_sigma is not None:
         problem = run_report.shortfall(min_rise=min_rise, min_sigma=min_sigma)
         if problem:
             sayer(make_console(aside=True))(problem, "red")
             raise typer.Exit(_BELOW_LIMIT)
+
+
+def _refuse_without_run(run: Path, options: Mapping[str, object]) -> None:
+    """Refuse options that show a run, where there are only games.
+
+    Args:
+        run: The folder or file of games.
+        options: What each of them was given; None: it was not.
+
+    Raises:
+        SettingsError: One of them was given.
+    """
+    for option, value in options.items():
+        if value is not None:
+            raise SettingsError(
+                f"{option} with {run}: holds games and no run, whose metrics.jsonl it would show; "
+                "leave it out, or give a run."
+            )
+
+
+def _write_tables(file: Path, text: str, say: Callable[..., None]) -> None:
+    save_text(file, text, "--markdown")
+    say(f"tables: {file}")
 
 
 def _print_head(run_report: RunReport, say: Callable[..., None]) -> None:

@@ -36,6 +36,8 @@ def settings(
             f"NAME={name!r}, --changed: they choose rows of the table; --json and --markdown hold "
             "every setting. Leave them out."
         )
+    if as_json and as_markdown:
+        raise SettingsError("--json and --markdown: two forms of the same; choose one of them.")
     if as_markdown:
         sys.stdout.write(environment_markdown())
     else:

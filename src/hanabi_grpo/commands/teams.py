@@ -11,7 +11,15 @@ from rich.progress import TaskID
 
 from hanabi_grpo.client.lineups import Lineup, parse_lineup
 from hanabi_grpo.commands.console import interruptible, make_console, progress_bars
-from hanabi_grpo.commands.playing import AsJson, OwnServer, Suite, Temperature, choose, give_result
+from hanabi_grpo.commands.playing import (
+    AsJson,
+    OwnServer,
+    Suite,
+    Temperature,
+    check_out,
+    choose,
+    give_result,
+)
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
@@ -61,6 +69,7 @@ def teams(
     Environment: as for evaluate. HANABI_ENV names one of the workflows; what its settings say of
     problems and prompts holds for all of them.
     """
+    check_out(out)
     check_tasks(tasks, suite)
     env = load_settings().settings.env
     default_entries = [f"{env}={SERVED}"] if env in _GAMES else []

@@ -57,6 +57,11 @@ def view(
     """
     if player not in (None, *PLAYERS):
         raise SettingsError(f"--player {player!r}: a player is one of {', '.join(PLAYERS)}.")
+    if player is not None and html is not None and not illegal:
+        raise SettingsError(
+            f"--player {player} with --html: a page shows the turns of every player; leave "
+            "--player out, or add --illegal, which chooses games by that player's replies."
+        )
     selection = Selection(
         worst=worst,
         best=best,

@@ -73,6 +73,18 @@ RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(str(rank) for rank in L
 """What LORA_RANK may be, as messages say it."""
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
 """Values of DEEPSPEED that are no file; the position is ZeRO's stage, 0 without DeepSpeed."""
+Schedule = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+]
+"""Values of LR_SCHEDULER_TYPE: transformers' schedules that are functions of the number of updates
+and need nothing but their name."""
 _WITH_CRITIC = " and ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
 """Estimators that read HANABI_GAE_LAMBDA."""
 _WITH_CREDIT = " and ".join(names_needing(Learned.CREDIT_SUM, Learned.CREDIT_MIXER))
@@ -619,7 +631,7 @@ class Settings(BaseModel):
         allowed="a number above 0, " + FORM.format(example="player_0=1e-5,player_1=3e-5"),
         affects=Affects.SCHEDULE,
     )
-    lr_scheduler_type: str = trainer(
+    lr_scheduler_type: Schedule = trainer(
         "LR_SCHEDULER_TYPE",
         "Schedule, by its transformers name; warmup_stable_decay falls to 0 in the last third.",
         "constant",
@@ -627,7 +639,7 @@ class Settings(BaseModel):
     )
     warmup_steps: int = trainer(
         "WARMUP_STEPS",
-        "Steps of linear warm-up.",
+        "Steps of linear warm-up, which all schedules but constant have.",
         0,
         ge=0,
         affects=Affects.SCHEDULE,

@@ -130,7 +130,10 @@ def per_player(number: Callable[[Any], _Number], is_right: Callable[[_Number], b
 
 
 def _whole(value: Any) -> int:
-    return int(float(value))
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("no whole number")
+    return int(number)
 
 
 PerPlayer: TypeAlias = float | str

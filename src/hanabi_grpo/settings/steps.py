@@ -215,6 +215,18 @@ def check_updates(settings: Settings) -> None:
             "validations in a row were no better; set both, e.g. HANABI_EVAL_STEPS=50 "
             "HANABI_EVAL_PATIENCE=3."
         )
+    if settings.eval_patience and not settings.eval_steps:
+        raise SettingsError(
+            f"HANABI_EVAL_PATIENCE={settings.eval_patience} with HANABI_EVAL_STEPS=0: nothing is "
+            "validated, so the run would never stop early; set HANABI_EVAL_STEPS, e.g. to "
+            f"{settings.save_steps}, or unset HANABI_EVAL_PATIENCE."
+        )
+    if settings.warmup_steps and settings.lr_scheduler_type == "constant":
+        raise SettingsError(
+            f"WARMUP_STEPS={settings.warmup_steps} with LR_SCHEDULER_TYPE=constant: that schedule "
+            "has no warm-up, so it would do nothing; set LR_SCHEDULER_TYPE=constant_with_warmup, "
+            "or unset WARMUP_STEPS."
+        )
     if settings.start_from and settings.resume not in (None, "latest"):
         raise SettingsError(
             f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run "
