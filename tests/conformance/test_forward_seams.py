@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import (
     GPTNeoXConfig,
@@ -209,13 +210,33 @@ def test_a_model_with_dropout_trains_on_the_logprobs_that_it_is_served_with(kind
     torch.testing.assert_close(policy.fixed_logprobs(batch), served)
 
 
-def test_a_mixture_of_experts_is_refused_before_anything_is_played() -> None:
+def made_mixture() -> PeftModel:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     base = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **sizes))
-    model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+    return adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+
+
+def test_adapters_of_a_mixture_of_experts_cover_its_attention_alone() -> None:
+    model = made_mixture()
+    covered = set()
+    for path, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            covered.add(path.rpartition(".")[2])
+    assert covered == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    for name in NAMES:
+        assert not model.peft_config[name].target_parameters
+    Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+
+
+def test_adapters_on_experts_are_refused_before_anything_is_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As with a mixture whose configuration names its experts in a way that is not known.
+    monkeypatch.setattr(adapters, "is_mixture", lambda config: False)
+    model = made_mixture()
     with pytest.raises(SettingsError, match=r"\(down_proj, gate_up_proj, weight\)") as refused:
         Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
-    assert "Take a dense model" in str(refused.value)
+    assert "Take another model" in str(refused.value)
 
 
 def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:

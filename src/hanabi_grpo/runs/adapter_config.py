@@ -1,4 +1,4 @@
-"""The part of a PEFT configuration that travels with an adapter, and names by digest."""
+"""What adapters cover, the part of a PEFT configuration that travels with one, names by digest."""
 
 import hashlib
 import json
@@ -12,8 +12,37 @@ _SHAPE_KEYS = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use
 """Keys that decide what the tensors of an adapter mean."""
 WIRE_KEYS = frozenset({"peft_type", "task_type", "inference_mode", *_SHAPE_KEYS})
 """Keys that the rollout server accepts: no path, no base-model name, nothing that names code."""
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names by which configurations give the number of experts of a layer."""
+_ATTENTION = "attn"
+"""Part of the names of attention layers, as in `self_attn` and `linear_attn`."""
 _NAME_DIGITS = 16
 """Digits of a digest in the name of a frozen adapter."""
+
+
+def is_mixture(config: Mapping[str, Any]) -> bool:
+    """Tell whether a model is a mixture of experts.
+
+    Args:
+        config: Its config.json; of a model that reads images too, the part of the language model
+            may be under `text_config`.
+    """
+    text_config = config.get("text_config") or config
+    return any((text_config.get(name) or 0) > 1 for name in _NUM_EXPERTS)
+
+
+def is_covered(module: str, *, mixture: bool) -> bool:
+    """Tell whether an adapter covers a linear layer of a model.
+
+    In a mixture of experts it covers attention alone. Experts and their router are stacked
+    parameters in the trainer and kernels of their own in the engine, and an adapter on a router
+    would send the same token to other experts in the one than in the other.
+
+    Args:
+        module: Its path, e.g. "model.layers.0.self_attn.q_proj".
+        mixture: Whether the model is a mixture of experts.
+    """
+    return not mixture or any(_ATTENTION in part for part in module.split("."))
 
 
 def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What an adapter upload must look like before anything is loaded."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import AdapterError, shown
+from hanabi_grpo.runs.adapter_config import is_covered, is_mixture
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +41,9 @@ _SHOWN_NAME = 200
 def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
     """Return the modules of a model folder that an adapter must cover.
 
-    These are all matrices but the embeddings and the output head. vLLM ignores tensors of modules
-    that it does not know, so an upload that misses or misnames one would be served as if it were
-    trained.
+    These are all matrices but the embeddings and the output head, and of a mixture of experts those
+    of attention (`adapter_config.is_covered`). vLLM ignores tensors of modules that it does not
+    know, so an upload that misses or misnames one would be served as if it were trained.
 
     Args:
         folder: A model folder with safetensors files.
@@ -51,14 +53,18 @@ def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
     """
     from safetensors import safe_open
 
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    mixture = is_mixture(config)
     shapes = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 shape = file.get_slice(name).get_shape()
                 module = name.removesuffix(".weight")
-                is_covered = module.rsplit(".", 1)[-1] not in _NOT_COVERED
-                if len(shape) == 2 and is_covered:
+                has_adapter = module.rsplit(".", 1)[-1] not in _NOT_COVERED and is_covered(
+                    module, mixture=mixture
+                )
+                if len(shape) == 2 and has_adapter:
                     num_out, num_in = shape
                     shapes[module] = (num_out, num_in)
     return shapes

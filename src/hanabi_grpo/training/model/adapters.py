@@ -19,10 +19,12 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_safetensors
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
+from hanabi_grpo.runs.adapter_config import adapter_config_for_wire, is_covered, is_mixture
 from hanabi_grpo.training.model.team_model import TeamModel
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
+ALL_LINEAR = "all-linear"
+"""PEFT's `target_modules` for every linear layer but the output head."""
 WEIGHTS_FILE = "adapter_model.safetensors"
 """PEFT's name of an adapter's weights."""
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32}
@@ -63,7 +65,7 @@ def add_adapters(
         alpha: LORA_ALPHA, of all or by adapter.
         seed: Of the first adapter's weights; each further one has the next.
     """
-    configs = _lora_configs(names, rank, alpha)
+    configs = _lora_configs(dict.fromkeys(names, covered_layers(model)), rank, alpha)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft_model = get_peft_model(model, configs[names[0]], adapter_name=names[0])
@@ -95,7 +97,9 @@ def add_team_adapters(
         seed: Of the first adapter's weights; each further one has the next.
     """
     positions = {name: position for position, name in enumerate(base_of)}
-    configs = _lora_configs(list(base_of), rank, alpha)
+    layers_of = {base: covered_layers(model) for base, model in models.items()}
+    layers = {name: layers_of[base] for name, base in base_of.items()}
+    configs = _lora_configs(layers, rank, alpha)
     team: TeamModel | None = None
     with torch.random.fork_rng(devices=[]):
         for base, model in models.items():
@@ -119,15 +123,42 @@ def add_team_adapters(
     return team
 
 
+def covered_layers(model: torch.nn.Module) -> str | list[str]:
+    """Return the `target_modules` by which PEFT adapts what servers take, see `is_covered`.
+
+    Of a dense model these are all linear layers. Of a mixture of experts PEFT would adapt the
+    experts and the router, too, as parameters.
+
+    Args:
+        model: A base model.
+    """
+    if not is_mixture(model.config.to_dict()):
+        return ALL_LINEAR
+    names = set()
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and is_covered(path, mixture=True):
+            names.add(path.rpartition(".")[2])
+    return sorted(names)
+
+
 def _lora_configs(
-    names: Sequence[str], rank: int | Mapping[str, int], alpha: int | Mapping[str, int]
+    layers: Mapping[str, str | list[str]],
+    rank: int | Mapping[str, int],
+    alpha: int | Mapping[str, int],
 ) -> dict[str, LoraConfig]:
+    """Return a configuration for each adapter.
+
+    Args:
+        layers: By adapter what it covers, see `covered_layers`.
+        rank: LORA_RANK, of all or by adapter.
+        alpha: LORA_ALPHA, of all or by adapter.
+    """
     configs = {}
-    for name in names:
+    for name, target_modules in layers.items():
         configs[name] = LoraConfig(
             r=rank if isinstance(rank, int) else rank[name],
             lora_alpha=alpha if isinstance(alpha, int) else alpha[name],
-            target_modules="all-linear",
+            target_modules=target_modules,
             task_type="CAUSAL_LM",
         )
     return configs
@@ -160,8 +191,7 @@ def lora_layers(model: torch.nn.Module) -> list[LoraLayer]:
 def check_served(model: PeftModel) -> None:
     """Refuse a model whose adapters no rollout server takes.
 
-    PEFT adapts the experts and the router of a mixture of experts as parameters, all experts in one
-    pair of matrices.
+    PEFT adapts experts and routers as parameters where `is_mixture` did not find them.
 
     Args:
         model: A base model with the adapters on it.
@@ -175,9 +205,10 @@ def check_served(model: PeftModel) -> None:
     if parameters:
         name = getattr(model.get_base_model(), "name_or_path", "")
         raise SettingsError(
-            f"MODEL={name}: a mixture of experts, whose experts and router "
-            f"({', '.join(sorted(parameters))}) are no linear layers; rollout servers take "
-            "adapters on linear layers alone. Take a dense model, e.g. Qwen/Qwen3-8B."
+            f"MODEL={name}: its adapters would be on parameters that are no linear layers "
+            f"({', '.join(sorted(parameters))}), which rollout servers do not take. It seems to be "
+            "a mixture of experts of a kind that is not known here. Take another model, e.g. "
+            "Qwen/Qwen3-8B."
         )
 
 
