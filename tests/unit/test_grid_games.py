@@ -9,7 +9,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.grid.frozen_lake import FROZEN_LAKE, FrozenLakeConfig, FrozenLakeGame
 from hanabi_grpo.envs.grid.sokoban import Position, SokobanConfig, SokobanGame
-from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import load_settings
 
@@ -124,6 +124,33 @@ def test_several_moves_in_one_reply_are_made_until_the_game_ends() -> None:
     assert game.num_moves == 4
 
 
+def test_a_bad_reply_loses_a_move_where_a_reply_may_hold_several() -> None:
+    config = FrozenLakeConfig(preset="frozen_lake", max_moves=3, actions_per_reply=2)
+    referee = Referee(Setup(FROZEN_LAKE, config).task("train", 0))
+    before = referee.game.state_message(0)
+    [turn] = referee.step({0: "I cannot decide."})
+    assert (turn.kind, turn.action) == ("unparsable", "<skip>")
+    assert turn.rewards == ({"unparsable": -0.5},)
+    assert referee.game.state_message(0) == before
+    referee.step({0: "Right||Right||Right"})
+    [turn] = referee.step({0: "Up || Up"})
+    assert (turn.kind, referee.status) == ("legal", "finished")
+    assert referee.game.result() == {"success": 0.0, "moves": 3.0}
+
+
+@pytest.mark.parametrize("env", ["frozen_lake", "sokoban"])
+def test_a_game_of_several_actions_a_reply_does_what_the_interface_says(env: str) -> None:
+    setup = registry.setup(env, {"preset": env, "actions_per_reply": 3})
+    assert check(setup.environment, setup.config, num_episodes=4).num_steps > 10
+
+
+def test_a_reply_may_hold_as_many_moves_as_the_setting_says() -> None:
+    config = FrozenLakeConfig(preset="frozen_lake", actions_per_reply=20)
+    game = FrozenLakeGame(config, ("SFFF",) * 4, ())
+    plan = ["Right"] * 20
+    assert game.parse(0, f"Down\n**{' || '.join(plan)}**") == "||".join(plan)
+
+
 @pytest.mark.parametrize("env", ["hanabi", "kuhn_poker", "openspiel:2048", "debate"])
 def test_no_other_game_takes_several_actions_in_one_reply(env: str, tmp_path: Path) -> None:
     variables = {"HANABI_ENV": env, "HANABI_ACTIONS_PER_REPLY": "3"}
@@ -137,6 +164,10 @@ def test_no_other_game_takes_several_actions_in_one_reply(env: str, tmp_path: Pa
     [
         ("frozen_lake", {"size": 1}, "size=1: Input should be"),
         ("sokoban", {"boxes": 7}, "1 to 6"),
+        ("frozen_lake", {"actions_per_reply": 0}, "actions_per_reply=0: Input should be"),
+        ("frozen_lake", {"max_moves": 0}, "max_moves=0: Input should be"),
+        # A request with it would draw slips for hours.
+        ("frozen_lake", {"max_moves": 10**9, "slippery": True}, "max_moves=1000000000: Input"),
     ],
 )
 def test_impossible_sizes_are_refused(env: str, fields: dict[str, int], message: str) -> None:

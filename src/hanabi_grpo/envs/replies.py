@@ -32,11 +32,15 @@ MAX_LINE_CHARS = 120
 """No decorated answer is longer; longer lines are prose and are skipped unread."""
 
 
-def answer_lines(reply: str) -> Iterator[str]:
+def answer_lines(reply: str, longest: int = MAX_LINE_CHARS) -> Iterator[str]:
     r"""Yield the short lines of a reply, last first, undecorated.
 
     They come without markdown, quotes and a label such as `Action:`. Think blocks are not read; a
     reply whose thinking was cut off has no lines.
+
+    Args:
+        reply: Any text.
+        longest: Characters of a line that may be an answer.
 
     Example:
         reply = "<think>bet?</think>\nI am strong.\n**Action: bet**"
@@ -47,7 +51,7 @@ def answer_lines(reply: str) -> Iterator[str]:
         return
     lines = "\n".join(outside).splitlines()
     for line in reversed(lines):
-        if line and len(line) <= MAX_LINE_CHARS:
+        if line and len(line) <= longest:
             yield undecorated(line)
 
 
