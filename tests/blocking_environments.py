@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,39 @@ DIES = Trap("dies", _die)
 SLOW = Trap("slow", lambda: time.sleep(SLOW_SECONDS))
 
 
+class MisfitGame(TrapGame):
+    """`GuessGame`, but what it says in a trap has a type that it must not have."""
+
+    def message(self, player: int) -> str:
+        message: Any = super().message(player)
+        if self.spring is not None and len(self.guesses) == 1:
+            message = self.spring()
+        return message
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        rewards = GuessGame.step(self, actions)
+        return [{**rewards[0], "guess": 0.25}]
+
+    def result(self) -> Mapping[str, float]:
+        figures: Any = super().result()
+        if self.spring is not None and not self.to_act():
+            figures = {"winner": self.spring()}
+        return figures
+
+
+class Misfit(Trap):
+    """An environment that says something of a wrong type in its traps."""
+
+    def reset(self, config: ToyConfig, *, split: str, seed: int) -> MisfitGame:
+        game = super().reset(config, split=split, seed=seed)
+        return MisfitGame(config, game.number, game.spring)
+
+
+WRONG_MESSAGE = Misfit("wrong_message", lambda: 5)
+WRONG_RESULT = Misfit("wrong_result", lambda: "red")
+EXITS = Trap("exits", lambda: sys.exit(3))
+
+
 def _wait_or_answer(text: str) -> str:
     if text == "R":
         _sleep_for_ever()
@@ -104,6 +138,10 @@ class SlowTool(Trap):
 
 
 SLOW_TOOL = SlowTool("slow_tool", lambda: None)
+NAMES = (
+    *("sleeps", "computes", "dies", "slow", "slow_tool"),
+    *("wrong_message", "wrong_result", "exits"),
+)
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +150,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: traps\nVersion: 1.0\n")
     lines = ["[hanabi_grpo.environments]"]
-    for name in ("sleeps", "computes", "dies", "slow", "slow_tool"):
+    for name in NAMES:
         lines.append(f"{name} = blocking_environments:{name.upper()}")
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(folder))

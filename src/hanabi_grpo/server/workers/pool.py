@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from hanabi_grpo import errors
 from hanabi_grpo.agents.taught import SayingSeat
 from hanabi_grpo.envs.base import Observation, Task
@@ -390,7 +392,14 @@ class WorkerPool:
 
     async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
         """Do what a worker's messages say, until it ends."""
-        while (message := await read_from_worker(reader)) is not None:
+        while True:
+            try:
+                message = await read_from_worker(reader)
+            except msgspec.DecodeError as error:
+                self._refuse(worker, error)
+                continue
+            if message is None:
+                break
             self._receive(worker, message)
         code = await worker.process.wait()
         culprit = worker.running
@@ -404,6 +413,15 @@ class WorkerPool:
                 play.result.set_exception(EpisodeFailedError(reason))
             else:
                 play.result.set_exception(_MovedError())
+
+    def _refuse(self, worker: _Worker, error: msgspec.DecodeError) -> None:
+        """End the episode whose environment gave something of a wrong type, e.g. no number."""
+        play = worker.plays.get(worker.running) if worker.running is not None else None
+        if play is None or play.result.done():
+            return
+        environment = play.task.environment.name
+        reason = f"{environment}: what it gave has a wrong type: {error}"
+        play.result.set_exception(EpisodeFailedError(reason))
 
     def _receive(self, worker: _Worker, message: FromWorker) -> None:
         match message:

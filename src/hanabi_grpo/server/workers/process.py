@@ -50,6 +50,9 @@ class _Announced(Coroutine[Any, Any, Any]):
         self._worker.send(Running(number=self._number))
         try:
             return self._inner.send(value)
+        except SystemExit as error:
+            # Of a task within an episode; asyncio would end the process, with all other episodes.
+            raise RuntimeError(f"SystemExit: {error}") from error
         finally:
             self._worker.send(Resting())
 
@@ -167,7 +170,8 @@ class Worker:
             self.send(Ended(number=start.number, episode=await self._episode(start)))
         except asyncio.CancelledError:
             pass
-        except Exception as error:  # whatever an environment of another package raises
+        # Whatever an environment of another package raises; argparse exits, for one.
+        except (Exception, SystemExit) as error:
             kind = type(error).__name__
             self.send(Failed(number=start.number, kind=kind, message=str(error)))
         finally:
