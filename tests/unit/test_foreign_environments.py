@@ -113,6 +113,14 @@ def test_a_text_environment_of_gymnasium_gives_its_limit_actions_and_rewards() -
     assert count.game.result() == {"total": 1.0}
 
 
+def test_actions_below_zero_are_not_taken_for_those_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Count, "action_space", Discrete(4, start=-2))
+    game = Referee(task("gymnasium:Count-v0")).game
+    assert game.legal(0) == ("-2", "-1", "0", "1")
+    read = [game.parse(0, reply) for reply in ("-1", "Action: **-1.**", "+1", "1", "-2", "- 0")]
+    assert read == ["-1", "-1", None, "1", "-2", None]
+
+
 def test_another_library_gets_what_a_reply_says_and_not_what_it_thinks() -> None:
     echo = Referee(task("gymnasium:Echo-v0"))
     echo.step({0: "<think>left or right?</think>\nright"})
