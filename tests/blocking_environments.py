@@ -169,6 +169,38 @@ class Quitters(Dilemma):
 QUITTERS = Quitters()
 
 
+class MisfitGame(TrapGame):
+    """`GuessGame`, but what it says in a trap has a type that it must not have."""
+
+    def message(self, player: int) -> str:
+        message: Any = super().message(player)
+        if self.spring is not None and len(self.guesses) == 1:
+            message = self.spring()
+        return message
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        rewards = GuessGame.step(self, actions)
+        return [{**rewards[0], "guess": 0.25}]
+
+    def result(self) -> Mapping[str, float]:
+        figures: Any = super().result()
+        if self.spring is not None and not self.to_act():
+            figures = {"winner": self.spring()}
+        return figures
+
+
+class Misfit(Trap):
+    """An environment that says something of a wrong type in its traps."""
+
+    def reset(self, config: ToyConfig, *, split: str, seed: int) -> MisfitGame:
+        game = super().reset(config, split=split, seed=seed)
+        return MisfitGame(config, game.number, game.spring)
+
+
+WRONG_MESSAGE = Misfit("wrong_message", lambda: 5)
+WRONG_RESULT = Misfit("wrong_result", lambda: "red")
+
+
 def _wait_or_answer(text: str) -> str:
     if text == "R":
         _sleep_for_ever()
@@ -202,6 +234,8 @@ _NAMES = (
     "lists",
     "boundless",
     "quitters",
+    "wrong_message",
+    "wrong_result",
 )
 """Environments, each a constant of this module in capitals."""
 

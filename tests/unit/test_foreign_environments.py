@@ -5,6 +5,7 @@ They stand the checks of every environment.
 
 import random
 import re
+import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hanabi_grpo.envs.conformance import (
 )
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.envs.wrappers import SeatEnv
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import NonFiniteError, SettingsError
 
 
 class Count(gymnasium.Env[str, int]):
@@ -45,6 +46,19 @@ class Count(gymnasium.Env[str, int]):
         return f"at {self.at}", reward, terminated, False, {}
 
 
+class Echo(gymnasium.Env[str, str]):
+    """Repeats what it is told, and pays what it reads as a number."""
+
+    observation_space = Text(200)
+    action_space = Text(200, charset=string.printable)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        return "say something", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return action, float(action) if action == "nan" else 0.0, False, False, {}
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
@@ -55,12 +69,13 @@ def registered() -> Iterator[None]:
         "partners": {1: kuhn.environment.policies["random"]()},
     }
     gymnasium.register("Count-v0", entry_point=Count, max_episode_steps=9)
+    gymnasium.register("Echo-v0", entry_point=Echo)
     gymnasium.register("KuhnSeat-v0", entry_point=SeatEnv, kwargs=seat)
     gymnasium.register(
         "Numbers-v0", entry_point="gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv"
     )
     yield
-    for name in ("Count-v0", "KuhnSeat-v0", "Numbers-v0"):
+    for name in ("Count-v0", "Echo-v0", "KuhnSeat-v0", "Numbers-v0"):
         del gymnasium.registry[name]
     registry._load.cache_clear()
 
@@ -96,6 +111,35 @@ def test_a_text_environment_of_gymnasium_gives_its_limit_actions_and_rewards() -
     assert turn.rewards == ({"reward": 1.0},)
     assert count.status == "finished"
     assert count.game.result() == {"total": 1.0}
+
+
+def test_actions_below_zero_are_not_taken_for_those_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Count, "action_space", Discrete(4, start=-2))
+    game = Referee(task("gymnasium:Count-v0")).game
+    assert game.legal(0) == ("-2", "-1", "0", "1")
+    read = [game.parse(0, reply) for reply in ("-1", "Action: **-1.**", "+1", "1", "-2", "- 0")]
+    assert read == ["-1", "-1", None, "1", "-2", None]
+
+
+def test_another_library_gets_what_a_reply_says_and_not_what_it_thinks() -> None:
+    echo = Referee(task("gymnasium:Echo-v0"))
+    echo.step({0: "<think>left or right?</think>\nright"})
+    assert echo.see(0).message() == "right"
+    [turn] = echo.step({0: "<think>left or"})
+    assert (turn.kind, turn.action) == ("unparsable", "<forfeit>")
+
+
+@pytest.mark.parametrize("word", ["<forfeit>", "<skip>"])
+def test_nobody_leaves_a_game_for_nothing_by_the_words_of_the_referee(word: str) -> None:
+    [turn] = Referee(task("gymnasium:Echo-v0")).step({0: word})
+    assert turn.kind == "unparsable"
+    assert turn.rewards == ({"unparsable": -0.5},)
+
+
+def test_a_reward_that_is_no_number_is_an_error_that_names_the_game() -> None:
+    echo = Referee(task("gymnasium:Echo-v0"))
+    with pytest.raises(NonFiniteError, match=r"Echo-v0: .* rewards of 'nan' are \[nan\]"):
+        echo.step({0: "nan"})
 
 
 def test_the_environment_of_the_page_is_played(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +202,24 @@ def test_a_game_of_textarena_has_the_number_of_players_that_it_can_have() -> Non
     script = three.environment.policies["random"]()
     episode = play_scripts(three, {0: script, 1: script, 2: script})
     assert len(episode.turns[0].rewards) == 3
+
+
+@pytest.mark.usefixtures("textarena")
+def test_no_player_of_textarena_reads_what_another_thought_or_a_token_of_a_template() -> None:
+    poker = Referee(task("textarena:KuhnPoker-v0"))
+    [first] = poker.to_act()
+    poker.step({first: "<think>I hold a king.</think>\nWell <|im_end|> [check]"})
+    [second] = poker.to_act()
+    shown = poker.see(second).message()
+    assert "Well < |im_end|> [check]" in shown
+    assert "king" not in shown
+
+
+@pytest.mark.usefixtures("textarena")
+def test_an_action_of_textarena_in_capitals_stays_what_it_is() -> None:
+    game = Referee(task("textarena:TicTacToe-v0")).game
+    assert game.parse(0, "<think>[SLATE]?</think>[CRANE]") == "[CRANE]"
+    assert game.parse(0, "[/INST] hello") == "[ /INST] hello"
 
 
 @pytest.mark.usefixtures("textarena")

@@ -1,5 +1,6 @@
 """FrozenLake and Sokoban: maps that can be solved, and what walking on them does."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.grid.frozen_lake import FROZEN_LAKE, FrozenLakeConfig, FrozenLakeGame
 from hanabi_grpo.envs.grid.sokoban import Position, SokobanConfig, SokobanGame
-from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import load_settings
 
@@ -44,6 +45,42 @@ def test_every_map_has_a_way_and_random_walks_rarely_find_it(
     setup = registry.setup(env, registry.get(env).presets[env].model_dump())
     assert success_share(setup, "bfs") == 1.0
     assert least < success_share(setup, "random") < greatest
+
+
+def test_a_lake_of_too_many_holes_has_a_way_frozen_on_it_within_seconds() -> None:
+    setup = registry.setup("frozen_lake", {"preset": "frozen_lake", "size": 10, "frozen": 0.3})
+    start = time.monotonic()
+    for seed in range(2):
+        episode = play_scripts(setup.task("eval", seed), {0: FROZEN_LAKE.policies["bfs"]()})
+        assert episode.result == {"success": 1.0, "moves": 18.0}
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(("size", "boxes", "pulls"), [(10, 25, 200), (5, 6, 6)])
+def test_a_room_full_of_boxes_is_drawn_within_seconds_and_is_not_solved(
+    size: int, boxes: int, pulls: int
+) -> None:
+    fields = {"preset": "sokoban", "size": size, "boxes": boxes, "pulls": pulls}
+    setup = registry.setup("sokoban", fields)
+    start = time.monotonic()
+    for _ in range(16):
+        assert Referee(setup.task("train", 0)).to_act() == (0,)
+    assert time.monotonic() - start < 10
+
+
+def test_maps_stay_those_of_their_seeds() -> None:
+    lake = registry.setup("frozen_lake", {"preset": "frozen_lake"}).task("train", 0)
+    assert Referee(lake).game.state_message(0) == "PFFH\nFFHH\nFFFF\nFFFG"
+    room = registry.setup("sokoban", {"preset": "sokoban"}).task("train", 0)
+    assert Referee(room).game.rows() == (
+        "#######",
+        "#.----#",
+        "#---@-#",
+        "#-----#",
+        "#$----#",
+        "#-----#",
+        "#######",
+    )
 
 
 def test_a_lake_holds_at_its_edge_and_ends_in_holes_and_at_the_goal() -> None:
@@ -124,6 +161,33 @@ def test_several_moves_in_one_reply_are_made_until_the_game_ends() -> None:
     assert game.num_moves == 4
 
 
+def test_a_bad_reply_loses_a_move_where_a_reply_may_hold_several() -> None:
+    config = FrozenLakeConfig(preset="frozen_lake", max_moves=3, actions_per_reply=2)
+    referee = Referee(Setup(FROZEN_LAKE, config).task("train", 0))
+    before = referee.game.state_message(0)
+    [turn] = referee.step({0: "I cannot decide."})
+    assert (turn.kind, turn.action) == ("unparsable", "<skip>")
+    assert turn.rewards == ({"unparsable": -0.5},)
+    assert referee.game.state_message(0) == before
+    referee.step({0: "Right||Right||Right"})
+    [turn] = referee.step({0: "Up || Up"})
+    assert (turn.kind, referee.status) == ("legal", "finished")
+    assert referee.game.result() == {"success": 0.0, "moves": 3.0}
+
+
+@pytest.mark.parametrize("env", ["frozen_lake", "sokoban"])
+def test_a_game_of_several_actions_a_reply_does_what_the_interface_says(env: str) -> None:
+    setup = registry.setup(env, {"preset": env, "actions_per_reply": 3})
+    assert check(setup.environment, setup.config, num_episodes=4).num_steps > 10
+
+
+def test_a_reply_may_hold_as_many_moves_as_the_setting_says() -> None:
+    config = FrozenLakeConfig(preset="frozen_lake", actions_per_reply=20)
+    game = FrozenLakeGame(config, ("SFFF",) * 4, ())
+    plan = ["Right"] * 20
+    assert game.parse(0, f"Down\n**{' || '.join(plan)}**") == "||".join(plan)
+
+
 @pytest.mark.parametrize("env", ["hanabi", "kuhn_poker", "openspiel:2048", "debate"])
 def test_no_other_game_takes_several_actions_in_one_reply(env: str, tmp_path: Path) -> None:
     variables = {"HANABI_ENV": env, "HANABI_ACTIONS_PER_REPLY": "3"}
@@ -137,6 +201,11 @@ def test_no_other_game_takes_several_actions_in_one_reply(env: str, tmp_path: Pa
     [
         ("frozen_lake", {"size": 1}, "size=1: Input should be"),
         ("sokoban", {"boxes": 7}, "1 to 6"),
+        ("frozen_lake", {"actions_per_reply": 0}, "actions_per_reply=0: Input should be"),
+        ("frozen_lake", {"max_moves": 0}, "max_moves=0: Input should be"),
+        ("sokoban", {"boxes": 2, "pulls": 1}, "pulls=1: must be at least boxes=2"),
+        # A request with it would draw slips for hours.
+        ("frozen_lake", {"max_moves": 10**9, "slippery": True}, "max_moves=1000000000: Input"),
     ],
 )
 def test_impossible_sizes_are_refused(env: str, fields: dict[str, int], message: str) -> None:

@@ -207,6 +207,34 @@ def test_leduc_deals_every_card_once() -> None:
     assert abs(num_three_ranks / num_games - 0.4) < 4 * standard_error
 
 
+@pytest.mark.parametrize(
+    ("env", "turns", "returns"),
+    [
+        # Three others share what the fourth loses.
+        ("tiny_bridge_4p", 0, [-160.0, 160 / 3, 160 / 3, 160 / 3]),
+        ("tiny_bridge_4p", 1, [160 / 3, -160.0, 160 / 3, 160 / 3]),
+        # A team loses together.
+        ("tiny_bridge_2p", 0, [-40.0, -40.0]),
+        # What was paid on the way counts: three moves have cost 3 of the 199 that can be lost.
+        ("cliff_walking", 3, [-199.0]),
+    ],
+)
+def test_a_forfeited_game_has_the_least_return_whatever_was_paid_before(
+    env: str, turns: int, returns: list[float]
+) -> None:
+    name = f"openspiel:{env}"
+    setup = registry.setup(name, {"preset": env, "bad_reply": "forfeit"})
+    referee = Referee(setup.task("train", 0))
+    for number in range(turns + 1):
+        [player] = referee.to_act()
+        legal = referee.game.legal(player) or ()
+        referee.step({player: "I give up" if number == turns else legal[1]})
+    episode = referee.episode()
+    paid = [episode.reward(seat, "return", "forfeit") for seat in range(len(returns))]
+    assert paid == pytest.approx(returns)
+    assert episode.result == pytest.approx({"first": returns[0], "forfeit": 1.0})
+
+
 def test_a_draw_may_pay_and_a_bad_reply_may_forfeit() -> None:
     setup = make("tic_tac_toe", reward_draw=0.1, bad_reply="forfeit")
     assert setup.spec.payoff == "general"

@@ -177,6 +177,16 @@ def test_what_is_no_such_folder_or_file_is_refused_in_one_message(tmp_path: Path
     refused("fifo", "is no regular file")
 
 
+def test_half_an_emoji_in_a_problem_is_no_reason_to_lose_its_games(tmp_path: Path) -> None:
+    path = tmp_path / "apples.jsonl"
+    rows = [{"question": f"{n} \ud83d + 0?", "answer": f"{n}\ud83d"} for n in range(300)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    problem = vote(path).environment.problem(vote(path).config, split="train", seed=0)  # type: ignore[attr-defined]
+    number = problem.question.partition(" ")[0]
+    assert problem.question == f"{number} ? + 0?"
+    assert problem.answer == f"{number}?"
+
+
 RIGHT = [
     ("1/2", "0.5"),
     (r"\frac{1}{2}", "1/2"),
@@ -185,10 +195,13 @@ RIGHT = [
     ("x + 1", "1 + x"),
     ("12", "12 apples"),
     ("-3", "-3.0"),
+    ("0.00001", "1e-5"),
+    ("2.5E3", "2500"),
 ]
 WRONG = [
     ("7", "8"),
     ("7", "7, 8"),
+    ("0.0001", "1e-5"),
     # What a question asks for has the right value as well.
     ("7", "3 + 4"),
     ("7", "10 - 3"),

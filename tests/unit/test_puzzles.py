@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -262,3 +263,16 @@ def test_a_start_that_babbles_has_one_word_for_what_a_seat_knows_and_no_code(env
     assert all(len(words) == 1 for words in said.values())
     # Which table was drawn is luck; it is no code that solves the puzzle.
     assert share_right(setup, "babble") < setup.environment.ceiling(setup.config) - 0.1
+
+
+def test_a_script_babbles_at_once_in_a_puzzle_of_more_than_a_million_starts() -> None:
+    fields = {"preset": "hat_line", "players": 8, "hats": 6}
+    setup = registry.setup("hat_line", fields)
+    babble = setup.environment.policies["babble"]()
+    start = time.monotonic()
+    episodes = []
+    for _ in range(2):
+        episodes.append(play_scripts(setup.task("train", 0), dict.fromkeys(range(8), babble)))
+    assert episodes[0] == episodes[1]
+    assert {turn.kind.value for turn in episodes[0].turns} == {"legal"}
+    assert time.monotonic() - start < 5

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -23,7 +24,14 @@ from hanabi_grpo.envs.tools.calculator import CALCULATOR, calculate
 from hanabi_grpo.envs.tools.calls import read_call, write_call
 from hanabi_grpo.envs.tools.lookup import lookup_tool
 from hanabi_grpo.envs.tools.seat import SeatTools
-from hanabi_grpo.envs.tools.tool import MAX_ARGUMENT, MAX_RESULT, Tool, ToolError, run_tool
+from hanabi_grpo.envs.tools.tool import (
+    MAX_ARGUMENT,
+    MAX_RESULT,
+    Outcome,
+    Tool,
+    ToolError,
+    run_tool,
+)
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import CallError, ReplyKind
 from toy_environments import Guess, ToyConfig
@@ -221,6 +229,17 @@ def test_a_tool_that_raises_is_told_to_its_player_alone() -> None:
     wrong: Any = lambda text: 7  # noqa: E731
     outcome = run_tool(Tool(name="wrong", description="x", run=wrong), "", 1.0)
     assert outcome.text == "wrong failed: it returned int, not a text"
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_tool_that_exits_has_failed_and_ends_no_process(slow: bool) -> None:
+    def parse(text: str) -> str:
+        ArgumentParser(prog="tool", exit_on_error=False).parse_args(text.split())
+        return "unreachable"
+
+    tool = Tool(name="exits", description="x", run=parse, slow=slow)
+    outcome = run_tool(tool, "--unknown", 5.0)
+    assert outcome == Outcome(text="exits failed: SystemExit: 2", error=CallError.FAILED)
 
 
 def test_a_result_is_cut_and_cannot_pretend_to_be_the_chat_template() -> None:

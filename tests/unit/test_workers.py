@@ -395,3 +395,30 @@ def test_a_slow_game_of_the_servers_own_is_dropped_in_time_too() -> None:
     assert game.is_late
     assert game.num_turns in (1, 2)
     assert game.reason.startswith("not over after HANABI_GAME_TIMEOUT=1 s, ")
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        (
+            "wrong_message",
+            "EpisodeFailedError: the environment wrong_message returned a value of the wrong type: "
+            "Expected `str`, got `int` - at `$.message`",
+        ),
+        (
+            "wrong_result",
+            "EpisodeFailedError: the environment wrong_result returned a value of the wrong type: "
+            "Expected `float`, got `str` - at `$.episode.result[...]`",
+        ),
+    ],
+)
+def test_an_environment_that_gives_a_wrong_type_costs_its_own_game_alone(
+    env: str, reason: str
+) -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run(tasks_of(env, range(TRAP - 3, TRAP + 3)), SAMPLING)
+
+    games = run(play, CountingEngine(seconds=0.01), session_workers=1)
+    kinds = [type(game) for [game] in games]
+    assert kinds == [Episode, Episode, Episode, DroppedGame, Episode, Episode]
+    assert games[3][0].reason == reason

@@ -260,6 +260,8 @@ def test_payoffs_that_differ_still_have_one_score() -> None:
         ("Answer: 3\nNo.\nFinal answer: $-4$", "-4"),
         (r"Thus \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"Answer: \boxed{12}", "12"),
+        (r"Answer: \(12\).", "12"),
+        (r"\boxed{\[12\]}", "12"),
         ("Answer:\n1 2\n3 4", "1 2\n3 4"),
         ("It is 7.", None),
         ("Answer:", None),
@@ -288,13 +290,34 @@ def test_what_others_read_of_a_reply_holds_no_thoughts_and_no_special_tokens() -
         ("-0", "0"),
         ("Blue", " blue"),
         ("+3", "3"),
+        ("\u22125", "-5"),
+        ("-$5", "$-5"),
+        (r"\$18", "18"),
+        (r"50\%", "50"),
+        ("1{,}234{,}567.0", "1234567"),
+        ("12,34,567", "1234567"),
+        ("x + 1", "x+1"),
+        ("1  2\n3", "1 2 3"),
     ],
 )
 def test_spelling_makes_no_other_answer(answer: str, other: str) -> None:
     assert normalize(answer) == normalize(other)
 
 
-@pytest.mark.parametrize(("answer", "other"), [("1.5", "15"), ("-3", "3"), ("a.b", "ab")])
+@pytest.mark.parametrize(
+    ("answer", "other"),
+    [
+        ("1.5", "15"),
+        ("-3", "3"),
+        ("a.b", "ab"),
+        ("1, 2", "12"),
+        ("1,2,3", "123"),
+        ("1 2", "12"),
+        ("3 1/2", "31/2"),
+        ("1,20", "120"),
+        ("--5", "-5"),
+    ],
+)
 def test_other_numbers_and_words_are_other_answers(answer: str, other: str) -> None:
     assert normalize(answer) != normalize(other)
 

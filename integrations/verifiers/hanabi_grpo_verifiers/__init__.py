@@ -19,7 +19,7 @@ import verifiers.v1 as vf
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import check_script
+from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.types import player_name
 
 __all__ = ["GameEnv", "GameEnvConfig", "GameTask", "Games", "GamesConfig"]
@@ -82,6 +82,9 @@ class GameEnvConfig(vf.EnvConfig):
     player_2: vf.AgentConfig = vf.AgentConfig(**_AGENT)
     player_3: vf.AgentConfig = vf.AgentConfig(**_AGENT)
     player_4: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    player_5: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    player_6: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    player_7: vf.AgentConfig = vf.AgentConfig(**_AGENT)
     scripts: dict[str, str] = {}  # noqa: RUF012 - a pydantic field
     """Seats that scripts take instead, e.g. {"player_1": "iggi"}."""
 
@@ -123,7 +126,7 @@ class GameEnv(vf.Env[GameEnvConfig]):
                 if player in scripts:
                     return scripts[player].act(seen)
                 if player not in talks:
-                    system = setup.environment.system(setup.config, player) or None
+                    system = setup.environment.system_message(setup.config, player) or None
                     seat_data = data.model_copy(update={"system_prompt": system})
                     seat_task = type(task)(seat_data, task.config)
                     agent = getattr(agents, names[player])

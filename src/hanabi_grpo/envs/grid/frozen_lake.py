@@ -5,6 +5,7 @@ from start to goal, and on a slippery lake a move goes in the wanted direction o
 it, each with chance 1/3.
 """
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -32,8 +33,9 @@ PLAYER = "P"
 
 _RESOLUTION = 1 << 32
 """Steps of the draw that decides whether a cell is frozen."""
-_MOST_DRAWS = 1 << 16
+_MOST_DRAWS = 1 << 14
 """Maps that are drawn at most until the goal can be reached on one."""
+_LAKES_REMEMBERED = 1 << 12
 _SLIP_SIGNS = {-1: "-", 0: "0", 1: "+"}
 """How the name of a start writes a slip."""
 
@@ -153,10 +155,7 @@ class FrozenLake(Maze[FrozenLakeConfig]):
 
     def reset(self, config: FrozenLakeConfig, *, split: str, seed: int) -> FrozenLakeGame:
         """Draw a lake on which some way leads to the goal, and the slips."""
-        for number in range(_MOST_DRAWS):
-            lake = _draw_lake(config, split, seed, number)
-            if _shortest_way(lake, (0, 0)) is not None:
-                break
+        lake = _draw_solvable_lake(config.size, config.frozen, split, seed)
         slips: list[int] = []
         if config.slippery:
             for move in range(config.max_moves):
@@ -164,25 +163,75 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         return FrozenLakeGame(config, lake, tuple(slips))
 
 
-def _draw_lake(config: FrozenLakeConfig, split: str, seed: int, number: int) -> tuple[str, ...]:
-    """Return the rows of lake `number` of a start; not every lake has a way to the goal."""
-    size = config.size
-    last = size**2 - 1
-    threshold = config.frozen * _RESOLUTION
-    cells = []
-    for cell in range(size**2):
-        if cell == 0:
-            cells.append(START)
-        elif cell == last:
-            cells.append(GOAL)
-        elif base.draw("lake", split, seed, number, cell, below=_RESOLUTION) < threshold:
-            cells.append(FROZEN)
+@functools.lru_cache(maxsize=_LAKES_REMEMBERED)
+def _draw_solvable_lake(size: int, frozen: float, split: str, seed: int) -> tuple[str, ...]:
+    """Return the rows of the first of a start's lakes that has a way to the goal.
+
+    Where there are so many holes that none has, a way is frozen on the last of them.
+    """
+    for number in range(_MOST_DRAWS):
+        lake = _Lake(size, frozen, (split, seed, number))
+        if lake.has_open_ends() and _way(size, lake.sign, (0, 0)) is not None:
+            return lake.rows()
+    position = (0, 0)
+    step = 0
+    while position != (size - 1, size - 1):
+        lake.kept.add(position)
+        row, column = position
+        goes_down = base.draw("lake way", split, seed, step, below=2) == 0
+        if column == size - 1 or (goes_down and row < size - 1):
+            position = (row + 1, column)
         else:
-            cells.append(HOLE)
-    rows = []
-    for first in range(0, size**2, size):
-        rows.append("".join(cells[first : first + size]))
-    return tuple(rows)
+            position = (row, column + 1)
+        step += 1
+    return lake.rows()
+
+
+class _Lake:
+    """A lake whose cells are drawn when somebody looks at them."""
+
+    def __init__(self, size: int, frozen: float, key: tuple[str, int, int]) -> None:
+        """Draw nothing yet.
+
+        Args:
+            size: Rows and columns.
+            frozen: Chance that a cell is no hole.
+            key: Split, seed, and number of the lake.
+        """
+        self.size = size
+        self.kept: set[Position] = set()
+        """Cells that are frozen whatever is drawn."""
+        self._threshold = frozen * _RESOLUTION
+        self._key = key
+
+    def sign(self, position: Position) -> str:
+        """Return what a cell is."""
+        row, column = position
+        cell = row * self.size + column
+        if cell == 0:
+            return START
+        if cell == self.size**2 - 1:
+            return GOAL
+        if position in self.kept:
+            return FROZEN
+        drawn = base.draw("lake", *self._key, cell, below=_RESOLUTION)
+        return FROZEN if drawn < self._threshold else HOLE
+
+    def has_open_ends(self) -> bool:
+        """Tell whether start and goal have a neighbour that is no hole: the fastest look at all."""
+        last = self.size - 1
+        beside_start = self.sign((0, 1)) != HOLE or self.sign((1, 0)) != HOLE
+        return beside_start and (
+            self.sign((last, last - 1)) != HOLE or self.sign((last - 1, last)) != HOLE
+        )
+
+    def rows(self) -> tuple[str, ...]:
+        """Return the map."""
+        rows = []
+        for row in range(self.size):
+            signs = [self.sign((row, column)) for column in range(self.size)]
+            rows.append("".join(signs))
+        return tuple(rows)
 
 
 def _neighbour(position: Position, action: str, size: int) -> Position:
@@ -194,27 +243,31 @@ def _neighbour(position: Position, action: str, size: int) -> Position:
     return next_row, next_column
 
 
-def _shortest_way(rows: tuple[str, ...], start: Position) -> list[str] | None:
-    """Return the fewest moves from a position to the goal around the holes, None without a way."""
+def _way(size: int, sign: Callable[[Position], str], start: Position) -> list[str] | None:
+    """Return the fewest moves from a position to the goal around the holes, None without a way.
+
+    Args:
+        size: Rows and columns.
+        sign: Returns what a cell is.
+        start: The position.
+    """
+    looked_at = functools.cache(sign)
 
     def after(position: Position) -> Iterator[tuple[str, Position]]:
         for action in DIRECTIONS:
-            row, column = _neighbour(position, action, len(rows))
-            if rows[row][column] != HOLE:
-                yield action, (row, column)
+            neighbour = _neighbour(position, action, size)
+            if looked_at(neighbour) != HOLE:
+                yield action, neighbour
 
-    def is_goal(position: Position) -> bool:
-        row, column = position
-        return rows[row][column] == GOAL
-
-    return shortest(start, after, is_goal)
+    return shortest(start, after, lambda position: looked_at(position) == GOAL)
 
 
 def _plan(rows: tuple[str, ...]) -> list[str] | None:
     """Return the shortest way from where the player is on the map."""
     for row, cells in enumerate(rows):
         if PLAYER in cells:
-            return _shortest_way(rows, (row, cells.index(PLAYER)))
+            start = (row, cells.index(PLAYER))
+            return _way(len(rows), lambda position: rows[position[0]][position[1]], start)
     raise ValueError(f"no player on the map {rows}")
 
 

@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from pydantic import Field
+
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.people import Scene, plain_choices, without_format
-from hanabi_grpo.envs.replies import answer_lines, last_choice
+from hanabi_grpo.envs.replies import MAX_LINE_CHARS, answer_lines, last_choice
 
 MOVES: Mapping[str, tuple[int, int]] = {
     "Left": (0, -1),
@@ -24,6 +26,10 @@ DIRECTIONS = tuple(MOVES)
 """Names of the four actions, in that order; neighbours in it are at right angles."""
 SEPARATOR = "||"
 """Between the actions of one reply, as in ROLL."""
+MOST_MOVES = 10_000
+"""Of an episode, all of whose slips are drawn at its start."""
+_ACTION_CHARS = 12
+"""Of an action in a reply of several, with what separates it from the next one."""
 _RULES_VERSION = 1
 """Part of the environment's hash; goes up when the rules change."""
 _PLANS_REMEMBERED = 1 << 16
@@ -33,9 +39,9 @@ _PLANS_REMEMBERED = 1 << 16
 class MazeConfig(StateConfig):
     """Settings of both games."""
 
-    max_moves: int = 20
+    max_moves: int = Field(default=20, ge=1, le=MOST_MOVES)
     """Moves after which an episode ends."""
-    actions_per_reply: int = 1
+    actions_per_reply: int = Field(default=1, ge=1, le=MOST_MOVES)
     """Actions that one reply may hold, with || between them."""
 
 
@@ -121,7 +127,8 @@ class MazeGame(base.Game):
         """Return the direction, or directions, on the last line that holds nothing else."""
         if self.config.actions_per_reply == 1:
             return last_choice(reply, MOVES)
-        for line in answer_lines(reply):
+        longest = max(MAX_LINE_CHARS, self.config.actions_per_reply * _ACTION_CHARS)
+        for line in answer_lines(reply, longest):
             parts = line.split(SEPARATOR)
             directions = [last_choice(part, MOVES) for part in parts]
             named = [direction for direction in directions if direction is not None]
@@ -130,10 +137,11 @@ class MazeGame(base.Game):
         return None
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Move; reaching the goal pays 1, the part `goal`."""
+        """Move; reaching the goal pays 1, the part `goal`. A skipped turn loses a move."""
         for action in actions[0].split(SEPARATOR):
             if self.to_act():
-                self.move(action)
+                if action != base.SKIP:
+                    self.move(action)
                 self.num_moves += 1
         if self.won():
             return [{"goal": 1.0}]
@@ -161,6 +169,8 @@ class Maze(base.Environment[C], Generic[C]):
             payoff="team",
             max_turns=config.max_moves,
             return_range=(0.0, 1.0),
+            # Where a reply may hold several actions, those that are legal are too many to list.
+            bad_reply="random_legal" if config.actions_per_reply == 1 else "skip",
             score="success",
             max_score=1.0,
         )

@@ -4,6 +4,7 @@ Maps are made by pulling boxes off the goals, so each can be solved. Signs as le
 written: # wall, . goal, $ box, * box on a goal, @ player, + player on a goal, - floor.
 """
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Self
@@ -32,7 +33,10 @@ PLAYER = "@"
 PLAYER_ON_GOAL = "+"
 
 _MOST_DRAWS = 1 << 16
-"""Maps that are drawn at most until no box is on a goal in one."""
+"""Maps that are drawn at most until one is not solved."""
+_MOST_WORK = 500_000
+"""Cells and pulls of the maps that are drawn at most until no box is on a goal in one: a second."""
+_STARTS_REMEMBERED = 1 << 12
 _NUM_SEEDS = 1 << 62
 """Seeds from which the generator of a map is drawn."""
 
@@ -56,6 +60,11 @@ class SokobanConfig(MazeConfig):
         if not 1 <= self.boxes <= most:
             raise SettingsError(
                 f"boxes={self.boxes}: must be from 1 to {most}, a quarter of the cells."
+            )
+        if self.pulls < self.boxes:
+            raise SettingsError(
+                f"pulls={self.pulls}: must be at least boxes={self.boxes}, one to pull each box "
+                "off its goal."
             )
         return self
 
@@ -122,27 +131,51 @@ class Sokoban(Maze[SokobanConfig]):
     }
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:
-        """Draw goals, and pull the boxes off them at random until none is on its goal."""
-        for number in range(_MOST_DRAWS):
-            rng = random.Random(base.draw("sokoban", split, seed, number, below=_NUM_SEEDS))
-            goals, position = _draw_start(config, rng)
-            if not position.boxes & goals:
-                break
+        """Draw goals, and pull the boxes off them at random until none is on a goal.
+
+        Where that hardly ever comes about, it is the map with the fewest boxes on goals.
+        """
+        goals, position = _draw_open_start(config.size, config.boxes, config.pulls, split, seed)
         return SokobanGame(config, goals, position)
 
 
-def _draw_start(config: SokobanConfig, rng: random.Random) -> tuple[frozenset[Cell], Position]:
-    """Return the goals and where player and boxes are after `config.pulls` random pulls.
+@functools.lru_cache(maxsize=_STARTS_REMEMBERED)
+def _draw_open_start(
+    size: int, boxes: int, pulls: int, split: str, seed: int
+) -> tuple[frozenset[Cell], Position]:
+    """Return the goals, and where player and boxes are; it is never solved.
+
+    See `SokobanConfig` for the numbers.
+    """
+    num_tried = _MOST_WORK // (size**2 + pulls)
+    fewest_on_goals = boxes
+    for number in range(_MOST_DRAWS):
+        rng = random.Random(base.draw("sokoban", split, seed, number, below=_NUM_SEEDS))
+        goals, position = _draw_start(size, boxes, pulls, rng)
+        num_on_goals = len(position.boxes & goals)
+        if num_on_goals < fewest_on_goals:
+            fewest_on_goals = num_on_goals
+            best = goals, position
+        is_tried_enough = number >= num_tried and fewest_on_goals < boxes
+        if fewest_on_goals == 0 or is_tried_enough:
+            break
+    return best
+
+
+def _draw_start(
+    size: int, boxes: int, pulls: int, rng: random.Random
+) -> tuple[frozenset[Cell], Position]:
+    """Return the goals and where player and boxes are after random pulls.
 
     Only `rng.random()` is used, whose numbers no version of Python changes.
     """
-    cells = [(row, column) for row in range(config.size) for column in range(config.size)]
+    cells = [(row, column) for row in range(size) for column in range(size)]
     cells.sort(key=lambda cell: rng.random())
-    goals = frozenset(cells[: config.boxes])
-    position = Position(player=cells[config.boxes], boxes=goals)
-    for _ in range(config.pulls):
+    goals = frozenset(cells[:boxes])
+    position = Position(player=cells[boxes], boxes=goals)
+    for _ in range(pulls):
         action = DIRECTIONS[int(rng.random() * len(DIRECTIONS))]
-        position = _pull(position, action, config.size)
+        position = _pull(position, action, size)
     return goals, position
 
 

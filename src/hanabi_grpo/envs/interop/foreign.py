@@ -7,6 +7,7 @@ they hide from whom.
 """
 
 import importlib
+import math
 import random
 import re
 from abc import abstractmethod
@@ -17,13 +18,18 @@ from pydantic import Field
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import EnvConfig
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.envs.texts import think_parts
+from hanabi_grpo.errors import NonFiniteError, SettingsError
 
 _BRACKETED = re.compile(r"\[\s*[^\[\]\s][^\[\]\n]{0,40}\]")
 """A short text in brackets, as TextArena's messages write actions: "[check]"."""
 _NUM_SEEDS = 2**31
 _NUM_GUESSES = 10
 """Numbers from 0 that the random script tries where a message names no action."""
+_REFEREES_WORDS = (base.FORFEIT, base.SKIP)
+"""Actions that stand for a bad reply; who says one would leave a game without its price."""
+_SHOWN = 40
+"""Characters of an action in a message."""
 _NOT_IN_HASH = frozenset({"preset", "memory", "least_return", "greatest_return"})
 """Settings that change neither rules nor prompts."""
 
@@ -91,9 +97,17 @@ class ForeignGame(base.Game):
         return None if player == self.actor else ()
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the reply without blanks around it; None for an empty one."""
-        encodable = reply.encode("utf-8", "replace").decode("utf-8")
-        return encodable.strip() or None
+        """Return what a reply says beside its thoughts; None where that is nothing.
+
+        Some games show an action to the other players, who must not read what was thought.
+        """
+        _, parts, is_cut_off = think_parts(reply)
+        if is_cut_off:
+            return None
+        said = "\n".join(filter(None, (part.strip() for part in parts)))
+        if said in _REFEREES_WORDS:
+            return None
+        return said.encode("utf-8", "replace").decode("utf-8") or None
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         """Give the action to the other library; a forfeit ends the game."""
@@ -104,6 +118,11 @@ class ForeignGame(base.Game):
             return [{} for _ in self.totals]
         text = "" if action == base.SKIP else action
         rewards = [float(reward) for reward in self.advance(text)]
+        if not all(map(math.isfinite, rewards)):
+            raise NonFiniteError(
+                f"{self.config.preset}: the other library's rewards of {action[:_SHOWN]!r} are "
+                f"{rewards}; a reward must be finite."
+            )
         for player, reward in enumerate(rewards):
             self.totals[player] += reward
         return [{"reward": reward} for reward in rewards]

@@ -4,6 +4,7 @@ Such as HANABI_ENV=textarena:TicTacToe-v0 (extra textarena).
 """
 
 import random
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ _LOCK = threading.RLock()
 """Held while Python's global generator is a game's own."""
 _RAW = "-raw"
 """Suffix of a game without TextArena's wrappers, which show all messages each time."""
+_TEMPLATE_TOKEN = re.compile(
+    r"<(?=[|\uff5c/!\w])|\[(?=/?(?:INST|SYSTEM_PROMPT|[A-Z]+_TOOLS|TOOL_[A-Z]+)\])"
+)
+"""Where a tag begins that a chat template or a tokenizer might take for its own."""
 
 
 class TextArenaConfig(ForeignConfig):
@@ -77,6 +82,15 @@ class TextArenaGame(ForeignGame):
         if not rewards:
             return [0.0] * num_players
         return [float(rewards.get(player, 0.0)) for player in range(num_players)]
+
+    def parse(self, player: int, reply: str) -> str | None:
+        """Return what a reply says, of which nothing is a special token.
+
+        Others may be shown it as a part of their prompts. Only what looks like a token of a chat
+        template is changed: "[CRANE]" is an action.
+        """
+        said = super().parse(player, reply)
+        return None if said is None else _TEMPLATE_TOKEN.sub(r"\g<0> ", said)
 
     def state_message(self, player: int) -> str:
         """Return everything that the player was told."""

@@ -237,12 +237,15 @@ class OpenSpielGame(base.Game):
             return nothing
         rewards = state.returns()
         is_over = not self._acting
-        if is_over and self.config.reward_draw and not any(rewards):
-            return [{"draw": self.config.reward_draw}] * len(rewards)
+        is_draw = is_over and not any(rewards)
         if returns_before is not None:
             # Not `state.rewards()`: some games say only one player's reward of the last action.
             rewards = [now - before for now, before in zip(rewards, returns_before, strict=True)]
-        return [{"return": reward} if reward else {} for reward in rewards]
+        parts = [{"return": reward} if reward else {} for reward in rewards]
+        if is_draw and self.config.reward_draw:
+            for own_parts in parts:
+                own_parts["draw"] = self.config.reward_draw
+        return parts
 
     def result(self) -> Mapping[str, float]:
         """Return what the first player won, and whether a bad reply ended the game."""
@@ -250,9 +253,7 @@ class OpenSpielGame(base.Game):
             return {}
         if self.forfeited is None:
             return {"first": self.state.player_return(0), "forfeit": 0.0}
-        lost = self.facts.lowest
-        first_lost = self.forfeited == 0
-        return {"first": lost if first_lost else -lost, "forfeit": 1.0}
+        return {"first": self._forfeit_return(0), "forfeit": 1.0}
 
     def copy(self) -> "OpenSpielGame":
         other = object.__new__(OpenSpielGame)
@@ -305,15 +306,29 @@ class OpenSpielGame(base.Game):
         return True
 
     def _forfeit(self, loser: int) -> Sequence[Mapping[str, float]]:
-        """End the game: the loser gets the least return, the others share what it loses."""
+        """End the game, and pay everybody what is missing from the return of a forfeited one."""
         self.forfeited = loser
         self._acting = ()
-        lost = self.facts.lowest
-        num_others = max(self.facts.num_players - 1, 1)
+        pays_at_the_end = bool(self.facts.nothing)
+        paid = [0.0] * self.facts.num_players if pays_at_the_end else self.state.returns()
         rewards = []
         for player in range(self.facts.num_players):
-            rewards.append({"forfeit": lost if player == loser else -lost / num_others})
+            rewards.append({"forfeit": self._forfeit_return(player) - paid[player]})
         return rewards
+
+    def _forfeit_return(self, player: int) -> float:
+        """Return what a player has of a forfeited game.
+
+        The loser, and all of its team, get the least return; others share what it loses.
+        """
+        lost = self.facts.lowest
+        utility = self.facts.utility
+        if player == self.forfeited or utility == pyspiel.GameType.Utility.IDENTICAL:
+            return lost
+        share = -lost / (self.facts.num_players - 1)
+        if utility == pyspiel.GameType.Utility.ZERO_SUM:
+            return share
+        return min(share, self.facts.highest)
 
     def _advance(self) -> bool:
         """Let chance act, and look who is next; False when the game is over."""

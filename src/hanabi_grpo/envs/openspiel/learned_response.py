@@ -241,10 +241,11 @@ class _Responder:
         """Return the name of the player's information state.
 
         Where nothing is hidden it is the board and the number of moves, so that different orders
-        of the same moves share a position.
+        of the same moves share a position. The legal actions are in it because a board need not
+        show what chance has drawn, such as a die.
         """
         if self.facts.is_open:
-            return f"{state.move_number()} {state}"
+            return f"{state.move_number()} {state.legal_actions()} {state}"
         return information(state, self.player)
 
     def _tried_next(self, position: _Position, rng: random.Random) -> int:

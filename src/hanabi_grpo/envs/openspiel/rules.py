@@ -37,6 +37,10 @@ class Facts(NamedTuple):
     """Rewards of an action after which the game goes on; empty where such actions may pay."""
     lowest: float
     """The least return."""
+    highest: float
+    """The greatest return."""
+    utility: Any
+    """How the players' returns are related, a `pyspiel.GameType.Utility`."""
 
 
 @functools.cache
@@ -53,6 +57,8 @@ def facts(name: str) -> Facts:
         num_players=num_players,
         nothing=({},) * num_players if pays_at_the_end else (),
         lowest=game.min_utility(),
+        highest=game.max_utility(),
+        utility=kind.utility,
     )
 
 

@@ -25,6 +25,8 @@ SPEAKER = 0
 
 BABBLE = "babble"
 """Name of the script whose words are drawn once for all that a seat may know."""
+_MOST_TABULATED = 1 << 14
+"""Puzzles up to which that is a table in memory."""
 
 
 class PuzzleConfig(StateConfig):
@@ -307,8 +309,17 @@ class Babble:
         environment = task.environment
         if not isinstance(environment, Puzzle):
             raise TypeError(f"{BABBLE}: {environment.name} is no puzzle in parts")
+        if math.prod(environment.limits(task.config)) > _MOST_TABULATED:
+            return base.ScriptSeat(_babble, random.Random(0))
         table = _babbled(environment, task.config, player)
         return base.ScriptSeat(lambda seen, rng: table[seen.view()], random.Random(0))
+
+
+def _babble(seen: base.Observation, rng: random.Random) -> str:
+    """Return the word of one view, drawn by itself where there are too many for a table."""
+    words = seen.legal() or ("",)
+    drawn = base.draw(BABBLE, seen.player, tuple(seen.view()), below=len(words))
+    return words[drawn]
 
 
 @functools.cache

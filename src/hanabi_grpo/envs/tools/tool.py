@@ -158,7 +158,8 @@ def _call(tool: Tool, argument: str) -> Outcome:
         result = tool.run(argument)
     except ToolError as error:
         return Outcome(text=_clean(f"{tool.name}: {error}"), error=CallError.BAD_CALL)
-    except Exception as error:  # whatever an environment's own function raises
+    # Whatever an environment's own function raises; argparse exits on a bad argument.
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
         return Outcome(text=_clean(f"{tool.name} failed: {reason}"), error=CallError.FAILED)
     if not isinstance(result, str):

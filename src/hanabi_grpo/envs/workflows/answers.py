@@ -10,10 +10,21 @@ _DECORATION = " \t\r*_`#>"
 _LABEL = frozenset({"the", "my", "final", "answer"})
 """Words that may stand before the colon of a line such as "My final answer: 7"."""
 _BOX = "\\boxed{"
-_CURRENCY = "$\u20ac%"
+_MATHS = (("\\(", "\\)"), ("\\[", "\\]"))
+"""What LaTeX puts around maths beside the dollar."""
 _MAX_DIGITS = 100
 """Longer texts are compared as texts, never as numbers."""
-_NUMBER = re.compile(r"([+-]?)0*(\d*)(?:\.(\d*?)0*)?", re.ASCII)
+_MINUS = "\u2212"
+"""The minus of mathematical texts."""
+_NUMBER = re.compile(
+    r"(?P<sign>[+-]?) ?[$\u20ac%]* ?(?P<inner_sign>[+-]?) ?"
+    # Thousands are set apart by commas or spaces, in India also hundreds of them: 12,34,567.
+    r"(?P<whole>\d{1,3}(?:,\d{2,3})*,\d{3}|\d{1,3}(?: \d{3})+|\d*)"
+    r"(?:\.(?P<fraction>\d*))? ?[$\u20ac%]*",
+    re.ASCII,
+)
+_SPACE_OF_TEXT = re.compile(r"(?<!\d) | (?!\d)", re.ASCII)
+"""A space that does not count: one that does not keep two numbers apart."""
 
 
 def read_answer(text: str, style: str) -> str | None:
@@ -49,25 +60,26 @@ def _is_answer_label(label: str) -> bool:
 def normalize(answer: str) -> str:
     """Return a text that is equal for equal answers.
 
-    Spaces, case, currency and the way to write a number do not count.
+    Case, currency and the way to write a number do not count, nor do spaces, unless they or a comma
+    keep two numbers apart.
 
     Example:
         normalize("$1 200.50") == normalize("1,200.5") == "1200.5"
+        normalize("1, 2") == "1,2"
     """
-    text = "".join(answer.split()).casefold()
-    bare = text.rstrip(".").strip(_CURRENCY).replace(",", "")
-    if len(bare) >= _MAX_DIGITS or not any(map(str.isdigit, bare)):
+    words = " ".join(answer.split()).casefold().replace(_MINUS, "-")
+    text = _SPACE_OF_TEXT.sub("", words)
+    bare = words.replace("{,}", ",").replace("\\$", "$").replace("\\%", "%").rstrip(".")
+    number = _NUMBER.fullmatch(bare) if len(bare) < _MAX_DIGITS else None
+    if number is None or not any(map(str.isdigit, bare)):
         return text
-    number = _NUMBER.fullmatch(bare)
-    if number is None:
+    if number["sign"] and number["inner_sign"]:
         return text
-    sign, whole, fraction = number.groups()
-    value = whole or "0"
-    if fraction:
-        value += f".{fraction}"
-    if sign == "-" and value != "0":
-        return f"-{value}"
-    return value
+    whole = number["whole"].replace(",", "").replace(" ", "").lstrip("0") or "0"
+    fraction = (number["fraction"] or "").rstrip("0")
+    value = f"{whole}.{fraction}" if fraction else whole
+    is_negative = "-" in (number["sign"], number["inner_sign"])
+    return f"-{value}" if is_negative and value != "0" else value
 
 
 def majority_worth(answers: Sequence[str | None], correct: Sequence[float]) -> float:
@@ -98,6 +110,9 @@ def _clean(text: str) -> str | None:
     if _BOX in text:
         text = _box_content(text)
     text = text.strip().strip(_DECORATION + "$").strip()
+    for opening, closing in _MATHS:
+        if text.startswith(opening) and text.rstrip(".").endswith(closing):
+            text = text.rstrip(".").removeprefix(opening).removesuffix(closing).strip()
     if not 0 < len(text) <= MAX_CHARS:
         return None
     return text

@@ -4,6 +4,7 @@ import importlib
 import logging
 import re
 import threading
+from decimal import Decimal
 from importlib import metadata
 from typing import Any
 
@@ -25,6 +26,8 @@ _OPERATION = re.compile(
 """What has yet to be worked out. A question that is copied, "3 + 4", has the right value, too."""
 _DIVISION = re.compile(r"/|\\(?:[dt]?frac|div|sqrt)(?![A-Za-z])")
 """The same where the solution is a whole number."""
+_SCIENTIFIC = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?[eE][-+]?[0-9]{1,2}", re.ASCII)
+"""A number such as 1e-5, which math-verify reads as 1 times e minus 5."""
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*", re.ASCII)
 
 
@@ -57,6 +60,8 @@ def means_the_same(solution: str, answer: str) -> bool:
     """
     if max(len(solution), len(answer)) > _MAX_CHARS or _WORD.search(_COMMAND.sub(" ", solution)):
         return False
+    solution = _without_exponent(solution)
+    answer = _without_exponent(answer)
     if _is_left_to_do(solution, answer):
         return False
     verify = importlib.import_module("math_verify").verify
@@ -65,6 +70,16 @@ def means_the_same(solution: str, answer: str) -> bool:
     if not wanted or not given:
         return False
     return bool(verify(wanted, given, timeout_seconds=_seconds()))
+
+
+def _without_exponent(text: str) -> str:
+    """Return a number in scientific notation in the usual one, any other text as it is.
+
+    Example:
+        _without_exponent("1e-5") == "0.00001"
+    """
+    number = text.strip()
+    return format(Decimal(number), "f") if _SCIENTIFIC.fullmatch(number) else text
 
 
 def _is_left_to_do(solution: str, answer: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from hanabi_grpo.envs.workflows.answers import normalize
 from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.texts import encodable
 
 JSON_LINES = ".jsonl"
 PARQUET = ".parquet"
@@ -257,7 +258,8 @@ def _row(fields: Mapping[str, Any], where: str, wanted: str) -> Row:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    """Return a value as a text that a tokenizer takes; JSON may hold half of an emoji."""
+    return "" if value is None else encodable(str(value)).strip()
 
 
 def _unique_rows(numbered: Iterator[tuple[str, Row]] | list[tuple[str, Row]]) -> tuple[Row, ...]:
