@@ -1,11 +1,11 @@
-"""Our replacements inside vLLM's CPU build (0.32): LoRA, a finite KV cache, seeds of requests.
+"""Our replacements inside vLLM's CPU build (0.32): LoRA, a finite KV cache, seeds, experts.
 
 Each replaces one stock method; `tests/conformance/test_vllm_cpu.py` compares it with the stock one
 and fails when a new vLLM works in another way.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from vllm import _custom_ops
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.model_executor.layers.fused_moe import FusedMoEConfig, unquantized_fused_moe_method
 from vllm.platforms import CpuArchEnum, current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
@@ -27,6 +28,7 @@ stock_activate_adapter = LoRAModelManager.activate_adapter
 stock_matmul = _custom_ops.onednn_mm
 stock_sample = TopKTopPSampler.forward_cpu
 stock_add_request = InputBatch.add_request
+stock_select_experts = unquantized_fused_moe_method.select_unquantized_moe_backend
 _stock_update = CPUAttentionBackendImpl.do_kv_cache_update
 
 _FEW_ROWS = 128
@@ -53,6 +55,18 @@ def install() -> None:
     InputBatch.add_request = add_request
     TopKTopPSampler.forward_cpu = sample
     _custom_ops.onednn_mm = matmul
+    unquantized_fused_moe_method.select_unquantized_moe_backend = select_experts
+
+
+def select_experts(moe_config: FusedMoEConfig) -> Any:
+    """Choose the kernels of a mixture's experts as without adapters, which never cover them.
+
+    With adapters vLLM chooses Triton's, which a CPU has not.
+
+    Args:
+        moe_config: vLLM's description of the layer.
+    """
+    return stock_select_experts(replace(moe_config, is_lora_enabled=False))
 
 
 def _update(
