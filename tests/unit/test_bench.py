@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,6 +17,7 @@ from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
 from bench.memory_rows import game_rows, sampled
+from bench.pairing import Stopwatch
 from bench.recording import ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
@@ -53,6 +58,19 @@ def play(sampler: Recorder | ForcedSampler, *games: list[list[int]]) -> list[Rep
         return list(await asyncio.gather(*tasks))
 
     return asyncio.run(play_all())
+
+
+def made_bench(engine: Any = None) -> Bench:
+    """Return a quick run: three pairs."""
+    environ = {"DATASET": str(ROOT / "data/hanabi.laptop.jsonl")}
+    settings = load_settings(environ, ROOT / "no.env").settings
+    return Bench(
+        settings=settings,
+        config=board_of(settings),
+        say=lambda text: None,
+        quick=True,
+        engine=engine,
+    )
 
 
 @pytest.fixture
@@ -206,9 +224,7 @@ async def fail(bench: Bench) -> list[Row]:
 
 
 def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> None:
-    environ = {"DATASET": str(ROOT / "data/hanabi.laptop.jsonl")}
-    settings = load_settings(environ, ROOT / "no.env").settings
-    bench = Bench(settings=settings, config=board_of(settings), say=lambda text: None, quick=True)
+    bench = made_bench()
     target = at_least(1)
     families = [
         Family(id="R1", title="R1", target=target, needs_engine=False, measure=fail),
@@ -227,6 +243,45 @@ def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> Non
     assert document["rows"][2]["median"] == 0.2
     assert document["failed"] == ["R1"]
     assert document["quick"] is True
+
+
+WORKER_OF_A_WORKER = """
+import os, signal, sys, time
+child = os.fork()
+if child == 0:
+    while time.process_time() < 0.3:
+        pass
+    print("has worked", flush=True)
+    time.sleep(60)
+sys.stdin.readline()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print("has ended it", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_stopwatch_keeps_the_cpu_seconds_of_processes_that_end_meanwhile(
+    start_process: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    parent = start_process(
+        [sys.executable, "-c", WORKER_OF_A_WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "has worked\n"
+    with Stopwatch(children=True) as watch:
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "has ended it\n"
+    # The 0.3 s of its past would be missing at the end.
+    assert -0.05 < watch.cpu_seconds < 0.25
+    with Stopwatch(children=True) as watch:
+        parent.kill()
+        parent.wait()
+    assert -0.05 < watch.cpu_seconds < 0.25
 
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:
