@@ -7,21 +7,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
+from bench import parity_rows, peak_rows
 from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
 from bench.memory_rows import game_rows, sampled
 from bench.pairing import Stopwatch
-from bench.recording import ForcedSampler, Recorder
+from bench.recording import Call, ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
-from bench.show import as_json, markdown
+from bench.show import as_json, cells, markdown
 from bench.stand_in import compact_config
 from bench.training_rows import made_rows, sequences_against_turns, small_model
 from bench.trl_games import SeatEpisode, play_in_lock_step
@@ -282,6 +284,60 @@ def test_a_stopwatch_keeps_the_cpu_seconds_of_processes_that_end_meanwhile(
         parent.kill()
         parent.wait()
     assert -0.05 < watch.cpu_seconds < 0.25
+
+
+def row_of(*ratios: float, each: bool, least: bool = False) -> Row:
+    target = at_least(0.01) if least else at_most(0.01)
+    return Row(id="R10a", name="gap", arms=("", ""), ratios=ratios, target=target, each=each)
+
+
+def test_a_row_of_several_cases_meets_its_target_with_all_of_them_or_not_at_all() -> None:
+    ratios = (0.001, 0.001, 0.001, 0.03, 0.001)
+    assert row_of(*ratios, each=False).met is True
+    row = row_of(*ratios, each=True)
+    assert row.met is False
+    assert row.median == 0.001
+    assert row.shortfall == "misses by 0.02"
+    assert cells(row)[-2:] == ("each ≤ 0.01", "NO")
+    assert row.as_json()["judged"] == 0.03
+    assert row_of(0.02, 0.03, 0.005, each=True, least=True).shortfall == "misses by 0.005"
+    assert row_of(0.02, 0.03, 0.04, each=True, least=True).met is True
+    assert row_of(0.001, float("nan"), 0.001, each=True).met is False
+    assert row_of(each=True).met is None
+
+
+def test_one_setting_whose_memory_is_predicted_wrong_is_a_miss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = iter([peak_rows._Peak(predicted=2.0, measured=1.0)])
+    right = peak_rows._Peak(predicted=1.0, measured=1.0)
+    monkeypatch.setattr(peak_rows, "_compare", lambda *_, **__: next(peaks, right))
+    [row] = asyncio.run(peak_rows.predicted_peaks(made_bench()))
+    assert len(row.ratios) == 16
+    assert row.median == 0.0
+    assert row.met is False
+
+
+def test_one_stale_player_of_five_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    players = tuple(f"player_{number}" for number in range(5))
+    gaps = {players[0]: 0.5}
+
+    async def games() -> list[tuple[Call, ...]]:
+        return [tuple(Call(reply_ids=(1,), prompt_ids=(1,), adapter=name) for name in players)]
+
+    async def push() -> None:
+        return
+
+    async def sample(*_: object) -> list[SimpleNamespace]:
+        return [SimpleNamespace(ids=(1,))]
+
+    engine = SimpleNamespace(players=players, recorded_games=games, push=push, model=None)
+    monkeypatch.setattr(parity_rows, "_sample", sample)
+    monkeypatch.setattr(parity_rows, "_change_adapters", lambda *_: None)
+    monkeypatch.setattr(parity_rows, "_gaps", lambda *_: [gaps.get(name, 1e-7) for name in players])
+    fresh, stale = asyncio.run(parity_rows.parity(made_bench(engine)))
+    assert fresh.median == 1e-7
+    assert (fresh.met, stale.met) == (False, False)
 
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:
