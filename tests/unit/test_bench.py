@@ -18,16 +18,18 @@ from bench import parity_rows, peak_rows
 from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
+from bench.engine_bench import lora_of
 from bench.memory_rows import game_rows, sampled
-from bench.pairing import Stopwatch
+from bench.pairing import Measure, Pair, Stopwatch
 from bench.recording import Call, ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
 from bench.show import as_json, cells, markdown
 from bench.stand_in import compact_config
-from bench.training_rows import made_rows, sequences_against_turns, small_model
+from bench.team_rows import check_passes
+from bench.training_rows import check_cosine, made_rows, sequences_against_turns, small_model
 from bench.trl_games import SeatEpisode, play_in_lock_step
-from bench.trl_rows import trl_team
+from bench.trl_rows import learned_tokens, tokens_of_step, trl_team
 from fake_engine import CHAT, FakeEngine
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.errors import ServerError
@@ -338,6 +340,42 @@ def test_one_stale_player_of_five_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> 
     fresh, stale = asyncio.run(parity_rows.parity(made_bench(engine)))
     assert fresh.median == 1e-7
     assert (fresh.met, stale.met) == (False, False)
+
+
+def test_an_arm_without_the_recorded_adapter_is_refused() -> None:
+    assert lora_of({"player_0": "handle"}, "player_0") == "handle"
+    with pytest.raises(ServerError, match="recorded with player_1, and the adapters are player_0"):
+        lora_of({"player_0": "handle"}, "player_1")
+    with pytest.raises(ServerError, match=r"the base model, .* are none"):
+        lora_of({}, "")
+
+
+def test_arms_that_do_not_learn_the_same_are_refused() -> None:
+    check_cosine(0.9995)
+    for cosine in (0.99, float("nan")):
+        with pytest.raises(RuntimeError, match="they do not learn the same"):
+            check_cosine(cosine)
+
+
+def test_arms_with_another_number_of_passes_are_refused() -> None:
+    def measure(passes: int) -> Measure:
+        return Measure(seconds=1.0, cpu_seconds=1.0, amount=1, notes={"passes": passes})
+
+    check_passes("R20", [Pair(first=measure(1), second=measure(1))], expected=(1, 1))
+    pairs = [Pair(first=measure(1), second=measure(1)), Pair(first=measure(1), second=measure(2))]
+    with pytest.raises(RuntimeError, match=r"R20 compares .* \(1, 1\), and these were \(1, 2\)"):
+        check_passes("R20", pairs, expected=(1, 1))
+
+
+def test_what_lies_between_two_requests_must_be_one_step(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    assert learned_tokens(metrics) == []
+    metrics.write_text('{"reply_tokens": 90.0}\n{"reply_tokens": 80.0}\n')
+    assert learned_tokens(metrics) == [90, 80]
+    assert tokens_of_step([90, 80], 1) == 80
+    # With HANABI_OVERLAP=1 the next games are requested before the step has ended.
+    with pytest.raises(ServerError, match="0 steps ended between two requests for games"):
+        tokens_of_step([90, 80], 2)
 
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:
