@@ -12,9 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
+from starlette.responses import Response
 from typer.testing import CliRunner
 
-from bench import parity_rows, peak_rows
+from bench import env_rows, parity_rows, peak_rows
 from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
@@ -22,8 +23,10 @@ from bench.engine_bench import lora_of
 from bench.memory_rows import game_rows, sampled
 from bench.pairing import Measure, Pair, Stopwatch
 from bench.recording import Call, ForcedSampler, Recorder
+from bench.rollout_rows import cached_share
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
+from bench.serving import serving
 from bench.show import as_json, cells, markdown
 from bench.stand_in import compact_config
 from bench.team_rows import check_passes
@@ -376,6 +379,49 @@ def test_what_lies_between_two_requests_must_be_one_step(tmp_path: Path) -> None
     # With HANABI_OVERLAP=1 the next games are requested before the step has ended.
     with pytest.raises(ServerError, match="0 steps ended between two requests for games"):
         tokens_of_step([90, 80], 2)
+
+
+def test_what_whole_blocks_could_give_is_counted_in_blocks_of_the_running_engine() -> None:
+    prompt = tuple(range(20))
+    games: list[tuple[Call, ...]] = []
+    for start in (0.0, 2.0):
+        games.append((Call(reply_ids=(9,), prompt_ids=prompt, started=start, ended=start + 1),))
+
+    async def plays(count: int) -> list[list[tuple[Call, ...]]]:
+        return [games] * count
+
+    llm = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=16)))
+    engine = SimpleNamespace(plays=plays, engine=SimpleNamespace(_engine=llm))
+    [row] = asyncio.run(cached_share(made_bench(engine)))
+    # The last token of a prompt is always computed: 19 of the second prompt, 16 in whole blocks.
+    assert row.details["sharable"] == 19
+    assert row.details["sharable_in_blocks"] == 16
+    assert "blocks of 16 tokens could give 0.84" in row.how
+
+
+def test_the_lag_is_measured_with_an_empty_cache_in_every_run() -> None:
+    resets: list[bool] = []
+
+    async def reset() -> None:
+        resets.append(True)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await Response("{}")(scope, receive, send)
+
+    async def measure() -> list[Row]:
+        async with serving(answer) as url:
+            engine = SimpleNamespace(
+                config=compact_config("laptop"),
+                chat=CHAT,
+                url=url,
+                client=SimpleNamespace(headers={}),
+                engine=SimpleNamespace(reset_prefix_cache=reset),
+            )
+            return await env_rows.loop_lag(made_bench(engine))
+
+    [row] = asyncio.run(measure())
+    assert len(row.ratios) == 3
+    assert len(resets) == 4
 
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:
