@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from bench import env_rows, parity_rows, peak_rows
 from bench.__main__ import app
-from bench.catalogue import Family
+from bench.catalogue import Family, chosen
 from bench.context import Bench, board_of
 from bench.engine_bench import lora_of
 from bench.memory_rows import game_rows, sampled
@@ -368,6 +368,21 @@ def test_arms_with_another_number_of_passes_are_refused() -> None:
     pairs = [Pair(first=measure(1), second=measure(1)), Pair(first=measure(1), second=measure(2))]
     with pytest.raises(RuntimeError, match=r"R20 compares .* \(1, 1\), and these were \(1, 2\)"):
         check_passes("R20", pairs, expected=(1, 1))
+
+
+def test_only_takes_all_rows_of_a_number_or_the_family_of_one_letter() -> None:
+    def ids(*only: str) -> list[str]:
+        return [family.id for family in chosen(only)]
+
+    assert ids("R3") == ["R3a", "R3b"]
+    assert ids("r3b") == ["R3b"]
+    assert ids("R8") == ["R8", "R8b"]
+    assert ids("R11") == ["R8"]
+    assert ids("R12") == ["R12", "R12d"]
+    # The server path alone, without starting the engine.
+    assert ids("R12a") == ["R12"]
+    assert ids("R12d") == ["R12d"]
+    assert ids("R20c", "R18d") == ["R18", "R20"]
 
 
 def test_what_lies_between_two_requests_must_be_one_step(tmp_path: Path) -> None:
