@@ -2,25 +2,37 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+from starlette.responses import Response
 from typer.testing import CliRunner
 
+from bench import env_rows, parity_rows, peak_rows
 from bench.__main__ import app
-from bench.catalogue import Family
+from bench.catalogue import Family, chosen
 from bench.context import Bench, board_of
+from bench.engine_bench import lora_of
 from bench.memory_rows import game_rows, sampled
-from bench.recording import ForcedSampler, Recorder
+from bench.pairing import Measure, Pair, Stopwatch
+from bench.recording import Call, ForcedSampler, Recorder
+from bench.rollout_rows import cached_share
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
-from bench.show import as_json, markdown
+from bench.serving import serving
+from bench.show import as_json, cells, markdown
 from bench.stand_in import compact_config
-from bench.training_rows import made_rows, sequences_against_turns, small_model
+from bench.team_rows import check_passes
+from bench.training_rows import check_cosine, made_rows, sequences_against_turns, small_model
 from bench.trl_games import SeatEpisode, play_in_lock_step
-from bench.trl_rows import trl_team
+from bench.trl_rows import learned_tokens, tokens_of_step, trl_team
 from fake_engine import CHAT, FakeEngine
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.errors import ServerError
@@ -53,6 +65,19 @@ def play(sampler: Recorder | ForcedSampler, *games: list[list[int]]) -> list[Rep
         return list(await asyncio.gather(*tasks))
 
     return asyncio.run(play_all())
+
+
+def made_bench(engine: Any = None) -> Bench:
+    """Return a quick run: three pairs."""
+    environ = {"DATASET": str(ROOT / "data/hanabi.laptop.jsonl")}
+    settings = load_settings(environ, ROOT / "no.env").settings
+    return Bench(
+        settings=settings,
+        config=board_of(settings),
+        say=lambda text: None,
+        quick=True,
+        engine=engine,
+    )
 
 
 @pytest.fixture
@@ -206,9 +231,7 @@ async def fail(bench: Bench) -> list[Row]:
 
 
 def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> None:
-    environ = {"DATASET": str(ROOT / "data/hanabi.laptop.jsonl")}
-    settings = load_settings(environ, ROOT / "no.env").settings
-    bench = Bench(settings=settings, config=board_of(settings), say=lambda text: None, quick=True)
+    bench = made_bench()
     target = at_least(1)
     families = [
         Family(id="R1", title="R1", target=target, needs_engine=False, measure=fail),
@@ -227,6 +250,193 @@ def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> Non
     assert document["rows"][2]["median"] == 0.2
     assert document["failed"] == ["R1"]
     assert document["quick"] is True
+
+
+WORKER_OF_A_WORKER = """
+import os, signal, sys, time
+child = os.fork()
+if child == 0:
+    while time.process_time() < 0.3:
+        pass
+    print("has worked", flush=True)
+    time.sleep(60)
+sys.stdin.readline()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print("has ended it", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_stopwatch_keeps_the_cpu_seconds_of_processes_that_end_meanwhile(
+    start_process: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    parent = start_process(
+        [sys.executable, "-c", WORKER_OF_A_WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "has worked\n"
+    with Stopwatch(children=True) as watch:
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "has ended it\n"
+    # The 0.3 s of its past would be missing at the end.
+    assert -0.05 < watch.cpu_seconds < 0.25
+    with Stopwatch(children=True) as watch:
+        parent.kill()
+        parent.wait()
+    assert -0.05 < watch.cpu_seconds < 0.25
+
+
+def row_of(*ratios: float, each: bool, least: bool = False) -> Row:
+    target = at_least(0.01) if least else at_most(0.01)
+    return Row(id="R10a", name="gap", arms=("", ""), ratios=ratios, target=target, each=each)
+
+
+def test_a_row_of_several_cases_meets_its_target_with_all_of_them_or_not_at_all() -> None:
+    ratios = (0.001, 0.001, 0.001, 0.03, 0.001)
+    assert row_of(*ratios, each=False).met is True
+    row = row_of(*ratios, each=True)
+    assert row.met is False
+    assert row.median == 0.001
+    assert row.shortfall == "misses by 0.02"
+    assert cells(row)[-2:] == ("each ≤ 0.01", "NO")
+    assert row.as_json()["judged"] == 0.03
+    assert row_of(0.02, 0.03, 0.005, each=True, least=True).shortfall == "misses by 0.005"
+    assert row_of(0.02, 0.03, 0.04, each=True, least=True).met is True
+    assert row_of(0.001, float("nan"), 0.001, each=True).met is False
+    assert row_of(each=True).met is None
+
+
+def test_one_setting_whose_memory_is_predicted_wrong_is_a_miss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = iter([peak_rows._Peak(predicted=2.0, measured=1.0)])
+    right = peak_rows._Peak(predicted=1.0, measured=1.0)
+    monkeypatch.setattr(peak_rows, "_compare", lambda *_, **__: next(peaks, right))
+    [row] = asyncio.run(peak_rows.predicted_peaks(made_bench()))
+    assert len(row.ratios) == 16
+    assert row.median == 0.0
+    assert row.met is False
+
+
+def test_one_stale_player_of_five_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    players = tuple(f"player_{number}" for number in range(5))
+    gaps = {players[0]: 0.5}
+
+    async def games() -> list[tuple[Call, ...]]:
+        return [tuple(Call(reply_ids=(1,), prompt_ids=(1,), adapter=name) for name in players)]
+
+    async def push() -> None:
+        return
+
+    async def sample(*_: object) -> list[SimpleNamespace]:
+        return [SimpleNamespace(ids=(1,))]
+
+    engine = SimpleNamespace(players=players, recorded_games=games, push=push, model=None)
+    monkeypatch.setattr(parity_rows, "_sample", sample)
+    monkeypatch.setattr(parity_rows, "_change_adapters", lambda *_: None)
+    monkeypatch.setattr(parity_rows, "_gaps", lambda *_: [gaps.get(name, 1e-7) for name in players])
+    fresh, stale = asyncio.run(parity_rows.parity(made_bench(engine)))
+    assert fresh.median == 1e-7
+    assert (fresh.met, stale.met) == (False, False)
+
+
+def test_an_arm_without_the_recorded_adapter_is_refused() -> None:
+    assert lora_of({"player_0": "handle"}, "player_0") == "handle"
+    with pytest.raises(ServerError, match="recorded with player_1, and the adapters are player_0"):
+        lora_of({"player_0": "handle"}, "player_1")
+    with pytest.raises(ServerError, match=r"the base model, .* are none"):
+        lora_of({}, "")
+
+
+def test_arms_that_do_not_learn_the_same_are_refused() -> None:
+    check_cosine(0.9995)
+    for cosine in (0.99, float("nan")):
+        with pytest.raises(RuntimeError, match="they do not learn the same"):
+            check_cosine(cosine)
+
+
+def test_arms_with_another_number_of_passes_are_refused() -> None:
+    def measure(passes: int) -> Measure:
+        return Measure(seconds=1.0, cpu_seconds=1.0, amount=1, notes={"passes": passes})
+
+    check_passes("R20", [Pair(first=measure(1), second=measure(1))], expected=(1, 1))
+    pairs = [Pair(first=measure(1), second=measure(1)), Pair(first=measure(1), second=measure(2))]
+    with pytest.raises(RuntimeError, match=r"R20 compares .* \(1, 1\), and these were \(1, 2\)"):
+        check_passes("R20", pairs, expected=(1, 1))
+
+
+def test_only_takes_all_rows_of_a_number_or_the_family_of_one_letter() -> None:
+    def ids(*only: str) -> list[str]:
+        return [family.id for family in chosen(only)]
+
+    assert ids("R3") == ["R3a", "R3b"]
+    assert ids("r3b") == ["R3b"]
+    assert ids("R8") == ["R8", "R8b"]
+    assert ids("R11") == ["R8"]
+    assert ids("R12") == ["R12", "R12d"]
+    # The server path alone, without starting the engine.
+    assert ids("R12a") == ["R12"]
+    assert ids("R12d") == ["R12d"]
+    assert ids("R20c", "R18d") == ["R18", "R20"]
+
+
+def test_what_lies_between_two_requests_must_be_one_step(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    assert learned_tokens(metrics) == []
+    metrics.write_text('{"reply_tokens": 90.0}\n{"reply_tokens": 80.0}\n')
+    assert learned_tokens(metrics) == [90, 80]
+    assert tokens_of_step([90, 80], 1) == 80
+    # With HANABI_OVERLAP=1 the next games are requested before the step has ended.
+    with pytest.raises(ServerError, match="0 steps ended between two requests for games"):
+        tokens_of_step([90, 80], 2)
+
+
+def test_what_whole_blocks_could_give_is_counted_in_blocks_of_the_running_engine() -> None:
+    prompt = tuple(range(20))
+    games: list[tuple[Call, ...]] = []
+    for start in (0.0, 2.0):
+        games.append((Call(reply_ids=(9,), prompt_ids=prompt, started=start, ended=start + 1),))
+
+    async def plays(count: int) -> list[list[tuple[Call, ...]]]:
+        return [games] * count
+
+    llm = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=16)))
+    engine = SimpleNamespace(plays=plays, engine=SimpleNamespace(_engine=llm))
+    [row] = asyncio.run(cached_share(made_bench(engine)))
+    # The last token of a prompt is always computed: 19 of the second prompt, 16 in whole blocks.
+    assert row.details["sharable"] == 19
+    assert row.details["sharable_in_blocks"] == 16
+    assert "blocks of 16 tokens could give 0.84" in row.how
+
+
+def test_the_lag_is_measured_with_an_empty_cache_in_every_run() -> None:
+    resets: list[bool] = []
+
+    async def reset() -> None:
+        resets.append(True)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await Response("{}")(scope, receive, send)
+
+    async def measure() -> list[Row]:
+        async with serving(answer) as url:
+            engine = SimpleNamespace(
+                config=compact_config("laptop"),
+                chat=CHAT,
+                url=url,
+                client=SimpleNamespace(headers={}),
+                engine=SimpleNamespace(reset_prefix_cache=reset),
+            )
+            return await env_rows.loop_lag(made_bench(engine))
+
+    [row] = asyncio.run(measure())
+    assert len(row.ratios) == 3
+    assert len(resets) == 4
 
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:

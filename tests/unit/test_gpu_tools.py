@@ -65,6 +65,20 @@ def test_the_parts_that_take_another_path_on_cuda_are_measured_one_by_one(
     assert found["rounding of TensorFloat-32, nats"] == {"mean": 0.0, "largest": 0.0}
 
 
+def test_the_median_of_a_figure_is_that_of_the_steps_which_have_it(tmp_path: Path) -> None:
+    rows = [
+        {"step": 1, "time/train": 9.0, "player_0/parity": 9.0},
+        {"step": 2, "time/train": 4.0, "player_0/parity": 0.01},
+        {"step": 3, "time/train": 5.0, "player_0/parity": 0.03},
+        # It had nothing to compare.
+        {"step": 4, "time/train": 6.0, "player_0/parity": None},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert steps_of(tmp_path) == {"steps": 4, "time/train": 5.0, "player_0/parity": 0.02}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
+    assert steps_of(tmp_path) == {"steps": 4, "time/train": 5.0, "player_0/parity": 0.03}
+
+
 def test_the_table_has_every_figure_and_says_what_did_not_run(tmp_path: Path) -> None:
     rows = [
         {"step": step, "time/train": 9.0 / step, "player_0/parity": 0.01, "score/mean": 1}

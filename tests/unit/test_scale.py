@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from scale.check import compare
-from scale.measured import GROUP, Measured, measure, qwen3_4b_shapes
+from hanabi_grpo.errors import ServerError
+from scale.__main__ import app
+from scale.check import compare, use_one_core
+from scale.measured import GROUP, Measured, measure, qwen3_4b_shapes, running_fleet
 from scale.replica import EngineSpeed, Replica
 from scale.simulation import Cluster, Costs, Work, request_sizes, simulate, sync_seconds
 from scale.table import GAMES_ON_ONE_GPU, calibrated, lines, markdown
@@ -161,9 +164,40 @@ def test_the_adapters_are_those_of_qwen3_4b() -> None:
 def one_core() -> Iterator[None]:
     """Let this process and its children use one core."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
+    use_one_core()
     yield
     os.sched_setaffinity(0, cores)
+
+
+def test_check_plays_on_one_core_which_the_simulation_has_for_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cores = os.sched_getaffinity(0)
+    seen: list[int] = []
+
+    def look(*_: object, **__: object) -> Measured:
+        seen.append(len(os.sched_getaffinity(0)))
+        return Measured(costs=NOTHING, games=[], adapter_bytes=0)
+
+    monkeypatch.setattr("scale.__main__.measure", look)
+    monkeypatch.setattr("scale.__main__.compare", look)
+    try:
+        result = CliRunner().invoke(app, ["check", "--servers", "1", "--servers", "2"])
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert result.exit_code == 0, result.output
+    assert seen == [1, 1, 1]
+
+
+def test_a_server_that_does_not_start_is_named_as_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scale.measured.plan_to_text", lambda _: "no plan")
+    with (
+        pytest.raises(ServerError, match="ended with 1 before it had started"),
+        running_fleet(tmp_path, 1, speed=SECOND),
+    ):
+        pass
 
 
 @pytest.mark.rest

@@ -241,8 +241,8 @@ def chosen(only: Sequence[str]) -> list[Family]:
     """Return the families that --only names, all of them when it names none.
 
     Args:
-        only: "R3" takes R3a and R3b; "R3b" that one; letters of a family that is measured as one
-            take all of it.
+        only: "R3" takes R3a and R3b, "R12" R12a to R12d; "R3b" that one; letters of a family that
+            is measured as one take all of it.
 
     Raises:
         SettingsError: Something that is no ratio.
@@ -260,8 +260,12 @@ def _matching(text: str) -> list[Family]:
     wanted_id = text.strip().lower().replace("r", "R", 1)
     number = wanted_id.rstrip(_LETTERS)
     same_number = [family for family in FAMILIES if number in family.numbers]
-    same_id = [family for family in same_number if family.id == wanted_id]
-    families = same_id or same_number
+    families = same_number
+    if wanted_id != number:
+        same_id = [family for family in same_number if family.id == wanted_id]
+        # Its letters are those that no other family has in its id: R12a to R12c beside R12d.
+        without_letter = [family for family in same_number if family.id == number]
+        families = same_id or without_letter or same_number
     if not families:
         raise SettingsError(f"--only {text!r}: choose one of {', '.join(_all_numbers())}.")
     return families

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import os
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import read_tasks
 from hanabi_grpo.rollout.sampler import SamplingConfig
@@ -138,7 +139,7 @@ class EngineBench:
             async def play(game: GameCalls) -> int:
                 count = 0
                 for call in game:
-                    lora = loras.get(call.adapter)
+                    lora = lora_of(loras, call.adapter)
                     count += await self.raw(list(call.prompt_ids), len(call.reply_ids), lora)
                 return count
 
@@ -157,10 +158,10 @@ class EngineBench:
         """
         await self.engine.reset_prefix_cache()
         async with self.store.lease(self.store.versions()) as leased:
-            loras = {name: held.lora for name, held in leased.items()} if lora else {}
+            loras = {name: held.lora for name, held in leased.items()}
             with Stopwatch(children=True) as watch:
                 requests = [
-                    self.raw(list(ids), length, loras.get(adapter))
+                    self.raw(list(ids), length, lora_of(loras, adapter) if lora else None)
                     for ids, length, adapter in prompts
                 ]
                 counts = await asyncio.gather(*requests)
@@ -275,6 +276,24 @@ class EngineBench:
             await scheduler.run(read_tasks(request), sampling, own=True)
         finally:
             scheduler.close()
+
+
+def lora_of(loras: Mapping[str, Any], adapter: str) -> Any:
+    """Return the handle of the adapter that a recorded call was made with.
+
+    Args:
+        loras: Of the adapters that are served, by name.
+        adapter: See `Call.adapter`.
+
+    Raises:
+        ServerError: It is not served: without it the base model would be measured.
+    """
+    if adapter not in loras:
+        raise ServerError(
+            f"a reply was recorded with {adapter or 'the base model'}, and the adapters are "
+            f"{', '.join(loras) or 'none'}; the arms would sample with different models."
+        )
+    return loras[adapter]
 
 
 @contextlib.asynccontextmanager

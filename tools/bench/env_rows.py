@@ -127,6 +127,8 @@ async def loop_lag(bench: Bench) -> list[Row]:
             content = client.build_request(
                 "POST", "/rollout/", content=body, headers={"content-type": "application/json"}
             )
+            if engine:
+                await engine.engine.reset_prefix_cache()
             async with watched_loop() as seen:
                 answer = await client.send(content)
             answer.raise_for_status()

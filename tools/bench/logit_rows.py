@@ -48,6 +48,7 @@ async def logit_memory(bench: Bench) -> list[Row]:
             ),
             ratios=tuple(cost.chunks / cost.whole for cost in bytes_of.values()),
             target=TARGET,
+            each=True,
             how="forward and backward of 2,048 and 3,072 reply tokens, the layers' part taken "
             f"off; bytes a logit: {', '.join(parts)}",
             details={name: asdict(cost) for name, cost in bytes_of.items()},

@@ -154,6 +154,7 @@ def overlap_rows(*, steps: int = 8) -> list[Row]:
             arms=("step", "longer of games and learning"),
             ratios=tuple(times.step / max(times.games, times.learning) for times in ahead),
             target=at_most(1.15),
+            each=True,
             how=how,
             details={
                 "shapes": SHAPES,
@@ -167,6 +168,7 @@ def overlap_rows(*, steps: int = 8) -> list[Row]:
             arms=("step", "games + learning"),
             ratios=tuple(times.step / (times.games + times.learning) for times in plain),
             target=at_most(1.05),
+            each=True,
             how=how,
             details={
                 "shapes": SHAPES,

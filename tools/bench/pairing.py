@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Fields of /proc/<pid>/stat behind id and name, see proc_pid_stat(5), where they are 4, 14 and 15.
+# Fields of /proc/<pid>/stat behind id and name: 4 and 14 to 17 of proc_pid_stat(5).
 _PARENT_FIELD = 1
-_USER_TIME_FIELD = 11
-_SYSTEM_TIME_FIELD = 12
+_CPU_TIME_FIELDS = slice(11, 15)
+"""User and system time of the process, and of its children that have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,8 @@ class Stopwatch:
         """Start nothing yet.
 
         Args:
-            children: Count the CPU seconds of this process's descendants too (Linux).
+            children: Count the CPU seconds of this process's descendants too (Linux), also of
+                those that end meanwhile.
         """
         self._children = children
         self.seconds = 0.0
@@ -108,6 +109,9 @@ class Stopwatch:
     def _cpu_now(self) -> float:
         seconds = time.process_time()
         if self._children:
+            # What a process has used passes to the one that waits for its end.
+            ended = os.times()
+            seconds += ended.children_user + ended.children_system
             seconds += sum(_cpu_seconds(pid) for pid in descendants())
         return seconds
 
@@ -157,11 +161,11 @@ def descendants(root: int | None = None, *, proc: Path = Path("/proc")) -> list[
 
 
 def _cpu_seconds(pid: int, *, proc: Path = Path("/proc")) -> float:
-    """Return what a process has used so far; 0 for one that has ended."""
+    """Return what a process and its ended children have used so far; 0 for one that has ended."""
     fields = _stat_fields(proc / str(pid) / "stat")
     if not fields:
         return 0.0
-    ticks = int(fields[_USER_TIME_FIELD]) + int(fields[_SYSTEM_TIME_FIELD])
+    ticks = sum(map(int, fields[_CPU_TIME_FIELDS]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

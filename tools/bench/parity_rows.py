@@ -58,6 +58,7 @@ async def parity(bench: Bench) -> list[Row]:
             arms=("per player and weight sync", "1 nat"),
             ratios=tuple(fresh),
             target=at_most(TOLERANCE),
+            each=True,
             how=how,
         ),
         Row(
@@ -66,6 +67,7 @@ async def parity(bench: Bench) -> list[Row]:
             arms=("per player, trainer moved, nothing synced", "1 nat"),
             ratios=tuple(stale),
             target=at_least(TOLERANCE),
+            each=True,
             how=f"negative control: {_STD:g} of noise on B, the server still samples the version "
             "before",
         ),

@@ -73,6 +73,7 @@ async def predicted_peaks(bench: Bench) -> list[Row]:
             arms=("the doctor's formula", "the allocator's peak"),
             ratios=tuple(abs(compared.ratio - 1) for compared in peaks.values()),
             target=TARGET,
+            each=True,
             how=f"forward and backward on the CPU: {'; '.join(ratios)}",
             details={
                 name: [compared.predicted, compared.measured] for name, compared in peaks.items()

@@ -8,7 +8,14 @@ from bench.context import Bench
 from bench.pairing import Measure, measure_pairs, ratios_of
 from bench.row import Row
 from bench.stand_in import compact_config
-from bench.training_rows import bot_rows, gradient_of, learn, micro_batches_of, small_model
+from bench.training_rows import (
+    bot_rows,
+    check_cosine,
+    gradient_of,
+    learn,
+    micro_batches_of,
+    small_model,
+)
 
 if TYPE_CHECKING:
     from hanabi_grpo.training.micro_batch import TokenRow
@@ -44,6 +51,7 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
     gradient = gradient_of(sharing)
     expected = gradient_of(plain)
     cosine = float((gradient @ expected) / (gradient.norm() * expected.norm()))
+    check_cosine(cosine)
     micro_batches = [len(micro_batches_of(rows, limit, "cpu", shared)) for shared in (True, False)]
     return [
         Row(

@@ -10,9 +10,9 @@ from bench.context import Bench
 from bench.growth import slopes
 from bench.pairing import Measure, measure_pairs, ratios_of
 from bench.prefix_trie import sharing
+from bench.raw_engine import async_llm
 from bench.recording import mean_active, tail_share
 from bench.row import Row, at_least, at_most
-from hanabi_grpo.server.engine import BLOCK_SIZE
 
 
 async def against_raw(bench: Bench) -> list[Row]:
@@ -69,9 +69,11 @@ async def cached_share(bench: Bench) -> list[Row]:
     engine = bench.needed_engine
     # Not forced: a forced reply takes the place of the one whose keys the engine holds.
     plays = await engine.plays(bench.pairs)
-    counts = [sharing(games, block_size=BLOCK_SIZE) for games in plays]
+    block_size = async_llm(engine.engine).vllm_config.cache_config.block_size
+    counts = [sharing(games, block_size=block_size) for games in plays]
     reachable_shares = [count.sharable_in_blocks / max(1, count.sharable) for count in counts]
     reachable = statistics.median(reachable_shares)
+    is_on_cpu = bench.settings.device == "cpu"
     return [
         Row(
             id="R4",
@@ -82,10 +84,10 @@ async def cached_share(bench: Bench) -> list[Row]:
             ),
             ratios=tuple(count.cached / max(1, count.sharable) for count in counts),
             target=at_least(0.85),
-            how=f"freely played steps, the engine's counters; blocks of {BLOCK_SIZE} tokens could "
+            how=f"freely played steps, the engine's counters; blocks of {block_size} tokens could "
             f"give {reachable:.2f}",
-            if_missed="only whole blocks are cached, and vLLM's CPU kernel takes no smaller ones "
-            "than 32 tokens",
+            if_missed=f"only whole blocks are cached, here of {block_size} tokens"
+            + ("; vLLM's CPU kernel takes no smaller ones" if is_on_cpu else ""),
             details=asdict(counts[-1]),
         )
     ]

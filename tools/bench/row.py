@@ -69,6 +69,8 @@ class Row:
     """The same of CPU seconds; empty where they say nothing."""
     target: Target | None = None
     """None: the figure is only reported."""
+    each: bool = False
+    """Every ratio must meet the target, where they are of different cases; else the median."""
     how: str = ""
     """One sentence: which work, which clock."""
     why_not: str = ""
@@ -94,18 +96,33 @@ class Row:
         return quartiles(self.ratios) if self.ratios else None
 
     @property
-    def met(self) -> bool | None:
-        """Whether the median meets the target; None without a target or without a ratio."""
-        if self.target is None or self.median is None:
+    def judged(self) -> float | None:
+        """What is compared with the target: the median, or with `each` the worst ratio.
+
+        None without a target or without a ratio.
+        """
+        if self.target is None or not self.ratios:
             return None
-        return self.target.met_by(self.median)
+        if not self.each:
+            return self.median
+        for ratio in self.ratios:
+            if not math.isfinite(ratio):
+                return ratio
+        return min(self.ratios) if self.target.at_least else max(self.ratios)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether what is judged meets the target; None without a target or without a ratio."""
+        if self.target is None or self.judged is None:
+            return None
+        return self.target.met_by(self.judged)
 
     @property
     def shortfall(self) -> str:
         """By how much the target is missed, and why; empty where it is not."""
-        if self.met is not False or self.target is None or self.median is None:
+        if self.met is not False or self.target is None or self.judged is None:
             return ""
-        missed = f"misses by {abs(self.median - self.target.limit):.2g}"
+        missed = f"misses by {abs(self.judged - self.target.limit):.2g}"
         return f"{missed}: {self.if_missed}" if self.if_missed else missed
 
     def as_json(self) -> dict[str, Any]:
@@ -124,6 +141,7 @@ class Row:
             "quartiles": [_finite(low), _finite(high)],
             "cpu_ratio": _finite(self.cpu_ratio),
             "target": None if self.target is None else str(self.target),
+            "judged": _finite(self.judged),
             "met": self.met,
             "how": self.how,
             "why_not": self.why_not,

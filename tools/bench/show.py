@@ -32,7 +32,7 @@ def cells(row: Row) -> tuple[str, ...]:
         quartiles,
         _short(row.cpu_ratio),
         str(len(row.ratios)) if row.ratios else _NONE,
-        "reported" if row.target is None else str(row.target),
+        _target(row),
         met,
     )
 
@@ -89,6 +89,12 @@ def title(facts: dict[str, Any]) -> str:
         f"{facts['board']}, {facts['games_of_a_step']} games a step; {pairs}; "
         f"load average {facts['load_before']} before, {facts['load_after']} after; {facts['date']}"
     )
+
+
+def _target(row: Row) -> str:
+    if row.target is None:
+        return "reported"
+    return f"each {row.target}" if row.each else str(row.target)
 
 
 def _short(value: float | None) -> str:

@@ -99,7 +99,9 @@ async def team(bench: Bench) -> list[Row]:
     of_one = made_learner(everybody, limit, settings.device, shares_passes=False)
     apart = made_learner(rows, limit, settings.device, shares_passes=False)
     with _one_thread():
-        ratios, cpu = ratios_of(await _pairs(of_team, of_one, bench), of_time=True)
+        pairs = await _pairs(of_team, of_one, bench)
+        check_passes("R20", pairs, expected=(1, 1))
+        ratios, cpu = ratios_of(pairs, of_time=True)
         separate, _ = ratios_of(await _pairs(apart, of_one, bench), of_time=True)
     threads_ratios, threads_cpu = ratios_of(await _pairs(of_team, of_one, bench), of_time=True)
     demo = await demo_rows(_DEMO_TASKS, settings.num_generations, seed)
@@ -107,9 +109,8 @@ async def team(bench: Bench) -> list[Row]:
     before = made_learner(demo, limit, settings.device, shares_passes=False)
     of_demo = await _pairs(after, before, bench)
     demo_ratios, demo_cpu = ratios_of(of_demo, of_time=True)
-    passes = [int(measure.notes["passes"]) for measure in (of_demo[0].first, of_demo[0].second)]
-    if passes != [1, 2]:
-        raise RuntimeError(f"R20b compares one pass with two, and these were {passes}")
+    passes = (1, 2)
+    check_passes("R20b", of_demo, expected=passes)
     return [
         Row(
             id="R20",
@@ -141,7 +142,7 @@ async def team(bench: Bench) -> list[Row]:
             target=None,
             how=f"{settings.num_generations} games of one task, hint bots with {_NOISE:.0%} random "
             f"moves on laptop, both players, cut at {limit} tokens",
-            details={"passes": passes},
+            details={"passes": list(passes)},
         ),
     ]
 
@@ -201,6 +202,26 @@ async def demo_rows(tasks: int, games: int, seed: int) -> "dict[str, Sequence[To
             weighted.append(replace(row, advantages=advantages))
         rows[f"player_{seat}"] = weighted
     return rows
+
+
+def check_passes(row: str, pairs: Sequence[Pair], *, expected: tuple[int, int]) -> None:
+    """Refuse arms that do not compute in as many passes as their row says.
+
+    Args:
+        row: Number of the row.
+        pairs: What was measured.
+        expected: Passes of the first and of the second arm.
+
+    Raises:
+        RuntimeError: There were more or fewer.
+    """
+    for pair in pairs:
+        passes = (pair.first.notes["passes"], pair.second.notes["passes"])
+        if passes != expected:
+            raise RuntimeError(
+                f"{row} compares passes of the numbers {expected}, and these were {passes}; unset "
+                "HANABI_TOKENS_PER_MICRO_BATCH."
+            )
 
 
 @contextlib.contextmanager

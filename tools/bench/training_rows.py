@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _PLAYER = "player_0"
 _VOCABULARY = 200
+_LEAST_COSINE = 0.999
+"""Of the gradients of two arms that learn the same."""
 # Of R8.
 _GAMES = 16
 """Games of one player."""
@@ -53,6 +55,7 @@ async def training(bench: Bench) -> list[Row]:
     limit = bench.settings.tokens_per_micro_batch or 2048
     model = small_model(bench.settings.device)
     compared = await sequences_against_turns(model, rows, limit=limit, pairs=bench.pairs)
+    check_cosine(compared.cosine)
     ratios, cpu = ratios_of(compared.pairs, of_time=True)
     config = compact_config("laptop")
     games = bench.settings.tasks_per_step * bench.settings.num_generations
@@ -347,6 +350,22 @@ def gradient_of(model: Any) -> Any:
         if parameter.grad is not None:
             gradients.append(parameter.grad.flatten())
     return torch.cat(gradients).double()
+
+
+def check_cosine(cosine: float) -> None:
+    """Refuse two arms that do not learn the same.
+
+    Args:
+        cosine: Of their gradients.
+
+    Raises:
+        RuntimeError: It is too small, or not a number.
+    """
+    if not cosine >= _LEAST_COSINE:
+        raise RuntimeError(
+            f"the gradients of the two arms have the cosine {cosine:.6f}, less than "
+            f"{_LEAST_COSINE}: they do not learn the same, so there is nothing to compare"
+        )
 
 
 def _wait_for(device: Any) -> None:

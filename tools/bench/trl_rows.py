@@ -43,9 +43,10 @@ async def against_trl(bench: Bench) -> list[Row]:
             trl_step = await asyncio.to_thread(stack.enter_context, team)
 
             async def ours() -> Measure:
+                num_steps = len(learned())
                 with Stopwatch(children=True) as watch:
                     await asyncio.to_thread(step)
-                return watch.measure(learned()[-1])
+                return watch.measure(tokens_of_step(learned(), num_steps))
 
             async def trl() -> Measure:
                 with Stopwatch(children=True) as watch:
@@ -114,12 +115,12 @@ async def _our_trainer(
         def step() -> None:
             turnstile.step(check_running)
 
-        def learned_tokens() -> list[int]:
-            return _learned_tokens(metrics)
+        def learned() -> list[int]:
+            return learned_tokens(metrics)
 
         try:
             await asyncio.to_thread(turnstile.await_arrival, check_running)
-            yield step, learned_tokens
+            yield step, learned
         finally:
             trainer.terminate()
             try:
@@ -131,10 +132,30 @@ async def _our_trainer(
     await engine.prepare()
 
 
-def _learned_tokens(metrics: Path) -> list[int]:
-    """Return the sampled tokens of each of our steps."""
+def learned_tokens(metrics: Path) -> list[int]:
+    """Return the sampled tokens of each of our steps; none before the first one has ended."""
+    if not metrics.exists():
+        return []
     lines = metrics.read_text(encoding="utf-8").splitlines()
     return [int(json.loads(line)["reply_tokens"]) for line in lines]
+
+
+def tokens_of_step(tokens: list[int], num_before: int) -> int:
+    """Return the sampled tokens of the step that was measured.
+
+    Args:
+        tokens: Of all steps that have ended, see `learned_tokens`.
+        num_before: How many had ended before it.
+
+    Raises:
+        ServerError: What lies between two requests for games was no whole step.
+    """
+    if len(tokens) != num_before + 1:
+        raise ServerError(
+            f"{len(tokens) - num_before} steps ended between two requests for games, so that no "
+            "step can be timed; unset HANABI_OVERLAP, HANABI_EVAL_STEPS and HANABI_RESAMPLE_FLAT."
+        )
+    return tokens[-1]
 
 
 @contextlib.contextmanager

@@ -53,10 +53,14 @@ def steps_of(run: Path) -> dict[str, Any]:
     steps = [row for row in rows if "step" in row]
     measured = steps[1:] or steps
     medians: dict[str, Any] = {"steps": len(steps)}
-    for name, newest in measured[-1].items():
-        if isinstance(newest, int | float) and _is_summarised(name):
-            values = [row[name] for row in measured if name in row]
-            medians[name] = statistics.median(values)
+    figures: dict[str, list[float]] = {}
+    for row in measured:
+        for name, value in row.items():
+            # null, where a step had nothing to measure.
+            if isinstance(value, int | float) and _is_summarised(name):
+                figures.setdefault(name, []).append(value)
+    for name, values in figures.items():
+        medians[name] = statistics.median(values)
     return medians
 
 

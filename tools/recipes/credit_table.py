@@ -80,7 +80,8 @@ def _row(folder: Path, arm: str) -> str:
         lines = (run / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         training_scores.append(statistics.fmean(row["score/mean"] for row in rows[-LAST_STEPS:]))
-        seconds.append(statistics.median(row["step_time"] for row in rows[WARM_UP_STEPS:]))
+        counted = rows[WARM_UP_STEPS:] or rows
+        seconds.append(statistics.median(row["step_time"] for row in counted))
     still_run = folder / f"noise-{arm}"
     ratio = f"{noise(still_run):.1f}" if still_run.exists() else ""
     cells = [f"`{arm}`", _cell(scores), _cell(training_scores), ratio, _cell(seconds, digits=2)]

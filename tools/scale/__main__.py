@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from scale.check import compare
+from scale.check import compare, use_one_core
 from scale.measured import measure
 from scale.table import calibrated, lines, markdown
 
@@ -58,7 +58,8 @@ def check(
     episodes: Annotated[int, typer.Option(help="Episodes for each server.")] = 512,
     reply_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 128,
 ) -> None:
-    """Play steps on real servers on this machine, and simulate the same."""
+    """Play steps on real servers on one core of this machine, and simulate the same."""
+    use_one_core()
     with tempfile.TemporaryDirectory() as folder:
         costs = measure(Path(folder), num_episodes=1024, reply_tokens=reply_tokens).costs
     for number in servers or [1, 2, 4]:

@@ -1,5 +1,6 @@
 """The simulation beside real servers, on one core of this machine."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from scale.replica import EngineSpeed
 from scale.simulation import Cluster, Costs, Work, simulate
 
 SPEED = EngineSpeed(pass_seconds=7.5e-3, sequence_seconds=6e-5)
-"""About that of `table.calibrated`."""
+"""Slower than that of `table.calibrated`, for which docs/scale.md has 4.8 and 0.053 ms."""
 _NO_LIMIT = 1e12
 """Bytes per second within one machine."""
 
@@ -46,6 +47,11 @@ class Comparison:
         )
 
 
+def use_one_core() -> None:
+    """Let this process, and those that it starts from now on, use one core."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
 def compare(
     folder: Path,
     costs: Costs,
@@ -57,7 +63,7 @@ def compare(
 ) -> Comparison:
     """Play one step on real servers, and simulate it.
 
-    All processes share one core: set this process's affinity before.
+    All processes share one core: call `use_one_core` before.
 
     Args:
         folder: An empty one.

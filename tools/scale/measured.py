@@ -23,6 +23,7 @@ from hanabi_grpo.client.answers import checked_games
 from hanabi_grpo.client.calls import read_answer
 from hanabi_grpo.client.fleet import share_tasks
 from hanabi_grpo.client.rollout_client import weights_digest
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.rollout.messages import RolloutAnswer, RolloutRequest, TaskRequest, read_tasks
@@ -184,8 +185,7 @@ def running_fleet(
                 )
             )
         for process in started:
-            assert process.stdout is not None
-            ports.append(int(process.stdout.readline()))
+            ports.append(_port_of(process))
         settings = Settings(
             model=str(TINY_MODEL),
             vllm_server_host=",".join(f"127.0.0.1:{port}" for port in ports),
@@ -212,6 +212,22 @@ def running_fleet(
             process.terminate()
         for process in started:
             process.wait()
+
+
+def _port_of(process: "subprocess.Popen[str]") -> int:
+    """Return the port that a server says when it has started.
+
+    Raises:
+        ServerError: It ended instead.
+    """
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise ServerError(
+            f"a server of the measurement ended with {process.wait()} before it had started; what "
+            "it said stands above."
+        )
+    return int(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
