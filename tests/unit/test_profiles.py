@@ -332,6 +332,35 @@ def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_ou
     )
 
 
+@pytest.mark.parametrize(
+    ("processes", "names", "reason"),
+    [
+        (1, "4", "GPUs 4: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) has more than "),
+        (2, "4,5", "GPUs 4,5: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) has more than "),
+        (4, "4,5,6,7", ""),
+        (6, "4,5,6,7", ""),
+    ],
+)
+def test_the_trainer_sees_no_more_gpus_of_its_own_list_than_it_has_processes(
+    processes: int, names: str, reason: str
+) -> None:
+    # What the script gives it of 8 GPUs. ms-swift refuses a process with several.
+    environ = {
+        "CUDA_VISIBLE_DEVICES_TRAINER": "4,5,6,7",
+        "CUDA_VISIBLE_DEVICES_SERVER": "0,1,2,3",
+        "NPROC_PER_NODE": f"{processes}",
+        "VLLM_TENSOR_PARALLEL_SIZE": "2",
+    }
+    loaded = load_settings(environ, NOWHERE)
+    share = gpu_share(loaded, "trainer")
+    assert share is not None
+    assert ",".join(share.names) == names
+    assert share.names + share.idle == ("4", "5", "6", "7")
+    assert share.reason == (f"{reason}NPROC_PER_NODE={processes} uses" if reason else "")
+    # An option of vLLM may take the others, e.g. --pipeline-parallel-size.
+    assert gpus(loaded, "server") == "0,1,2,3"
+
+
 def test_what_the_other_terminal_uses_is_not_known_where_it_is_not_given_here() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2"}
     assert gpus(load_settings(environ, NOWHERE), "trainer") == "1,2"

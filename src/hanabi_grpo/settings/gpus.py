@@ -95,6 +95,8 @@ class GpuShare:
     """As CUDA takes them: numbers or UUIDs."""
     reason: str = ""
     """One line for the terminal; empty where they are those of CUDA_VISIBLE_DEVICES."""
+    idle: tuple[str, ...] = ()
+    """Those of the terminal's own list that it has no use for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,9 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
 
     CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or
     `.env`. A list of more GPUs than the terminal uses, as schedulers export it, is divided: the
-    server takes its beginning, the trainer its end.
+    server takes its beginning, the trainer its end. Of a list of its own the trainer takes the
+    beginning, because ms-swift (4.6) would spread a process's model over all GPUs that it sees, and
+    refuses to train that way.
 
     Raises:
         SettingsError: One list is too short for both terminals.
@@ -122,7 +126,11 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     own_list = loaded.passed_through.get(name)
     both_list = loaded.passed_through.get(_VISIBLE)
     if own_list is not None and not _yields(own_list, both_list):
-        return _own_share(name, own_list, both_list)
+        share = _own_share(name, own_list, both_list)
+        if terminal == "server":
+            # vLLM leaves the others alone, and one of its own options may take them.
+            return share
+        return _cut_share(share, name, own_list, _gpu_use(loaded, terminal))
     if both_list is None:
         return None
 
@@ -169,6 +177,23 @@ def _own_share(name: str, own_list: tuple[str, str], both_list: tuple[str, str] 
         f"{_VISIBLE}={both_value} ({both_origin})"
     )
     return GpuShare(names=names, reason=reason)
+
+
+def _cut_share(share: GpuShare, name: str, own_list: tuple[str, str], use: _Use) -> GpuShare:
+    """Return no more of a terminal's own GPUs than it uses.
+
+    Args:
+        share: All of its own.
+        name: The variable that lists them.
+        own_list: Value and origin of the list.
+        use: How many it uses.
+    """
+    names = share.names[: use.count]
+    if names == share.names:
+        return share
+    value, origin = own_list
+    reason = f"GPUs {','.join(names)}: {name}={value} ({origin}) has more than {use.settings} uses"
+    return GpuShare(names=names, reason=reason, idle=share.names[use.count :])
 
 
 def _gpu_use(loaded: LoadedSettings, terminal: Terminal) -> _Use:

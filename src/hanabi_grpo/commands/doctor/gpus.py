@@ -283,7 +283,7 @@ def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[
     """
     share = gpu_share(context.loaded, terminal)
     if share is not None:
-        return list(share.names)
+        return [*share.names, *share.idle]
     script = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
     if not script.is_file():
         return []
