@@ -19,7 +19,7 @@ from hanabi_grpo.settings import (
     settings_values,
 )
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.gpus import Terminal, gpu_share
+from hanabi_grpo.settings.gpus import Terminal, check_enough_gpus, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")
 PROFILES = sorted((ROOT / "tools" / "profiles").glob("*.env"))
@@ -359,6 +359,47 @@ def test_the_trainer_sees_no_more_gpus_of_its_own_list_than_it_has_processes(
     assert share.reason == (f"{reason}NPROC_PER_NODE={processes} uses" if reason else "")
     # An option of vLLM may take the others, e.g. --pipeline-parallel-size.
     assert gpus(loaded, "server") == "0,1,2,3"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "given", "problem"),
+    [
+        (
+            "server",
+            {"CUDA_VISIBLE_DEVICES_SERVER": "0,1"},
+            "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, and the "
+            "server's list has 2 (0,1): set VLLM_DATA_PARALLEL_SIZE=2, name more GPUs in "
+            "CUDA_VISIBLE_DEVICES_SERVER, or take a profile of docs/hardware.md in both terminals.",
+        ),
+        (
+            "server",
+            {"CUDA_VISIBLE_DEVICES": "GPU-5d", "VLLM_TENSOR_PARALLEL_SIZE": "2"},
+            "VLLM_TENSOR_PARALLEL_SIZE=2 uses 2 GPUs, and the server's list has 1 (GPU-5d): set "
+            "VLLM_TENSOR_PARALLEL_SIZE=1 VLLM_DATA_PARALLEL_SIZE=1, name more GPUs in "
+            "CUDA_VISIBLE_DEVICES_SERVER, or take a profile of docs/hardware.md in both terminals.",
+        ),
+        (
+            "trainer",
+            {"CUDA_VISIBLE_DEVICES_TRAINER": "4,5"},
+            "NPROC_PER_NODE=4 uses 4 GPUs, and the trainer's list has 2 (4,5): set "
+            "NPROC_PER_NODE=2, name more GPUs in CUDA_VISIBLE_DEVICES_TRAINER, or take a profile "
+            "of docs/hardware.md in both terminals.",
+        ),
+    ],
+)
+def test_a_list_that_is_shorter_than_a_terminals_sizes_is_refused_before_anything_is_loaded(
+    terminal: Terminal, given: dict[str, str], problem: str
+) -> None:
+    loaded = load_settings(given, NOWHERE, device=("gpu", "a test"))
+    with pytest.raises(SettingsError) as caught:
+        check_enough_gpus(loaded, terminal)
+    assert str(caught.value) == problem
+    # A scheduler's list says nothing where everything runs on the CPU.
+    sizes = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4", "DEEPSPEED": "zero2"}
+    on_cpu = load_settings({**sizes, **given}, NOWHERE, device=("cpu", "a test"))
+    check_enough_gpus(on_cpu, terminal)
+    whole_machine = {"CUDA_VISIBLE_DEVICES": EXPORTED}
+    check_enough_gpus(load_settings(whole_machine, NOWHERE, device=("gpu", "a test")), terminal)
 
 
 def test_what_the_other_terminal_uses_is_not_known_where_it_is_not_given_here() -> None:

@@ -156,6 +156,37 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     return GpuShare(names=part, reason=reason)
 
 
+def check_enough_gpus(loaded: LoadedSettings, terminal: Terminal) -> None:
+    """Refuse to start a terminal whose list has fewer GPUs than its sizes use.
+
+    vLLM and torch would say so once they have loaded the model, and name neither list nor sizes. A
+    terminal without a list is not looked at, nor are lists where everything runs on the CPU.
+
+    Raises:
+        SettingsError: Its list is too short.
+    """
+    settings = loaded.settings
+    share = gpu_share(loaded, terminal)
+    if settings.device != "gpu" or share is None:
+        return
+    use = _gpu_use(loaded, terminal)
+    num_gpus = len(share.names)
+    if num_gpus >= use.count:
+        return
+    if terminal == "trainer":
+        fitting = f"NPROC_PER_NODE={num_gpus}"
+    elif settings.vllm_tensor_parallel_size <= num_gpus:
+        num_copies = num_gpus // settings.vllm_tensor_parallel_size
+        fitting = f"VLLM_DATA_PARALLEL_SIZE={num_copies}"
+    else:
+        fitting = f"VLLM_TENSOR_PARALLEL_SIZE={num_gpus} VLLM_DATA_PARALLEL_SIZE=1"
+    raise SettingsError(
+        f"{use.settings} uses {use.count} GPUs, and the {terminal}'s list has {num_gpus} "
+        f"({','.join(share.names)}): set {fitting}, name more GPUs in {_VISIBLE}_"
+        f"{terminal.upper()}, or take a profile of docs/hardware.md in both terminals."
+    )
+
+
 def _yields(own_list: tuple[str, str], both_list: tuple[str, str] | None) -> bool:
     """Tell whether a terminal's own list, a profile's, yields to the shell's or `.env`'s for both.
 

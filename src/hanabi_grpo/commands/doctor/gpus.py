@@ -151,13 +151,19 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
     if "server" in gpus_of:
         server_gpus = gpus_of["server"]
         tensor = settings.vllm_tensor_parallel_size
-        data = _size(context, "vllm_data_parallel_size", server_gpus, "vllm_tensor_parallel_size")
+        data = _size(
+            context,
+            "server",
+            "vllm_data_parallel_size",
+            server_gpus,
+            "vllm_tensor_parallel_size",
+        )
         sizes = f"VLLM_TENSOR_PARALLEL_SIZE={tensor} × VLLM_DATA_PARALLEL_SIZE={data}"
         yield _check_sizes("server gpus", sizes, tensor * data, server_gpus, use_profile)
         measured = [gpu for gpu in gpus if gpu.number in server_gpus and gpu.total]
         yield _check_free_memory(context, measured)
     if "trainer" in gpus_of:
-        processes = _size(context, "nproc_per_node", gpus_of["trainer"])
+        processes = _size(context, "trainer", "nproc_per_node", gpus_of["trainer"])
         sizes = f"NPROC_PER_NODE={processes}"
         yield _check_sizes("trainer gpus", sizes, processes, gpus_of["trainer"], use_profile)
 
@@ -294,15 +300,23 @@ def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[
     return numbers[:half] if terminal == "server" else numbers[half:]
 
 
-def _size(context: Context, field: str, gpus: Sequence[str], *unless_given: str) -> int:
+def _size(
+    context: Context, terminal: Terminal, field: str, gpus: Sequence[str], *unless_given: str
+) -> int:
     """Return a size of a terminal, by default what its script sets: one for each of its GPUs.
+
+    The script sets none where the terminal's GPUs were chosen by somebody.
 
     Args:
         context: What the doctor looks at.
+        terminal: The terminal.
         field: The size's field in the settings.
         gpus: The terminal's GPUs.
         unless_given: Fields with which the script leaves the size alone.
     """
     origins = context.loaded.origins
     is_default = all(origins[name].startswith("default") for name in (field, *unless_given))
-    return len(gpus) if is_default else int(getattr(context.settings, field))
+    is_by_script = gpu_share(context.loaded, terminal) is None
+    if is_default and is_by_script:
+        return len(gpus)
+    return int(getattr(context.settings, field))
