@@ -5,6 +5,7 @@ A driver that is too old for torch is reported by `tools/setup.sh`, before anyth
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
@@ -30,6 +31,8 @@ _VISIBLE = (
     "CUDA_VISIBLE_DEVICES_SERVER",
     "CUDA_VISIBLE_DEVICES_TRAINER",
 )
+_LEAST_SPLIT = 2
+"""Fewest GPUs that the scripts divide."""
 _PROFILE_SIZES = (1, 2, 4, 8)
 """Numbers of GPUs for which there are profiles."""
 
@@ -298,6 +301,37 @@ def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[
     if not half:
         return numbers
     return numbers[:half] if terminal == "server" else numbers[half:]
+
+
+def with_sizes_of_scripts(context: Context, gpus: Sequence[Gpu]) -> Context:
+    """Return what the doctor looks at, with the sizes that the scripts set where nobody says any.
+
+    The defaults are those of 8 GPUs, and the scripts fit them to the machine.
+
+    Args:
+        context: What the doctor looks at.
+        gpus: The GPUs of the machine.
+    """
+    try:
+        server_gpus = _gpus_of(context, "server", gpus)
+        trainer_gpus = _gpus_of(context, "trainer", gpus)
+    except SettingsError:
+        # `_check_split` says what is wrong.
+        return context
+    if len(gpus) < _LEAST_SPLIT or not server_gpus or not trainer_gpus:
+        return context
+    sizes = {
+        "vllm_data_parallel_size": _size(
+            context,
+            "server",
+            "vllm_data_parallel_size",
+            server_gpus,
+            "vllm_tensor_parallel_size",
+        ),
+        "nproc_per_node": _size(context, "trainer", "nproc_per_node", trainer_gpus),
+    }
+    loaded = replace(context.loaded, settings=context.settings.model_copy(update=sizes))
+    return replace(context, loaded=loaded)
 
 
 def _size(
