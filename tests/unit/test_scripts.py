@@ -845,6 +845,12 @@ def test_setup_installs_nothing_where_the_packages_are_on_the_path(
     ("listing", "extra", "reason"),
     [
         ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "serve", "nvidia-smi lists a GPU"),
+        # Slices of many GPUs, which it does not write in one piece.
+        (
+            'for gpu in 0 1 2 3; do echo "GPU $gpu: NVIDIA H200"; sleep 0.02; done',
+            "serve",
+            "nvidia-smi lists a GPU",
+        ),
         ("echo 'No devices were found'", "cpu", "no usable GPU: nvidia-smi lists none"),
         ("echo 'no driver' >&2; exit 9", "cpu", "no usable GPU: nvidia-smi lists none"),
     ],
