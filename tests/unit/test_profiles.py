@@ -402,6 +402,21 @@ def test_a_list_that_is_shorter_than_a_terminals_sizes_is_refused_before_anythin
     check_enough_gpus(load_settings(whole_machine, NOWHERE, device=("gpu", "a test")), terminal)
 
 
+def test_a_server_without_a_list_is_refused_where_the_machine_has_fewer_gpus_than_it_uses() -> None:
+    # `evaluate --own-server`, or `serve` without the script, with the defaults of 8 GPUs.
+    loaded = load_settings({}, NOWHERE, device=("gpu", "a test"))
+    with pytest.raises(SettingsError) as caught:
+        check_enough_gpus(loaded, "server", count=lambda: 2)
+    assert str(caught.value) == (
+        "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, and this machine "
+        "has 2: set VLLM_DATA_PARALLEL_SIZE=2, or take a profile of docs/hardware.md in both "
+        "terminals."
+    )
+    for enough in (0, 4, 8):
+        check_enough_gpus(loaded, "server", count=lambda num=enough: num)
+    check_enough_gpus(loaded, "server")
+
+
 def test_what_the_other_terminal_uses_is_not_known_where_it_is_not_given_here() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2"}
     assert gpus(load_settings(environ, NOWHERE), "trainer") == "1,2"

@@ -3,6 +3,7 @@
 Both terminals may be given the same list of GPUs; then they divide it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hanabi_grpo.errors import SettingsError
@@ -156,22 +157,36 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     return GpuShare(names=part, reason=reason)
 
 
-def check_enough_gpus(loaded: LoadedSettings, terminal: Terminal) -> None:
-    """Refuse to start a terminal whose list has fewer GPUs than its sizes use.
+def check_enough_gpus(
+    loaded: LoadedSettings, terminal: Terminal, count: Callable[[], int] | None = None
+) -> None:
+    """Refuse to start a terminal that has fewer GPUs than its sizes use.
 
-    vLLM and torch would say so once they have loaded the model, and name neither list nor sizes. A
-    terminal without a list is not looked at, nor are lists where everything runs on the CPU.
+    vLLM and torch would say so once they have loaded the model, and name neither list nor sizes.
+    Nothing is looked at where everything runs on the CPU.
+
+    Args:
+        loaded: The settings.
+        terminal: The terminal.
+        count: Returns the GPUs of this machine, 0 where they are not known; asked only where no
+            list says which are the terminal's. None: such a terminal is not looked at.
 
     Raises:
-        SettingsError: Its list is too short.
+        SettingsError: It has.
     """
     settings = loaded.settings
-    share = gpu_share(loaded, terminal)
-    if settings.device != "gpu" or share is None:
+    if settings.device != "gpu":
         return
+    share = gpu_share(loaded, terminal)
+    if share is not None:
+        num_gpus = len(share.names)
+        has = f"the {terminal}'s list has {num_gpus} ({','.join(share.names)})"
+    else:
+        num_gpus = count() if count is not None else 0
+        has = f"this machine has {num_gpus}"
     use = _gpu_use(loaded, terminal)
-    num_gpus = len(share.names)
-    if num_gpus >= use.count:
+    is_known = share is not None or num_gpus > 0
+    if num_gpus >= use.count or not is_known:
         return
     if terminal == "trainer":
         fitting = f"NPROC_PER_NODE={num_gpus}"
@@ -180,10 +195,10 @@ def check_enough_gpus(loaded: LoadedSettings, terminal: Terminal) -> None:
         fitting = f"VLLM_DATA_PARALLEL_SIZE={num_copies}"
     else:
         fitting = f"VLLM_TENSOR_PARALLEL_SIZE={num_gpus} VLLM_DATA_PARALLEL_SIZE=1"
+    more = f"name more GPUs in {_VISIBLE}_{terminal.upper()}, " if share is not None else ""
     raise SettingsError(
-        f"{use.settings} uses {use.count} GPUs, and the {terminal}'s list has {num_gpus} "
-        f"({','.join(share.names)}): set {fitting}, name more GPUs in {_VISIBLE}_"
-        f"{terminal.upper()}, or take a profile of docs/hardware.md in both terminals."
+        f"{use.settings} uses {use.count} GPUs, and {has}: set {fitting}, {more}or take a profile "
+        "of docs/hardware.md in both terminals."
     )
 
 
