@@ -587,6 +587,11 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_nobody_c
     assert "GPUs:" not in own.stderr
     profile = "tools/profiles/gpu-4.env"
     assert last_call(launch(ROLLOUT, HANABI_PROFILE=profile)).gpus == ""
+    other = launch(TRAIN, CUDA_VISIBLE_DEVICES_SERVER="6,7").stderr
+    assert (
+        "takes 4,5,6,7 (4 of 8) and the other terminal those of CUDA_VISIBLE_DEVICES_SERVER, which "
+        "should not be the same" in other
+    )
     # Sizes that somebody gave stay; who divides the model has as many copies as he says.
     given = last_call(launch(TRAIN, NPROC_PER_NODE="2"))
     assert given.sizes == "NPROC_PER_NODE=2"
