@@ -199,7 +199,7 @@ class RunOfATest:
         )
         groups = player_groups(self.model, NAMES, self.settings.rate_of)
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-        optimizer.register_step_pre_hook(self.guard.before_step)
+        self.guard.watch(optimizer)
         self.optimizer = optimizer
         accelerator = Accelerator(cpu=True)
         schedule = PlayerSchedule(

@@ -58,7 +58,10 @@ on_gpu() {
 # ones, with a copy of the model on each, the trainer the others, with a process on each. It is said, and yields to whatever
 # the shell, .env, the profile or --set gives.
 split_gpus() {
-    local terminal=$1 variable=CUDA_VISIBLE_DEVICES_${1^^} listed="" count=8 half mine size
+    local terminal=$1 variable=CUDA_VISIBLE_DEVICES_${1^^} other=CUDA_VISIBLE_DEVICES_TRAINER listed="" count=8 half mine size
+    local rest="the other terminal the rest"
+    [ "$terminal" = server ] || other=CUDA_VISIBLE_DEVICES_SERVER
+    ! given "$other" || rest="the other terminal those of $other, which should not be the same"
     if given CUDA_VISIBLE_DEVICES || given "$variable"; then
         return 0
     fi
@@ -88,6 +91,6 @@ split_gpus() {
         [ $size -gt 1 ] || default_env DEEPSPEED none
     fi
     default_env "$variable" "$mine"
-    echo "GPUs: $count, of which the $terminal takes $mine ($size of $count) and the other terminal the rest; a profile" \
+    echo "GPUs: $count, of which the $terminal takes $mine ($size of $count) and $rest; a profile" \
         "(docs/hardware.md) or $variable chooses others" >&2
 }

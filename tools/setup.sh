@@ -16,6 +16,12 @@ case "${1:-}" in
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Read as a whole: a pipe that grep has closed behind the first line would end nvidia-smi with an error, as if there were none.
+has_gpu() {
+    local listed
+    listed=$(nvidia-smi -L 2>/dev/null) && grep -q '^GPU ' <<<"$listed"
+}
+
 choose_engine() {
     if [ -n "${SETUP_EXTRA:-}" ]; then
         extra=$SETUP_EXTRA reason="SETUP_EXTRA is set"
@@ -25,7 +31,7 @@ choose_engine() {
         esac
     elif ! command -v nvidia-smi >/dev/null; then
         extra=cpu reason="no GPU: nvidia-smi is not installed"
-    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    elif has_gpu; then
         extra=serve reason="nvidia-smi lists a GPU"
     else
         extra=cpu reason="no usable GPU: nvidia-smi lists none"
@@ -59,7 +65,7 @@ check_driver() {
 # SETUP_EXTRA may be on another machine than the one that runs.
 check_cuda() {
     local answer
-    if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    if ! has_gpu; then
         return 0
     fi
     if answer=$(.venv/bin/python -c "import torch; torch.cuda.init()" 2>&1); then

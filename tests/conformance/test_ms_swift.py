@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import swift.utils
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
@@ -23,10 +24,13 @@ from swift.optimizers import OptimizerCallback, optimizers_map
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.trainers import TrainerFactory
 from swift.trainers.mixin import SwiftMixin
+from swift.utils import is_mp
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.pipeline import register_trainer
+from hanabi_grpo.training.pipeline import check_gpus, register_trainer
 from hanabi_grpo.training.trainer import (
     OPTIMIZER_PLUGIN,
     HanabiGRPOTrainer,
@@ -218,6 +222,59 @@ def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
     # A run proves the rest: `HanabiGRPOTrainer` without its link or one of these ends at once.
     assert "_init_external_vllm" in vars(RLHFArguments)
     assert "grpo" in TrainerFactory.TRAINER_MAPPING
+
+
+def see_gpus(monkeypatch: pytest.MonkeyPatch, num_gpus: int, num_processes: int) -> None:
+    """Let torch see some GPUs from a process of a trainer of several."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", f"{num_processes}")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_processes", "visible", "problem"),
+    [
+        # A driver that is too old, or a list whose first GPU is not there.
+        (0, 1, "4", "1 trainer process(es) on this machine, and torch sees 0 GPU(s) "),
+        (2, 4, "0,1,2,3", "4 trainer process(es) on this machine, and torch sees 2 GPU(s) "),
+        # `hanabi-grpo train` without the script.
+        (8, 4, None, "4 trainer process(es) on this machine, and torch sees 8 GPU(s) "),
+        (4, 4, "4,5,6,7", ""),
+        (1, 1, None, ""),
+    ],
+)
+def test_a_trainer_that_does_not_see_a_gpu_for_each_process_ends_before_it_loads_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+    num_gpus: int,
+    num_processes: int,
+    visible: str | None,
+    problem: str,
+) -> None:
+    see_gpus(monkeypatch, num_gpus, num_processes)
+    listed = "CUDA_VISIBLE_DEVICES is unset"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        listed = f"CUDA_VISIBLE_DEVICES={visible}"
+    check_gpus(Settings())
+    settings = Settings(device="gpu")
+    if not problem:
+        check_gpus(settings)
+        return
+    with pytest.raises(SettingsError) as caught:
+        check_gpus(settings)
+    assert str(caught.value).startswith(f"{problem}({listed})")
+    proposed = "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7;" in str(caught.value)
+    assert proposed == (num_gpus > num_processes)
+
+
+@pytest.mark.parametrize(("num_gpus", "is_spread"), [(4, False), (8, True)])
+def test_ms_swift_spreads_a_model_over_gpus_that_no_other_process_has(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, is_spread: bool
+) -> None:
+    see_gpus(monkeypatch, num_gpus, 4)
+    monkeypatch.setattr(swift.utils, "get_device_count", lambda: num_gpus)
+    assert is_mp() == is_spread
 
 
 @pytest.mark.rest

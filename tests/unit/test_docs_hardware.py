@@ -262,3 +262,23 @@ def test_the_doctor_tells_the_memory_of_each_part_and_the_seconds_of_a_step(
     )
     set_budget(context, None)
     assert [check.status for check in budget_checks(context)] == ["ok", "ok", "skip"]
+
+
+def test_the_seconds_of_a_step_are_those_of_the_sizes_that_the_scripts_set(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = make_gpu_machine(tmp_path, 2, free=80_000)
+    no_profile = tmp_path / "no-gpus-chosen.env"
+    no_profile.write_text("HANABI_OVERLAP=1\nHANABI_TOKENS_PER_MICRO_BATCH=16384\n")
+    findings = []
+    for profile in (PROFILES["gpu-2"], no_profile):
+        context = replace(make_context(profile, folders, monkeypatch), shell=shell)
+        set_budget(context, FULL_HANABI)
+        *_, seconds = [check.finding for check in budget_checks(context)]
+        findings.append(seconds)
+    # Without them they would be those of 8 GPUs, the defaults.
+    assert findings[0] == findings[1]
+    context = replace(make_context(PROFILES["gpu-8"], folders, monkeypatch), shell=shell)
+    set_budget(context, FULL_HANABI)
+    *_, seconds = [check.finding for check in budget_checks(context)]
+    assert seconds != findings[0]

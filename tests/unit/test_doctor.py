@@ -303,6 +303,21 @@ def test_where_nobody_chose_the_gpus_are_halved_as_the_scripts_do(
     assert checks["trainer gpus"]["finding"] == f"NPROC_PER_NODE={half} fits {half}"
 
 
+def test_sizes_of_a_list_that_somebody_chose_are_those_of_the_settings(tmp_path: Path) -> None:
+    # The scripts set sizes only where they choose the GPUs.
+    checks = run_with_gpus(
+        tmp_path, 8, CUDA_VISIBLE_DEVICES_SERVER="0,1", CUDA_VISIBLE_DEVICES_TRAINER="4,5,6"
+    )
+    assert checks["gpu split"]["finding"] == "server on 0,1, trainer on 4,5,6"
+    assert checks["server gpus"]["finding"] == (
+        "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=1 uses 1 of 2 GPUs; the others "
+        "stay idle"
+    )
+    assert checks["trainer gpus"]["finding"] == (
+        "NPROC_PER_NODE=1 uses 1 of 3 GPUs; the others stay idle"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """How both terminals share GPUs, and what the doctor says of it."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from exact_game import (
     GAMES,
@@ -117,6 +118,33 @@ def test_each_token_has_the_factor_of_its_own_step() -> None:
     torch.testing.assert_close(weights, expected)
     limited = batch_weights([ratios, {GameStep(4, 0): 9.0}], batch, 2.0)
     torch.testing.assert_close(limited, torch.tensor([[2.0, 0.5, 1.0]]))
+
+
+class _NumbersRead(TorchDispatchMode):
+    """Counts how often a single number is read, for which a GPU finishes all work before it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_factors_of_steps_do_not_wait_for_the_gpu_at_every_token() -> None:
+    shape = (3, 50)
+    steps = torch.arange(50).expand(shape)
+    with _NumbersRead() as read:
+        ratios = step_log_ratios(
+            torch.zeros(shape),
+            torch.ones(shape),
+            torch.ones(shape, dtype=torch.bool),
+            [0, 0, 1],
+            steps,
+        )
+    assert ratios[GameStep(0, 49)] == -2.0
+    assert ratios[GameStep(1, 0)] == -1.0
+    assert len(ratios) == 100
+    assert read.count == 0
 
 
 def test_an_infinite_or_missing_factor_spoils_no_step() -> None:

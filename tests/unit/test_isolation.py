@@ -4,6 +4,8 @@ included.
 
 import contextlib
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -37,7 +39,7 @@ class _Training:
 
     def __init__(
         self,
-        optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
         *,
         loss_scaled: bool = False,
     ) -> None:
@@ -50,8 +52,8 @@ class _Training:
             report=lambda kind, message, **_: self.reports.append((kind, message)),
         )
         options = {"weight_decay": 0.1} if optimizer is torch.optim.AdamW else {}
-        self.optimizer = optimizer(player_groups(self.model, NAMES), lr=0.1, **options)  # type: ignore[call-arg]
-        self.optimizer.register_step_pre_hook(self.guard.before_step)
+        self.optimizer = optimizer(player_groups(self.model, NAMES), lr=0.1, **options)
+        self.guard.watch(self.optimizer)
         self.schedule = PlayerSchedule(
             self.optimizer, "linear", num_training_steps=20, num_warmup_steps=5
         )
@@ -225,6 +227,47 @@ def test_updates_that_a_falling_loss_scale_skips_do_not_stop_the_run_and_endless
         for _ in range(21):
             step(float("nan"))
     assert len([kind for kind, _ in run.reports]) == 2 * 9 + 2 * 20
+
+
+def test_a_fused_optimizer_clips_gradients_without_the_loss_scale() -> None:
+    """As in float16 on a GPU, where transformers' default optimizer is fused."""
+    fused = functools.partial(torch.optim.AdamW, fused=True)
+    run = _Training(fused, loss_scaled=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+
+    def step(gradients: dict[str, float]) -> dict[str, float]:
+        run.optimizer.zero_grad()
+        run.guard.begin_step()
+        run.guard.begin_update(NAMES)
+        for name, gradient in gradients.items():
+            weight = run.model.lora_A[name].weight
+            scaler.scale(weight.sum() * gradient).backward()
+        scaler.step(run.optimizer)
+        scaler.update()
+        norms = run.guard.end_update()
+        run.guard.end_step()
+        return norms
+
+    plain = _Training(fused)
+    for gradient in (0.001, 0.1):
+        # 16 numbers: the norm is 4 times as large.
+        norms = step({"player_0": gradient, "player_1": gradient})
+        assert norms == {name: pytest.approx(4 * gradient, rel=1e-5) for name in NAMES}
+        plain.optimizer.zero_grad()
+        plain.guard.begin_step()
+        plain.guard.begin_update(NAMES)
+        for name in NAMES:
+            (plain.model.lora_A[name].weight.sum() * gradient).backward()
+        plain.optimizer.step()
+        plain.guard.end_update()
+        plain.guard.end_step()
+    # The scale is a power of two, so it leaves no trace.
+    assert _same(run.of("player_0"), plain.of("player_0"))
+
+    before = run.of("player_1")
+    assert step({"player_0": float("inf"), "player_1": 0.1}) == {}
+    assert _same(run.of("player_1"), before), "nobody moves, and nobody is counted as moved"
+    assert run.guard.dropped == ["player_0", "player_1"]
 
 
 def test_a_step_that_nobody_announced_is_refused_and_one_that_never_came_is_counted() -> None:

@@ -19,7 +19,7 @@ from hanabi_grpo.settings import (
     settings_values,
 )
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.gpus import Terminal, gpu_share
+from hanabi_grpo.settings.gpus import Terminal, check_enough_gpus, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")
 PROFILES = sorted((ROOT / "tools" / "profiles").glob("*.env"))
@@ -330,6 +330,91 @@ def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_ou
         "2 and VLLM_TENSOR_PARALLEL_SIZE=2 2. Lower one of them, or name this terminal's GPUs: "
         "CUDA_VISIBLE_DEVICES_TRAINER=1,2."
     )
+
+
+@pytest.mark.parametrize(
+    ("processes", "names", "reason"),
+    [
+        (1, "4", "GPUs 4: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) has more than "),
+        (2, "4,5", "GPUs 4,5: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) has more than "),
+        (4, "4,5,6,7", ""),
+        (6, "4,5,6,7", ""),
+    ],
+)
+def test_the_trainer_sees_no_more_gpus_of_its_own_list_than_it_has_processes(
+    processes: int, names: str, reason: str
+) -> None:
+    # What the script gives it of 8 GPUs. ms-swift refuses a process with several.
+    environ = {
+        "CUDA_VISIBLE_DEVICES_TRAINER": "4,5,6,7",
+        "CUDA_VISIBLE_DEVICES_SERVER": "0,1,2,3",
+        "NPROC_PER_NODE": f"{processes}",
+        "VLLM_TENSOR_PARALLEL_SIZE": "2",
+    }
+    loaded = load_settings(environ, NOWHERE)
+    share = gpu_share(loaded, "trainer")
+    assert share is not None
+    assert ",".join(share.names) == names
+    assert share.names + share.idle == ("4", "5", "6", "7")
+    assert share.reason == (f"{reason}NPROC_PER_NODE={processes} uses" if reason else "")
+    # An option of vLLM may take the others, e.g. --pipeline-parallel-size.
+    assert gpus(loaded, "server") == "0,1,2,3"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "given", "problem"),
+    [
+        (
+            "server",
+            {"CUDA_VISIBLE_DEVICES_SERVER": "0,1"},
+            "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, and the "
+            "server's list has 2 (0,1): set VLLM_DATA_PARALLEL_SIZE=2, name more GPUs in "
+            "CUDA_VISIBLE_DEVICES_SERVER, or take a profile of docs/hardware.md in both terminals.",
+        ),
+        (
+            "server",
+            {"CUDA_VISIBLE_DEVICES": "GPU-5d", "VLLM_TENSOR_PARALLEL_SIZE": "2"},
+            "VLLM_TENSOR_PARALLEL_SIZE=2 uses 2 GPUs, and the server's list has 1 (GPU-5d): set "
+            "VLLM_TENSOR_PARALLEL_SIZE=1 VLLM_DATA_PARALLEL_SIZE=1, name more GPUs in "
+            "CUDA_VISIBLE_DEVICES_SERVER, or take a profile of docs/hardware.md in both terminals.",
+        ),
+        (
+            "trainer",
+            {"CUDA_VISIBLE_DEVICES_TRAINER": "4,5"},
+            "NPROC_PER_NODE=4 uses 4 GPUs, and the trainer's list has 2 (4,5): set "
+            "NPROC_PER_NODE=2, name more GPUs in CUDA_VISIBLE_DEVICES_TRAINER, or take a profile "
+            "of docs/hardware.md in both terminals.",
+        ),
+    ],
+)
+def test_a_list_that_is_shorter_than_a_terminals_sizes_is_refused_before_anything_is_loaded(
+    terminal: Terminal, given: dict[str, str], problem: str
+) -> None:
+    loaded = load_settings(given, NOWHERE, device=("gpu", "a test"))
+    with pytest.raises(SettingsError) as caught:
+        check_enough_gpus(loaded, terminal)
+    assert str(caught.value) == problem
+    # A scheduler's list says nothing where everything runs on the CPU.
+    sizes = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4", "DEEPSPEED": "zero2"}
+    on_cpu = load_settings({**sizes, **given}, NOWHERE, device=("cpu", "a test"))
+    check_enough_gpus(on_cpu, terminal)
+    whole_machine = {"CUDA_VISIBLE_DEVICES": EXPORTED}
+    check_enough_gpus(load_settings(whole_machine, NOWHERE, device=("gpu", "a test")), terminal)
+
+
+def test_a_server_without_a_list_is_refused_where_the_machine_has_fewer_gpus_than_it_uses() -> None:
+    # `evaluate --own-server`, or `serve` without the script, with the defaults of 8 GPUs.
+    loaded = load_settings({}, NOWHERE, device=("gpu", "a test"))
+    with pytest.raises(SettingsError) as caught:
+        check_enough_gpus(loaded, "server", count=lambda: 2)
+    assert str(caught.value) == (
+        "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, and this machine "
+        "has 2: set VLLM_DATA_PARALLEL_SIZE=2, or take a profile of docs/hardware.md in both "
+        "terminals."
+    )
+    for enough in (0, 4, 8):
+        check_enough_gpus(loaded, "server", count=lambda num=enough: num)
+    check_enough_gpus(loaded, "server")
 
 
 def test_what_the_other_terminal_uses_is_not_known_where_it_is_not_given_here() -> None:

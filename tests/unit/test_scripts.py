@@ -587,6 +587,11 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_nobody_c
     assert "GPUs:" not in own.stderr
     profile = "tools/profiles/gpu-4.env"
     assert last_call(launch(ROLLOUT, HANABI_PROFILE=profile)).gpus == ""
+    other = launch(TRAIN, CUDA_VISIBLE_DEVICES_SERVER="6,7").stderr
+    assert (
+        "takes 4,5,6,7 (4 of 8) and the other terminal those of CUDA_VISIBLE_DEVICES_SERVER, which "
+        "should not be the same" in other
+    )
     # Sizes that somebody gave stay; who divides the model has as many copies as he says.
     given = last_call(launch(TRAIN, NPROC_PER_NODE="2"))
     assert given.sizes == "NPROC_PER_NODE=2"
@@ -845,6 +850,12 @@ def test_setup_installs_nothing_where_the_packages_are_on_the_path(
     ("listing", "extra", "reason"),
     [
         ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "serve", "nvidia-smi lists a GPU"),
+        # Slices of many GPUs, which it does not write in one piece.
+        (
+            'for gpu in 0 1 2 3; do echo "GPU $gpu: NVIDIA H200"; sleep 0.02; done',
+            "serve",
+            "nvidia-smi lists a GPU",
+        ),
         ("echo 'No devices were found'", "cpu", "no usable GPU: nvidia-smi lists none"),
         ("echo 'no driver' >&2; exit 9", "cpu", "no usable GPU: nvidia-smi lists none"),
     ],

@@ -428,6 +428,20 @@ def test_float16_is_refused(base: Path) -> None:
         load_base(make_settings(base, dtype="float16"), base, full=False)
 
 
+def test_a_warm_start_on_the_cpu_says_so_where_the_packages_are_those_for_gpus(
+    base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, is_said in (("cpu", False), ("gpu", True)):
+        settings = make_settings(base).model_copy(
+            update={"device": device, "device_reason": "engine vllm 0.32.0 is installed"}
+        )
+        model = load_base(settings, base, full=False)
+        assert model.device.type == "cpu"
+        line = "warm-start runs on the CPU: engine vllm 0.32.0 is installed, and torch can use no "
+        assert (line in caplog.text) == is_said
+
+
 def test_a_model_with_dropout_ends_at_the_same_weights_each_time(
     base: Path, tmp_path: Path
 ) -> None:

@@ -6,8 +6,10 @@ This process holds the port, and starts and restarts its child, which has the en
 import typer
 
 from hanabi_grpo.commands.console import announce, make_console, sayer
+from hanabi_grpo.commands.doctor.nvidia_smi import list_gpus
 from hanabi_grpo.commands.dry_run import AsJson, AsYaml, DryRun, PrintConfig, show_start
 from hanabi_grpo.settings import LoadedSettings, Settings
+from hanabi_grpo.settings.gpus import check_enough_gpus
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.shell import TRAIN_SCRIPT, shell_assignments, start_words
@@ -45,6 +47,7 @@ def serve(
         return
     console = make_console()
     loaded = announce(console, "server")
+    check_enough_gpus(loaded, "server", count=lambda: len(list_gpus()[0]))
     sayer(console)(f"For training, type in another terminal:\n    {trainer_command(loaded)}")
     # Imported here: the offline switches must be set before a hub library reads them.
     from hanabi_grpo.server.main import serve as run_server

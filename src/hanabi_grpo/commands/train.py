@@ -41,6 +41,7 @@ from hanabi_grpo.runs.run_folder import (
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
 from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.defaults import tiny_model_command
+from hanabi_grpo.settings.gpus import check_enough_gpus
 from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
@@ -88,6 +89,7 @@ def train(
     console = make_console()
     say = sayer(console)
     loaded = announce(console, "trainer")
+    check_enough_gpus(loaded, "trainer")
     rows = training_rows(loaded.settings)
     plan = plan_training(loaded.settings, rows)
     make_tiny_model = tiny_model_command(

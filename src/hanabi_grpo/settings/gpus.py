@@ -3,6 +3,7 @@
 Both terminals may be given the same list of GPUs; then they divide it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hanabi_grpo.errors import SettingsError
@@ -95,6 +96,8 @@ class GpuShare:
     """As CUDA takes them: numbers or UUIDs."""
     reason: str = ""
     """One line for the terminal; empty where they are those of CUDA_VISIBLE_DEVICES."""
+    idle: tuple[str, ...] = ()
+    """Those of the terminal's own list that it has no use for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,9 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
 
     CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or
     `.env`. A list of more GPUs than the terminal uses, as schedulers export it, is divided: the
-    server takes its beginning, the trainer its end.
+    server takes its beginning, the trainer its end. Of a list of its own the trainer takes the
+    beginning, because ms-swift (4.6) would spread a process's model over all GPUs that it sees, and
+    refuses to train that way.
 
     Raises:
         SettingsError: One list is too short for both terminals.
@@ -122,7 +127,11 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     own_list = loaded.passed_through.get(name)
     both_list = loaded.passed_through.get(_VISIBLE)
     if own_list is not None and not _yields(own_list, both_list):
-        return _own_share(name, own_list, both_list)
+        share = _own_share(name, own_list, both_list)
+        if terminal == "server":
+            # vLLM leaves the others alone, and one of its own options may take them.
+            return share
+        return _cut_share(share, name, own_list, _gpu_use(loaded, terminal))
     if both_list is None:
         return None
 
@@ -148,6 +157,51 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     return GpuShare(names=part, reason=reason)
 
 
+def check_enough_gpus(
+    loaded: LoadedSettings, terminal: Terminal, count: Callable[[], int] | None = None
+) -> None:
+    """Refuse to start a terminal that has fewer GPUs than its sizes use.
+
+    vLLM and torch would say so once they have loaded the model, and name neither list nor sizes.
+    Nothing is looked at where everything runs on the CPU.
+
+    Args:
+        loaded: The settings.
+        terminal: The terminal.
+        count: Returns the GPUs of this machine, 0 where they are not known; asked only where no
+            list says which are the terminal's. None: such a terminal is not looked at.
+
+    Raises:
+        SettingsError: It has.
+    """
+    settings = loaded.settings
+    if settings.device != "gpu":
+        return
+    share = gpu_share(loaded, terminal)
+    if share is not None:
+        num_gpus = len(share.names)
+        has = f"the {terminal}'s list has {num_gpus} ({','.join(share.names)})"
+    else:
+        num_gpus = count() if count is not None else 0
+        has = f"this machine has {num_gpus}"
+    use = _gpu_use(loaded, terminal)
+    is_known = share is not None or num_gpus > 0
+    if num_gpus >= use.count or not is_known:
+        return
+    if terminal == "trainer":
+        fitting = f"NPROC_PER_NODE={num_gpus}"
+    elif settings.vllm_tensor_parallel_size <= num_gpus:
+        num_copies = num_gpus // settings.vllm_tensor_parallel_size
+        fitting = f"VLLM_DATA_PARALLEL_SIZE={num_copies}"
+    else:
+        fitting = f"VLLM_TENSOR_PARALLEL_SIZE={num_gpus} VLLM_DATA_PARALLEL_SIZE=1"
+    more = f"name more GPUs in {_VISIBLE}_{terminal.upper()}, " if share is not None else ""
+    raise SettingsError(
+        f"{use.settings} uses {use.count} GPUs, and {has}: set {fitting}, {more}or take a profile "
+        "of docs/hardware.md in both terminals."
+    )
+
+
 def _yields(own_list: tuple[str, str], both_list: tuple[str, str] | None) -> bool:
     """Tell whether a terminal's own list, a profile's, yields to the shell's or `.env`'s for both.
 
@@ -169,6 +223,23 @@ def _own_share(name: str, own_list: tuple[str, str], both_list: tuple[str, str] 
         f"{_VISIBLE}={both_value} ({both_origin})"
     )
     return GpuShare(names=names, reason=reason)
+
+
+def _cut_share(share: GpuShare, name: str, own_list: tuple[str, str], use: _Use) -> GpuShare:
+    """Return no more of a terminal's own GPUs than it uses.
+
+    Args:
+        share: All of its own.
+        name: The variable that lists them.
+        own_list: Value and origin of the list.
+        use: How many it uses.
+    """
+    names = share.names[: use.count]
+    if names == share.names:
+        return share
+    value, origin = own_list
+    reason = f"GPUs {','.join(names)}: {name}={value} ({origin}) has more than {use.settings} uses"
+    return GpuShare(names=names, reason=reason, idle=share.names[use.count :])
 
 
 def _gpu_use(loaded: LoadedSettings, terminal: Terminal) -> _Use:

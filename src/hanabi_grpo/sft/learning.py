@@ -3,6 +3,7 @@
 Each player's adapter learns, or the whole model. A student changes nothing but its own parameters.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from hanabi_grpo.training.model.dropout import switch_off_dropout
 from hanabi_grpo.training.model.output_head import return_hidden_states
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
+
+logger = logging.getLogger(__name__)
 
 WHOLE_MODEL = "model"
 """Name of the one student that is no adapter."""
@@ -98,6 +101,12 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
     dtype = torch.float32 if full else getattr(torch, settings.dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     on_gpu = settings.device == "gpu" and torch.cuda.is_available()
+    if settings.device == "gpu" and not on_gpu:
+        logger.warning(
+            "warm-start runs on the CPU: %s, and torch can use no GPU; `nvidia-smi -L` lists the "
+            "GPUs, `hanabi-grpo doctor` says what is wrong with them",
+            settings.device_reason,
+        )
     model.to("cuda" if on_gpu else "cpu")
     if on_gpu and model.num_parameters() > LARGE:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

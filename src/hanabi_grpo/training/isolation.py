@@ -146,7 +146,7 @@ class PlayerGuard:
         report: Callable[..., None],
         loss_scaled: bool = False,
     ) -> None:
-        """Prepare; `before_step` is a hook of the optimizer, whose groups `player_groups` makes.
+        """Prepare; `watch` takes the optimizer, whose groups `player_groups` makes.
 
         Args:
             max_norm: Largest norm of one player's gradient.
@@ -176,6 +176,20 @@ class PlayerGuard:
 
         An interrupt leaves no finished step till then.
         """
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at gradients before each step of an optimizer, and as the loss has them.
+
+        A fused optimizer takes the loss scale (float16) out in its kernel, behind the hook, and
+        leaves a step with an infinite gradient out there. torch then calls it with scaled
+        gradients, which would all be clipped. Without this mark it is treated as any other: the
+        scale is taken out before, and such a step is not made at all.
+
+        Args:
+            optimizer: With the groups of `player_groups`.
+        """
+        optimizer._step_supports_amp_scaling = False
+        optimizer.register_step_pre_hook(self.before_step)
 
     def begin_step(self) -> None:
         """Forget the last step's norms and drops."""

@@ -116,12 +116,18 @@ def _train(settings_path: Path, extra: list[str]) -> None:
     from hanabi_grpo.rollout.datasets import num_steps, training_rows
     from hanabi_grpo.settings import read_settings
     from hanabi_grpo.settings.pass_through import check_options
-    from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer, swift_options
+    from hanabi_grpo.training.pipeline import (
+        HanabiPipeline,
+        check_gpus,
+        register_trainer,
+        swift_options,
+    )
 
     check_options("trainer", extra)
     settings = read_settings(settings_path)
     if settings.debug == "trainer" and os.environ.get("RANK", "0") == "0":
         wait_for_debugger("trainer")
+    check_gpus(settings)
     steps = num_steps(settings, training_rows(settings))
     register_trainer()
     options = swift_options(settings, settings_path, settings_path.parent, steps)

@@ -19,6 +19,7 @@ from transformers import PrinterCallback
 
 from hanabi_grpo.client.curves import validation_setups
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
@@ -138,6 +139,45 @@ def _prepare_gpu(settings: Settings) -> None:
         torch.cuda.set_per_process_memory_fraction(settings.trainer_memory, gpu)
     if settings.dtype != "float32":
         torch.set_float32_matmul_precision("high")
+
+
+def check_gpus(settings: Settings) -> None:
+    """Refuse to train where torch does not see a GPU for each trainer process of this machine.
+
+    With none, transformers would train on the CPU, or say that bfloat16 needs `use_cpu`; with too
+    few, CUDA would speak of an invalid device ordinal; with too many, ms-swift (4.6) would spread a
+    process's model over them, and refuses to.
+
+    Args:
+        settings: The run's; nothing is asked where it is meant for a CPU.
+
+    Raises:
+        SettingsError: It sees another number of GPUs.
+    """
+    if settings.device != "gpu":
+        return
+    # torchrun's; this node may have others than node 0, whose settings these are.
+    needed = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_gpus == needed:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = "CUDA_VISIBLE_DEVICES is unset"
+    if visible is not None:
+        listed = f"CUDA_VISIBLE_DEVICES={visible}"
+    problem = f"{needed} trainer process(es) on this machine, and torch sees {num_gpus} GPU(s)"
+    if num_gpus > needed:
+        first = num_gpus - needed
+        names = ",".join(str(number) for number in range(first, num_gpus))
+        raise SettingsError(
+            f"{problem} ({listed}). Name one for each process, others than the server's, e.g. "
+            f"CUDA_VISIBLE_DEVICES_TRAINER={names}; the scripts of the repository do so."
+        )
+    raise SettingsError(
+        f"{problem} ({listed}): the list names a GPU that is not there, or torch cannot use the "
+        "driver. `nvidia-smi -L` lists the GPUs, `hanabi-grpo doctor` compares them with the "
+        "settings."
+    )
 
 
 def swift_options(

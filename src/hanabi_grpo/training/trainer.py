@@ -254,7 +254,7 @@ class PlayerOptimizers(OptimizerCallback):
         for group in groups:
             group["weight_decay"] = self.args.weight_decay
         optimizer: torch.optim.Optimizer = kind(groups, **options)
-        optimizer.register_step_pre_hook(trainer.guard.before_step)
+        trainer.guard.watch(optimizer)
         return optimizer
 
     def create_scheduler(

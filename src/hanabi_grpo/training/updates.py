@@ -174,11 +174,14 @@ def step_log_ratios(
         games: [rows] number of each row's game.
         steps: [rows, tokens] step of the game in which each token was said.
     """
-    differences = (new - old).double()
+    # Read at once: on a GPU each number that is read by itself waits for all work before it.
+    rows = mask.nonzero()[:, 0].tolist()
+    steps_of_tokens = steps[mask].tolist()
+    differences = (new - old).double()[mask].tolist()
     ratios: dict[GameStep, float] = {}
-    for row, position in mask.nonzero().tolist():
-        place = GameStep(games[row], int(steps[row, position]))
-        ratios[place] = ratios.get(place, 0.0) + float(differences[row, position])
+    for row, step, difference in zip(rows, steps_of_tokens, differences, strict=True):
+        place = GameStep(games[row], step)
+        ratios[place] = ratios.get(place, 0.0) + difference
     return ratios
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hanabi_grpo.commands.doctor.check import Check, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
-from hanabi_grpo.commands.doctor.gpus import gpus_of_machine
+from hanabi_grpo.commands.doctor.gpus import gpus_of_machine, with_sizes_of_scripts
 from hanabi_grpo.commands.doctor.memory import BYTES, ModelSizes, server_parts, trainer_parts
 from hanabi_grpo.rollout.budget import Budget
 from hanabi_grpo.settings import Settings
@@ -210,7 +210,7 @@ def _seconds_check(context: Context, sizes: ModelSizes) -> Check:
             machine = reason
         finding = f"seconds of a step: not known for this machine ({machine})"
         return skip("budget", f"{finding}; the first steps will show them")
-    seconds = step_seconds(context, sizes, card, context.budget)
+    seconds = step_seconds(with_sizes_of_scripts(context, gpus), sizes, card, context.budget)
     step = seconds.step
     finding = (
         f"a step takes about {seconds.total:.0f} s at most, games {seconds.games:.0f} s and "

@@ -5,6 +5,7 @@ A driver that is too old for torch is reported by `tools/setup.sh`, before anyth
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
@@ -30,6 +31,8 @@ _VISIBLE = (
     "CUDA_VISIBLE_DEVICES_SERVER",
     "CUDA_VISIBLE_DEVICES_TRAINER",
 )
+_LEAST_SPLIT = 2
+"""Fewest GPUs that the scripts divide."""
 _PROFILE_SIZES = (1, 2, 4, 8)
 """Numbers of GPUs for which there are profiles."""
 
@@ -151,13 +154,19 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
     if "server" in gpus_of:
         server_gpus = gpus_of["server"]
         tensor = settings.vllm_tensor_parallel_size
-        data = _size(context, "vllm_data_parallel_size", server_gpus, "vllm_tensor_parallel_size")
+        data = _size(
+            context,
+            "server",
+            "vllm_data_parallel_size",
+            server_gpus,
+            "vllm_tensor_parallel_size",
+        )
         sizes = f"VLLM_TENSOR_PARALLEL_SIZE={tensor} × VLLM_DATA_PARALLEL_SIZE={data}"
         yield _check_sizes("server gpus", sizes, tensor * data, server_gpus, use_profile)
         measured = [gpu for gpu in gpus if gpu.number in server_gpus and gpu.total]
         yield _check_free_memory(context, measured)
     if "trainer" in gpus_of:
-        processes = _size(context, "nproc_per_node", gpus_of["trainer"])
+        processes = _size(context, "trainer", "nproc_per_node", gpus_of["trainer"])
         sizes = f"NPROC_PER_NODE={processes}"
         yield _check_sizes("trainer gpus", sizes, processes, gpus_of["trainer"], use_profile)
 
@@ -283,7 +292,7 @@ def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[
     """
     share = gpu_share(context.loaded, terminal)
     if share is not None:
-        return list(share.names)
+        return [*share.names, *share.idle]
     script = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
     if not script.is_file():
         return []
@@ -294,15 +303,54 @@ def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[
     return numbers[:half] if terminal == "server" else numbers[half:]
 
 
-def _size(context: Context, field: str, gpus: Sequence[str], *unless_given: str) -> int:
-    """Return a size of a terminal, by default what its script sets: one for each of its GPUs.
+def with_sizes_of_scripts(context: Context, gpus: Sequence[Gpu]) -> Context:
+    """Return what the doctor looks at, with the sizes that the scripts set where nobody says any.
+
+    The defaults are those of 8 GPUs, and the scripts fit them to the machine.
 
     Args:
         context: What the doctor looks at.
+        gpus: The GPUs of the machine.
+    """
+    try:
+        server_gpus = _gpus_of(context, "server", gpus)
+        trainer_gpus = _gpus_of(context, "trainer", gpus)
+    except SettingsError:
+        # `_check_split` says what is wrong.
+        return context
+    if len(gpus) < _LEAST_SPLIT or not server_gpus or not trainer_gpus:
+        return context
+    sizes = {
+        "vllm_data_parallel_size": _size(
+            context,
+            "server",
+            "vllm_data_parallel_size",
+            server_gpus,
+            "vllm_tensor_parallel_size",
+        ),
+        "nproc_per_node": _size(context, "trainer", "nproc_per_node", trainer_gpus),
+    }
+    loaded = replace(context.loaded, settings=context.settings.model_copy(update=sizes))
+    return replace(context, loaded=loaded)
+
+
+def _size(
+    context: Context, terminal: Terminal, field: str, gpus: Sequence[str], *unless_given: str
+) -> int:
+    """Return a size of a terminal, by default what its script sets: one for each of its GPUs.
+
+    The script sets none where the terminal's GPUs were chosen by somebody.
+
+    Args:
+        context: What the doctor looks at.
+        terminal: The terminal.
         field: The size's field in the settings.
         gpus: The terminal's GPUs.
         unless_given: Fields with which the script leaves the size alone.
     """
     origins = context.loaded.origins
     is_default = all(origins[name].startswith("default") for name in (field, *unless_given))
-    return len(gpus) if is_default else int(getattr(context.settings, field))
+    is_by_script = gpu_share(context.loaded, terminal) is None
+    if is_default and is_by_script:
+        return len(gpus)
+    return int(getattr(context.settings, field))
