@@ -17,6 +17,7 @@ from gpu.random_model import ARCHITECTURES
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import gpus
 from hanabi_grpo.commands.doctor.context import estimated_chat
+from hanabi_grpo.commands.doctor.memory import ModelSizes
 from hanabi_grpo.commands.doctor.plan import parse_assignments, parse_machine
 from hanabi_grpo.commands.doctor.published import PUBLISHED, num_parameters_of
 from hanabi_grpo.errors import SettingsError
@@ -208,6 +209,96 @@ def test_a_folder_with_nothing_but_a_config_is_planned_like_the_published_model(
     own, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
     assert "its config.json, its weights are not here" in checks["model"]["finding"]
     assert {**own, "model": ""} == {**published, "model": ""}
+
+
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": False,
+}
+"""From the config.json of Qwen/Qwen3-30B-A3B, which huggingface.co says has 30,532,122,624."""
+
+
+def test_a_mixture_of_experts_is_planned_with_all_of_its_weights_and_adapters_on_attention(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    plan, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
+    assert checks["model"]["finding"].endswith(
+        "30.5 G parameters, 3.35 G for each token (8 of 128 experts); 2 adapters of rank 16, "
+        "13.4 M each, on attention alone"
+    )
+    # Each trainer process holds all experts; the four copies of the server divide them.
+    assert plan["trainer"]["parts"]["weights"] == 2 * 30_532_122_624
+    routed = 48 * 128 * 3 * 2048 * 768
+    shared = 30_532_122_624 - routed
+    assert plan["server"]["parts"]["weights"] == pytest.approx(2 * (shared + routed / 4))
+    # Of each layer q and o: 16 × (4096 + 2048), k and v: 16 × (512 + 2048), in float32.
+    adapter = 48 * (2 * 16 * 6144 + 2 * 16 * 2560)
+    assert plan["trainer"]["parts"]["adapters"] == 4 * 2 * adapter
+    # Fewer parameters work on a token than a dense model of 4 billion has.
+    dense, _ = planned("8xH100-80GB", "MODEL=Qwen/Qwen3-4B", "HANABI_PRESET=mini")
+    assert plan["learning_seconds"] < dense["learning_seconds"]
+
+
+def test_the_parameters_of_other_mixtures_follow_from_the_names_of_their_sizes() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 10}
+    attention = 4 * 4 * 8 * 8
+    rest = 2 * 10 * 8 + 4 * 2 * 8 + 8
+    # Mixtral: each layer has 4 experts of width 16, and a router.
+    mixtral = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16}
+    expected = attention + 4 * (4 * 3 * 8 * 16 + 4 * 8) + rest
+    assert num_parameters_of({**sizes, **mixtral}) == expected
+    # GLM and DeepSeek: the first layer is dense, of width 32; the others share one expert more.
+    glm = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "intermediate_size": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    }
+    expected = attention + 3 * 8 * 32 + 3 * (5 * 3 * 8 * 16 + 4 * 8) + rest
+    assert num_parameters_of({**sizes, **glm}) == expected
+    found = ModelSizes.from_config({"text_config": {**sizes, **glm}})
+    assert found is not None
+    # The widest layer is the one of 2 + 1 experts, not the dense one.
+    assert found.inner == 48
+    # All 3 × 4 experts but 2 of each layer are idle for a token, none is for very many.
+    assert found.active_parameters(expected) == expected - 3 * 2 * 3 * 8 * 16
+    assert found.active_parameters(expected, 1000) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_size": None}, "it has no hidden_size"),
+        ({"kv_lora_rank": 512}, "its attention is latent (kv_lora_rank)"),
+        ({"layer_types": ["linear_attention"]}, "layers of another kind (linear_attention)"),
+        ({"num_experts_per_tok": None}, "its experts have other names for their sizes"),
+    ],
+)
+def test_a_config_that_does_not_tell_the_size_of_its_model_is_no_plan(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B_A3B, **change}))
+    plan, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
+    assert plan is None
+    assert checks["model"]["status"] == "fail"
+    assert reason in checks["model"]["finding"]
+    assert {checks[name]["status"] for name in ("memory", "budget", "plan")} == {"skip"}
 
 
 def test_a_model_whose_sizes_are_not_known_fails() -> None:

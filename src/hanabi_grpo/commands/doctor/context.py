@@ -15,7 +15,12 @@ from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import Health, NotReady, look_once
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.commands.doctor.nvidia_smi import Gpu
-from hanabi_grpo.commands.doctor.published import PUBLISHED, linear_shapes_of, num_parameters_of
+from hanabi_grpo.commands.doctor.published import (
+    PUBLISHED,
+    linear_shapes_of,
+    num_parameters_of,
+    unknown_part,
+)
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
@@ -124,11 +129,20 @@ class Context:
 
         None where this machine is examined, the weights are here, or no sizes are known.
         """
+        config = self.found_config
+        if config is None or unknown_part(config):
+            return None
+        return config
+
+    @cached_property
+    def found_config(self) -> dict[str, Any] | None:
+        """As `planned_config`, be it that its sizes cannot be told, as `model` reports."""
         if not self.planned_gpus or self.model_folder is not None:
             return None
         folder = self.located_folder
         if folder is not None and (folder / "config.json").is_file():
-            return json.loads(read_bytes(folder / "config.json", MAX_DOCUMENT_BYTES))
+            config = json.loads(read_bytes(folder / "config.json", MAX_DOCUMENT_BYTES))
+            return config if isinstance(config, dict) else {}
         return PUBLISHED.get(self.settings.model)
 
     @cached_property

@@ -12,8 +12,10 @@ import psutil
 
 from hanabi_grpo.commands.doctor.check import Check, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.experts import Experts, experts_of
 from hanabi_grpo.commands.doctor.gpus import gpus_of_machine
-from hanabi_grpo.commands.doctor.published import PUBLISHED, num_parameters_of
+from hanabi_grpo.commands.doctor.published import PUBLISHED, SIZE_KEYS, num_parameters_of
+from hanabi_grpo.runs.adapter_config import is_mixture, text_config_of
 from hanabi_grpo.settings.steps import tokens_per_micro_batch
 
 _GIB = 1 << 30
@@ -33,7 +35,6 @@ _ADAPTER_COPIES = 4.0
 """Of each player's adapter: one on the server's device, three beside it."""
 _RECOMPUTED_SHARE = 1.3
 """Memory of one layer that is computed again for its gradient, in its activations."""
-_SIZE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class ModelSizes:
     hidden: int
     """Width of the residual stream."""
     inner: int
-    """Width of the feed-forward part."""
+    """Width of the feed-forward part that works on a token, of the widest layer."""
     layers: int
     heads: int
     """Query heads."""
@@ -51,23 +52,40 @@ class ModelSizes:
     head: int
     """Width of one head."""
     vocabulary: int
+    experts: Experts | None = None
+    """Those of a mixture; None: the model is dense."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelSizes | None":
         """Return the sizes of a config.json; None where it does not have them."""
-        if not all(key in config for key in _SIZE_KEYS):
+        text_config = text_config_of(config)
+        experts = experts_of(config)
+        has_unknown_experts = is_mixture(config) and experts is None
+        if not all(text_config.get(key) for key in SIZE_KEYS) or has_unknown_experts:
             return None
-        hidden = config["hidden_size"]
-        heads = config["num_attention_heads"]
+        hidden = text_config["hidden_size"]
+        heads = text_config["num_attention_heads"]
+        layers = text_config["num_hidden_layers"]
+        inner = text_config.get("intermediate_size") or 4 * hidden
+        if experts is not None:
+            has_dense_layers = experts.layers < layers
+            inner = max(experts.active_inner, inner if has_dense_layers else 0)
         return cls(
             hidden=hidden,
-            inner=config.get("intermediate_size", 4 * hidden),
-            layers=config["num_hidden_layers"],
+            inner=inner,
+            layers=layers,
             heads=heads,
-            key_value_heads=config.get("num_key_value_heads", heads),
-            head=config.get("head_dim") or hidden // heads,
-            vocabulary=config["vocab_size"],
+            key_value_heads=text_config.get("num_key_value_heads") or heads,
+            head=text_config.get("head_dim") or hidden // heads,
+            vocabulary=text_config["vocab_size"],
+            experts=experts,
         )
+
+    def active_parameters(self, num_parameters: int, num_tokens: float = 1) -> float:
+        """Return how many of a model's parameters work on some tokens that are computed at once."""
+        if self.experts is None:
+            return num_parameters
+        return num_parameters - self.experts.idle_parameters(num_tokens)
 
     def cache_bytes(self, bytes_per_number: int) -> float:
         """Return the bytes of the keys and values of one token in all layers."""
@@ -207,9 +225,14 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
         cache = max(cache, reserved_gib * _GIB)
         cache_name = "KV cache"
     adapter = context.adapter_parameters * bytes_per_number
+    weights: float = context.num_parameters * bytes_per_number
+    if sizes.experts is not None:
+        # vLLM (0.32) divides experts over all copies as well; the rest of each copy is whole.
+        routed = sizes.experts.routed_parameters * bytes_per_number
+        weights -= routed * (1 - 1 / settings.vllm_data_parallel_size)
     # Tensor parallelism divides these, but each process has its own libraries.
     divided = {
-        "weights": context.num_parameters * bytes_per_number,
+        "weights": weights,
         cache_name: cache,
         "adapters": _ADAPTER_COPIES * settings.players * adapter,
     }

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, amount, broken_weights
-from hanabi_grpo.commands.doctor.published import PUBLISHED
+from hanabi_grpo.commands.doctor.experts import experts_of
+from hanabi_grpo.commands.doctor.memory import ModelSizes
+from hanabi_grpo.commands.doctor.published import PUBLISHED, unknown_part
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -13,6 +15,7 @@ from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_com
 
 _MAX_PROBLEMS = 3
 """Broken files that a finding names."""
+_PLAN_OTHER = "or plan with a model of about its size"
 
 
 def model_checks(context: Context) -> Check:
@@ -40,11 +43,22 @@ def model_checks(context: Context) -> Check:
         finding = f"{name}: no linear layers for adapters in its weights"
         return fail("model", finding, _other_model(context))
     finding = (
-        f"{name}: {context.config.get('model_type')}, {amount(context.num_parameters)} parameters; "
+        f"{name}: {context.config.get('model_type')}, {_model_size(context)}; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
         f"{_adapter_size(context)}, on {', '.join(sorted(modules))}"
     )
     return ok("model", finding)
+
+
+def _model_size(context: Context) -> str:
+    """Return the parameters of the model in words, of a mixture also those that work on a token."""
+    size = f"{amount(context.num_parameters)} parameters"
+    experts = experts_of(context.config)
+    sizes = ModelSizes.from_config(context.config)
+    if experts is None or sizes is None:
+        return size
+    active = amount(sizes.active_parameters(context.num_parameters))
+    return f"{size}, {active} for each token ({experts.per_token} of {experts.count} experts)"
 
 
 def _adapter_size(context: Context) -> str:
@@ -58,6 +72,14 @@ def _planned_model(context: Context) -> Check:
     """Say which sizes a plan takes for a model whose weights are not on this machine."""
     settings = context.settings
     name = settings.model
+    if context.found_config is not None and context.planned_config is None:
+        finding = (
+            f"MODEL={name}: its weights are not here, and its config.json does not tell its size: "
+            f"{unknown_part(context.found_config)}"
+        )
+        return fail(
+            "model", finding, f".venv/bin/hf download HUB_NAME   # its weights tell; {_PLAN_OTHER}"
+        )
     if context.planned_config is None:
         known = ", ".join(PUBLISHED)
         finding = (
@@ -70,10 +92,11 @@ def _planned_model(context: Context) -> Check:
     source = "its config.json, its weights are not here"
     if context.located_folder is None:
         source = "the config.json that huggingface.co publishes (a copy in published.py)"
+    covered = ", on attention alone" if experts_of(context.planned_config) else ""
     finding = (
-        f"{name}: sizes of {source}: {amount(context.num_parameters)} parameters; "
+        f"{name}: sizes of {source}: {_model_size(context)}; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
-        f"{_adapter_size(context)}"
+        f"{_adapter_size(context)}{covered}"
     )
     return ok("model", finding)
 
