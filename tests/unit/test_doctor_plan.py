@@ -301,6 +301,61 @@ def test_a_config_that_does_not_tell_the_size_of_its_model_is_no_plan(
     assert {checks[name]["status"] for name in ("memory", "budget", "plan")} == {"skip"}
 
 
+def remedies(check: dict[str, Any]) -> list[list[str]]:
+    """Return the settings of each line that a check says to type."""
+    lines = []
+    for line in check["remedy"].splitlines():
+        command, _, _ = line.partition("#")
+        lines.append(command.removeprefix("export ").split())
+    return lines
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        # Too large for the trainer by its micro-batches; the profile has HANABI_OVERLAP=1.
+        ("4xA100-40GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full"),
+        ("4xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full", "HANABI_TRAINER_MEMORY=0.45"),
+        # 24 GB of weights in bfloat16 fit no GPU whole.
+        ("8xL4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full", "HANABI_DTYPE=float32"),
+        # Three GPUs cannot share 32 heads.
+        ("6xL4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini", "HANABI_MAX_MODEL_LEN=40960"),
+        ("L4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full"),
+    ],
+)
+def test_each_line_that_is_proposed_for_too_little_memory_is_accepted_and_fits(
+    settings: tuple[str, ...],
+) -> None:
+    plan, checks = planned(*settings)
+    lines = remedies(checks["memory"])
+    assert lines
+    short = [name for name in ("server", "trainer") if not plan[name]["fits"]]
+    assert short
+    fitted = set()
+    for line in lines:
+        code, report = run("--as", *settings, *line)
+        assert code == 0, line
+        fits = {name for name in short if report["plan"][name]["fits"]}
+        assert fits, line
+        fitted |= fits
+    assert fitted == set(short)
+
+
+def test_a_configuration_file_of_stage_3_divides_the_weights_as_zero3_does(tmp_path: Path) -> None:
+    file = tmp_path / "stage.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    settings = ("8xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini", "HANABI_OVERLAP=0")
+    named, _ = planned(*settings, "DEEPSPEED=zero3")
+    of_file, _ = planned(*settings, f"DEEPSPEED={file}")
+    assert named["trainer"]["parts"]["weights"] == 2 * 8_190_735_360 / 4
+    assert of_file["trainer"] == named["trainer"]
+    # Two machines divide them among twice as many processes.
+    nodes = ("NNODES=2", "NODE_RANK=0", "MASTER_ADDR=gpu7")
+    two, _ = planned(*settings, "DEEPSPEED=zero3", *nodes)
+    assert two["trainer"]["parts"]["weights"] == 2 * 8_190_735_360 / 8
+    assert two["learning_seconds"] == pytest.approx(named["learning_seconds"] / 2)
+
+
 def test_a_model_whose_sizes_are_not_known_fails() -> None:
     code, report = run("--as", "L4", "MODEL=nobody/knows-it")
     assert code == 1

@@ -195,7 +195,7 @@ def step_seconds(context: Context, sizes: ModelSizes, card: Card, budget: Budget
         ),
     )
     update = learning_seconds(
-        step, card, context.num_parameters, sizes, processes=settings.nproc_per_node
+        step, card, context.num_parameters, sizes, processes=context.num_processes
     )
     # One more forward pass, before the first part of the games moves the policy.
     passes_before = 1 / _FORWARDS_OF_LEARNING if settings.minibatches > 1 else 0.0

@@ -21,6 +21,7 @@ from hanabi_grpo.commands.doctor.published import (
     num_parameters_of,
     unknown_part,
 )
+from hanabi_grpo.commands.nodes import read_nodes
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
@@ -79,6 +80,32 @@ class Context:
         ]
         loaded = replace(self.loaded, settings=settings)
         return replace(self, loaded=loaded, num_on_model=len(players))
+
+    def with_settings(self, **update: Any) -> "Context":
+        """Return the context of other settings that leave model, dataset and replies as they are.
+
+        What is read of them is not read again.
+        """
+        settings = self.settings.model_copy(update=update)
+        changed = replace(self, loaded=replace(self.loaded, settings=settings))
+        for name in ("config", "num_parameters", "adapted_width", "budget", "rows"):
+            changed.__dict__[name] = getattr(self, name)
+        return changed
+
+    def with_published(self, name: str) -> "Context":
+        """Return the context of a model whose sizes are known here, see `PUBLISHED`."""
+        changed = self.with_settings(model=name)
+        config = PUBLISHED[name]
+        changed.__dict__["config"] = config
+        changed.__dict__["num_parameters"] = num_parameters_of(config)
+        shapes = linear_shapes_of(config)
+        changed.__dict__["adapted_width"] = sum(map(sum, shapes.values()))
+        return changed
+
+    @property
+    def num_processes(self) -> int:
+        """Trainer processes on all machines."""
+        return self.settings.nproc_per_node * read_nodes(self.environ).count
 
     @property
     def serves(self) -> bool:
@@ -168,22 +195,24 @@ class Context:
                     total += math.prod(file.get_slice(name).get_shape())
         return total
 
-    @cached_property
+    @property
     def adapter_parameters(self) -> int:
         """Parameters of one adapter, the largest; 0 without a model.
 
         An adapter of rank r adds matrices of r × inputs and outputs × r to each linear layer.
         """
+        return self.settings.largest_rank * self.adapted_width
+
+    @cached_property
+    def adapted_width(self) -> int:
+        """Inputs and outputs of all linear layers that adapters cover; 0 without a model."""
         if self.planned_config is not None:
             shapes = linear_shapes_of(self.planned_config)
         elif self.model_folder is not None:
             shapes = linear_shapes(self.model_folder)
         else:
             return 0
-        total = 0
-        for num_outputs, num_inputs in shapes.values():
-            total += self.settings.largest_rank * (num_outputs + num_inputs)
-        return total
+        return sum(num_outputs + num_inputs for num_outputs, num_inputs in shapes.values())
 
     @cached_property
     def chat(self) -> "ChatFormat | None":

@@ -4,7 +4,8 @@ The sums are rough, and they count each part at its largest: the longest convers
 settings allow, and the largest micro-batch. All numbers are bytes unless they say otherwise.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,10 @@ from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.experts import Experts, experts_of
 from hanabi_grpo.commands.doctor.gpus import gpus_of_machine
 from hanabi_grpo.commands.doctor.published import PUBLISHED, SIZE_KEYS, num_parameters_of
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import is_mixture, text_config_of
-from hanabi_grpo.settings.steps import tokens_per_micro_batch
+from hanabi_grpo.settings import batch_plan
+from hanabi_grpo.settings.steps import ZERO_3, deepspeed_stage, tokens_per_micro_batch
 
 _GIB = 1 << 30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -113,22 +116,28 @@ def memory_checks(context: Context) -> Check:
         return skip("memory", "the server is running already")
     estimate = " and ".join(estimates)
     if settings.device == "cpu":
-        return _compare_with_main_memory(estimate, server + trainer)
+        return _compare_with_main_memory(context, estimate, server, trainer)
     return _compare_with_gpus(context, estimate, server, trainer)
 
 
 _KV_CACHE = "KV cache of one conversation"
 _LENGTH_UNIT = 256
 """A proposed HANABI_MAX_MODEL_LEN is a multiple of it."""
-_SMALLER = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
+_LEAST_TOKENS = 1024
+"""A proposed HANABI_TOKENS_PER_MICRO_BATCH is at least that: smaller ones compute slowly."""
+_MOST_ENGINE_SHARE = 0.95
+"""Largest HANABI_GPU_MEMORY_UTILIZATION that is proposed."""
 
 
-def _compare_with_main_memory(estimate: str, needed: float) -> Check:
+def _compare_with_main_memory(
+    context: Context, estimate: str, server: float, trainer: float
+) -> Check:
     free = psutil.virtual_memory().available
     free_gib = free / _GIB
-    if needed > free:
+    if server + trainer > free:
         finding = f"{estimate}, but {free_gib:.1f} GiB are free"
-        return warn("memory", finding, f"free -h\n{_SMALLER}")
+        ways = _smaller_batch(context, free - server) if trainer else []
+        return warn("memory", finding, "\n".join(["free -h", *ways]))
     return ok("memory", f"{estimate}; {free_gib:.1f} GiB are free")
 
 
@@ -140,12 +149,18 @@ def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: 
         reason = reason or "nvidia-smi does not report it"
         return skip("memory", f"{estimate} on each GPU; the available memory is unknown ({reason})")
     limits = gpu_limits(context, total)
+    problems = []
+    ways = []
     if server > limits.server:
-        finding = f"{estimate} on each GPU, but the engine gets {limits.server / _GIB:.1f} GiB"
-        return warn("memory", finding, _smaller_server(context, limits.server))
+        problems.append(f"the engine gets {limits.server / _GIB:.1f} GiB")
+        ways.append(_smaller_server(context, limits.server, total))
     if trainer > limits.trainer:
-        finding = f"{estimate} on each GPU, but the trainer has {limits.trainer / _GIB:.1f} GiB"
-        return warn("memory", finding, _smaller_trainer(context, limits.trainer))
+        problems.append(f"the trainer has {limits.trainer / _GIB:.1f} GiB")
+        ways.append(_smaller_trainer(context, limits.trainer, total))
+    if problems:
+        finding = f"{estimate} on each GPU, but {' and '.join(problems)}"
+        # A smaller model may be what both need.
+        return warn("memory", finding, "\n".join(dict.fromkeys(ways)))
     return ok("memory", f"{estimate} on each GPU of {total / _GIB:.1f} GiB")
 
 
@@ -165,52 +180,145 @@ def gpu_limits(context: Context, total: float) -> GpuLimits:
     )
 
 
-def _smaller_server(context: Context, limit: float) -> str:
-    """Return lines to type, each of which makes the server smaller."""
+def _smaller_server(context: Context, limit: float, total: float) -> str:
+    """Return lines to type, each of which makes the server fit.
+
+    Args:
+        context: What is checked.
+        limit: Bytes of each GPU that the server may take.
+        total: Bytes of each GPU.
+    """
     settings = context.settings
-    sizes = ModelSizes.from_config(context.config)
-    assert sizes is not None
-    parts = server_parts(context, sizes)
+    parts = server_parts(context, _sizes(context))
     cache = parts[_KV_CACHE]
     room = limit - (sum(parts.values()) - cache)
     ways = []
     fitting = int(settings.max_model_len * room / cache) // _LENGTH_UNIT * _LENGTH_UNIT
-    if fitting > 0:
+    if fitting >= _least_length(context):
         ways.append(f"export HANABI_MAX_MODEL_LEN={fitting}")
-    num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-    if num_gpus > settings.vllm_tensor_parallel_size:
-        ways.append(
-            f"export VLLM_TENSOR_PARALLEL_SIZE={num_gpus} VLLM_DATA_PARALLEL_SIZE=1   # one copy "
-            "of the model over all GPUs of the server"
-        )
-    return "\n".join(ways or [_smaller_model(context)])
+    ways += _divided_server(context, limit)
+    if ways:
+        return "\n".join(ways)
+    return _smaller_model(context, _server_bytes, limit) or _larger_share(
+        "HANABI_GPU_MEMORY_UTILIZATION", sum(parts.values()) / total, _MOST_ENGINE_SHARE
+    )
 
 
-def _smaller_trainer(context: Context, limit: float) -> str:
-    """Return lines to type that make the trainer smaller."""
+def _divided_server(context: Context, limit: float) -> list[str]:
+    """Return a line that divides each copy of the model among more GPUs, as few as will do."""
     settings = context.settings
-    sizes = ModelSizes.from_config(context.config)
-    assert sizes is not None
-    parts = trainer_parts(context, sizes)
-    held = parts["weights"] + parts["process"]
-    ways = []
-    if held < limit:
-        ways.append(_SMALLER)
-    if settings.nproc_per_node > 1 and settings.deepspeed != "zero3":
-        ways.append("export DEEPSPEED=zero3")
-    return "\n".join(ways or [_smaller_model(context)])
+    num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
+    for parallel in range(settings.vllm_tensor_parallel_size + 1, num_gpus + 1):
+        if num_gpus % parallel or _sizes(context).heads % parallel:
+            continue
+        copies = num_gpus // parallel
+        divided = context.with_settings(
+            vllm_tensor_parallel_size=parallel, vllm_data_parallel_size=copies
+        )
+        if _server_bytes(divided) <= limit:
+            return [
+                f"export VLLM_TENSOR_PARALLEL_SIZE={parallel} VLLM_DATA_PARALLEL_SIZE={copies}   "
+                f"# {parallel} GPUs share a copy of the model"
+            ]
+    return []
 
 
-def _smaller_model(context: Context) -> str:
-    """Return a line with the largest model of the docs that is smaller than the chosen one."""
+def _smaller_trainer(context: Context, limit: float, total: float) -> str:
+    """Return lines to type, each of which makes the trainer fit.
+
+    Args:
+        context: What is checked.
+        limit: Bytes of each GPU that the trainer may take.
+        total: Bytes of each GPU.
+    """
+    ways = [*_smaller_batch(context, limit), *_divided_trainer(context, limit)]
+    if ways:
+        return "\n".join(ways)
+    return _smaller_model(context, _trainer_bytes, limit) or _larger_share(
+        "HANABI_TRAINER_MEMORY", _trainer_bytes(context) / total, 1.0
+    )
+
+
+def _smaller_batch(context: Context, limit: float) -> list[str]:
+    """Return a line with smaller micro-batches, and shorter conversations where these must be."""
+    settings = context.settings
+    given_tokens = tokens_per_micro_batch(settings)
+    length = settings.max_model_len
+    while length >= _least_length(context):
+        tokens = given_tokens or length
+        while tokens >= _LEAST_TOKENS:
+            smaller = context.with_settings(tokens_per_micro_batch=tokens, max_model_len=length)
+            if _trainer_bytes(smaller) <= limit:
+                line = f"export HANABI_TOKENS_PER_MICRO_BATCH={tokens}"
+                if length < settings.max_model_len:
+                    line += f" HANABI_MAX_MODEL_LEN={length}   # the latter in both terminals"
+                return [line]
+            tokens //= 2
+        length //= 2
+    return []
+
+
+def _divided_trainer(context: Context, limit: float) -> list[str]:
+    """Return a line that divides the base model among the trainer's processes."""
+    settings = context.settings
+    if context.num_processes == 1 or deepspeed_stage(settings) == ZERO_3:
+        return []
+    in_turn = {"overlap": 0} if settings.overlap else {}
+    divided = context.with_settings(deepspeed="zero3", **in_turn)
+    try:
+        batch_plan(divided.settings)
+    except SettingsError:
+        # Something else of the run needs whole weights.
+        return []
+    if _trainer_bytes(divided) > limit:
+        return []
+    if in_turn:
+        return ["export DEEPSPEED=zero3 HANABI_OVERLAP=0   # the latter in both terminals"]
+    return ["export DEEPSPEED=zero3"]
+
+
+def _smaller_model(context: Context, needed_bytes: Callable[[Context], float], limit: float) -> str:
+    """Return a line with the largest model of the docs that fits; "" where none does."""
     smaller = {}
     for name, config in PUBLISHED.items():
         num_parameters = num_parameters_of(config)
         if num_parameters < context.num_parameters:
             smaller[num_parameters] = name
-    if not smaller:
-        return "export HANABI_GPU_MEMORY_UTILIZATION=0.5   # or a larger GPU"
-    return f"export MODEL={smaller[max(smaller)]}   # or another smaller one, or a larger GPU"
+    for num_parameters in sorted(smaller, reverse=True):
+        name = smaller[num_parameters]
+        if needed_bytes(context.with_published(name)) <= limit:
+            return f"export MODEL={name}   # or another smaller one, or a larger GPU"
+    return ""
+
+
+def _larger_share(variable: str, share: float, most: float) -> str:
+    """Return a line that gives a terminal the share of each GPU that it needs."""
+    rounded = math.ceil(100 * share) / 100
+    if rounded > most:
+        return "nvidia-smi   # the model needs a GPU with more memory"
+    return f"export {variable}={rounded:g}   # or a larger GPU"
+
+
+def _least_length(context: Context) -> int:
+    """Return the least HANABI_MAX_MODEL_LEN that is proposed: one in which a move can be made."""
+    budget = context.budget
+    least = _LENGTH_UNIT if budget is None else budget.first_reply_ends
+    return max(least, _LENGTH_UNIT)
+
+
+def _sizes(context: Context) -> ModelSizes:
+    """Return the sizes of a model that has been found to have them."""
+    sizes = ModelSizes.from_config(context.config)
+    assert sizes is not None
+    return sizes
+
+
+def _server_bytes(context: Context) -> float:
+    return sum(server_parts(context, _sizes(context)).values())
+
+
+def _trainer_bytes(context: Context) -> float:
+    return sum(trainer_parts(context, _sizes(context)).values())
 
 
 def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
@@ -246,10 +354,10 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
 def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     """Return the bytes of each part of one trainer process, with its largest micro-batch."""
     settings = context.settings
-    is_sharded = settings.deepspeed == "zero3"
+    is_sharded = deepspeed_stage(settings) == ZERO_3
     weights: float = context.num_parameters * BYTES[settings.dtype]
     if is_sharded:
-        weights /= settings.nproc_per_node
+        weights /= context.num_processes
     # Adapters are float32 whatever the base model is.
     adapters = 4.0 * context.num_adapters * context.adapter_parameters
     if settings.critic == "adapter":
