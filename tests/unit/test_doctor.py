@@ -490,6 +490,26 @@ def test_the_disk_is_compared_with_the_checkpoints_that_are_kept(
     assert not (tmp_path / "a").exists()
 
 
+def test_checkpoints_are_counted_with_the_best_one_and_with_the_rank_of_each_adapter(
+    folder: Path, tmp_path: Path
+) -> None:
+    def disk(**settings: object) -> str:
+        check = only(find(machine.disk_checks, OUTPUT_DIR=tmp_path / "run", **settings))
+        assert check.status == "ok"
+        return check.finding.rpartition("checkpoints take ")[2]
+
+    # Per unit of rank 16 + 16 of one layer and 8 + 16 of the other; 12 bytes for each parameter.
+    assert disk(MODEL=folder, LORA_RANK="player_0=8,player_1=64") == "3 × 48.4 kB"
+    assert disk(MODEL=folder, HANABI_ADAPTERS="shared") == "3 × 10.8 kB"
+    # The best version stays besides the last ones.
+    assert disk(MODEL=folder, HANABI_EVAL_STEPS=50, SAVE_STEPS=50) == "4 × 21.5 kB"
+    # Learning one step behind, the version that played is needed at a resume: 4 bytes more.
+    assert disk(MODEL=folder, HANABI_OVERLAP=1) == "3 × 28.7 kB"
+    # Of a team each player's adapter is on its own base model.
+    team = f"player_0={folder},player_1={make_model(tmp_path / 'other')}"
+    assert disk(MODEL=team) == "3 × 21.5 kB"
+
+
 def test_a_run_folder_below_a_file_fails(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     run_folder = tmp_path / "notes.txt" / "run"

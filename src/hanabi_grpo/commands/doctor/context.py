@@ -31,8 +31,9 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings import LoadedSettings, Settings
-from hanabi_grpo.settings.base_models import bases_by_player
+from hanabi_grpo.settings.base_models import base_of, bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat
@@ -59,7 +60,7 @@ class Context:
     role: Role = "both"
     planned_gpus: tuple[Gpu, ...] = ()
     """The GPUs of a machine that is planned; empty where this machine is examined."""
-    num_on_model: int | None = None
+    players_on_model: tuple[str, ...] | None = None
     """Players on the base model that is looked at; None: all of them."""
 
     @property
@@ -75,11 +76,11 @@ class Context:
     def with_model(self, name: str) -> "Context":
         """Return the context of one of a team's base models."""
         settings = self.settings.model_copy(update={"model": name})
-        players = [
+        players = tuple(
             player for player, base in bases_by_player(self.settings).items() if base == name
-        ]
+        )
         loaded = replace(self.loaded, settings=settings)
-        return replace(self, loaded=loaded, num_on_model=len(players))
+        return replace(self, loaded=loaded, players_on_model=players)
 
     def with_settings(self, **update: Any) -> "Context":
         """Return the context of other settings that leave model, dataset and replies as they are.
@@ -120,8 +121,8 @@ class Context:
     @property
     def num_adapters(self) -> int:
         """Number of adapters of a run on its base model."""
-        if self.num_on_model is not None:
-            return self.num_on_model
+        if self.players_on_model is not None:
+            return len(self.players_on_model)
         return 1 if self.settings.adapters == "shared" else self.settings.players
 
     @cached_property
@@ -197,11 +198,34 @@ class Context:
 
     @property
     def adapter_parameters(self) -> int:
-        """Parameters of one adapter, the largest; 0 without a model.
+        """Parameters of an adapter of the largest rank; 0 without a model.
 
         An adapter of rank r adds matrices of r × inputs and outputs × r to each linear layer.
         """
         return self.settings.largest_rank * self.adapted_width
+
+    @property
+    def run_adapter_parameters(self) -> int:
+        """Parameters of all adapters of a run, each of its own rank; 0 where a model is not known.
+
+        On one of several base models those of its players.
+        """
+        settings = self.settings
+        players = player_names(settings.players)
+        names = (SHARED_ADAPTER,) if settings.adapters == SHARED_ADAPTER else players
+        if self.players_on_model is not None:
+            names = self.players_on_model
+        total = 0
+        widths: dict[str, int] = {}
+        for name in names:
+            base = settings.model if self.players_on_model else base_of(settings, name)
+            if base not in widths:
+                other = self if base == settings.model else self.with_model(base)
+                widths[base] = other.adapted_width
+            if not widths[base]:
+                return 0
+            total += settings.rank_of(name) * widths[base]
+        return total
 
     @cached_property
     def adapted_width(self) -> int:

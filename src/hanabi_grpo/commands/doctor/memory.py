@@ -359,7 +359,7 @@ def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     if is_sharded:
         weights /= context.num_processes
     # Adapters are float32 whatever the base model is.
-    adapters = 4.0 * context.num_adapters * context.adapter_parameters
+    adapters = 4.0 * context.run_adapter_parameters
     if settings.critic == "adapter":
         # Critics have as many of their own.
         adapters *= 2
