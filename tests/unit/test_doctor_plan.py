@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from doctor_machines import ROOT, find, only
+from doctor_machines import NOWHERE, ROOT, find, only
 from gpu.random_model import ARCHITECTURES
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import gpus
-from hanabi_grpo.commands.doctor.context import estimated_chat
+from hanabi_grpo.commands.doctor.context import Context, estimated_chat
 from hanabi_grpo.commands.doctor.memory import ModelSizes
+from hanabi_grpo.commands.doctor.nvidia_smi import Gpu
 from hanabi_grpo.commands.doctor.plan import parse_assignments, parse_machine
 from hanabi_grpo.commands.doctor.published import PUBLISHED, num_parameters_of
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.gpus import CARDS, SOLD, find_card
 
 RUNNER = CliRunner()
@@ -339,6 +341,40 @@ def test_each_line_that_is_proposed_for_too_little_memory_is_accepted_and_fits(
         assert fits, line
         fitted |= fits
     assert fitted == set(short)
+
+
+def test_gpus_that_cannot_share_the_attention_heads_fail() -> None:
+    settings = ("6xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini")
+    code, report = run("--as", *settings, "VLLM_TENSOR_PARALLEL_SIZE=3")
+    assert code == 1
+    [check] = [check for check in report["checks"] if check["status"] == "fail"]
+    assert check["name"] == "server gpus"
+    assert "VLLM_TENSOR_PARALLEL_SIZE=3 does not divide the 32 attention heads" in check["finding"]
+    assert check["remedy"] == "export VLLM_TENSOR_PARALLEL_SIZE=1 VLLM_DATA_PARALLEL_SIZE=3"
+    [line] = remedies(check)
+    assert run("--as", *settings, *line)[0] == 0
+
+
+def test_the_memory_that_counts_is_that_of_the_gpus_that_a_terminal_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A workstation whose second GPU drives the screen, and one that nvidia-smi cannot measure.
+    listed = (
+        Gpu("0", "NVIDIA H100 80GB HBM3", 81_559, 81_000),
+        Gpu("1", "NVIDIA T400 4GB", 4096, 3000),
+        Gpu("2", "NVIDIA GB10", 0, 0),
+    )
+    monkeypatch.setattr(gpus, "list_gpus", lambda path: (listed, ""))
+
+    def smallest(**variables: str) -> int:
+        loaded = load_settings(variables, NOWHERE)
+        return gpus.smallest_gpu(Context(loaded=loaded, shell=variables), "server")[0]
+
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="0") == 81_559
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="0,1") == 4096
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="2") == 0
+    # By a UUID it may be any of them.
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="GPU-5d") == 0
 
 
 def test_a_configuration_file_of_stage_3_divides_the_weights_as_zero3_does(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import psutil
 from hanabi_grpo.commands.doctor.check import Check, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.experts import Experts, experts_of
-from hanabi_grpo.commands.doctor.gpus import gpus_of_machine
+from hanabi_grpo.commands.doctor.gpus import smallest_gpu
 from hanabi_grpo.commands.doctor.published import PUBLISHED, SIZE_KEYS, num_parameters_of
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import is_mixture, text_config_of
 from hanabi_grpo.settings import batch_plan
+from hanabi_grpo.settings.pass_through import Terminal
 from hanabi_grpo.settings.steps import ZERO_3, deepspeed_stage, tokens_per_micro_batch
 
 _GIB = 1 << 30
@@ -142,26 +143,42 @@ def _compare_with_main_memory(
 
 
 def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: float) -> Check:
-    """Compare the server with the engine's share of the smallest GPU, the trainer with all."""
-    gpus, reason = gpus_of_machine(context)
-    total = min((gpu.total for gpu in gpus), default=0) << 20
-    if not total:
-        reason = reason or "nvidia-smi does not report it"
-        return skip("memory", f"{estimate} on each GPU; the available memory is unknown ({reason})")
-    limits = gpu_limits(context, total)
+    """Compare each terminal with its share of the smallest of its GPUs."""
     problems = []
     ways = []
-    if server > limits.server:
-        problems.append(f"the engine gets {limits.server / _GIB:.1f} GiB")
-        ways.append(_smaller_server(context, limits.server, total))
-    if trainer > limits.trainer:
-        problems.append(f"the trainer has {limits.trainer / _GIB:.1f} GiB")
-        ways.append(_smaller_trainer(context, limits.trainer, total))
+    smallest = []
+    if server:
+        total, reason = _gpu_bytes(context, "server")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        smallest.append(total)
+        limit = gpu_limits(context, total).server
+        if server > limit:
+            problems.append(f"the engine gets {limit / _GIB:.1f} GiB")
+            ways.append(_smaller_server(context, limit, total))
+    if trainer:
+        total, reason = _gpu_bytes(context, "trainer")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        smallest.append(total)
+        limit = gpu_limits(context, total).trainer
+        if trainer > limit:
+            problems.append(f"the trainer has {limit / _GIB:.1f} GiB")
+            ways.append(_smaller_trainer(context, limit, total))
     if problems:
         finding = f"{estimate} on each GPU, but {' and '.join(problems)}"
         # A smaller model may be what both need.
         return warn("memory", finding, "\n".join(dict.fromkeys(ways)))
-    return ok("memory", f"{estimate} on each GPU of {total / _GIB:.1f} GiB")
+    return ok("memory", f"{estimate} on each GPU of {min(smallest) / _GIB:.1f} GiB")
+
+
+def _gpu_bytes(context: Context, terminal: Terminal) -> tuple[int, str]:
+    mebibytes, reason = smallest_gpu(context, terminal)
+    return mebibytes << 20, reason
+
+
+def _unknown_memory(estimate: str, reason: str) -> Check:
+    return skip("memory", f"{estimate} on each GPU; the available memory is unknown ({reason})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
