@@ -624,6 +624,35 @@ def test_the_memory_of_both_processes_is_compared_with_what_is_free(folder: Path
     assert "GiB are free" in check.finding
 
 
+def test_a_cache_that_vllm_would_not_take_fails_before_the_engine_starts(folder: Path) -> None:
+    for text, status in (("0.5", "fail"), ("two", "fail"), ("2", "ok"), ("", "ok")):
+        shell = {"VLLM_CPU_KVCACHE_SPACE": text}
+        check = only(find(memory.memory_checks, role="server", shell=shell, MODEL=folder))
+        assert check.status.replace("warn", "ok") == status, text
+        if status == "fail":
+            assert f"VLLM_CPU_KVCACHE_SPACE={text}: not a whole number of GiB" in check.finding
+            assert check.remedy == "export VLLM_CPU_KVCACHE_SPACE=1"
+
+
+def test_names_with_spaces_can_be_typed_as_they_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    missing = only(find(model.model_checks, MODEL="outputs/my model"))
+    assert missing.remedy.endswith(" --out 'outputs/my model'")
+    run_folder = tmp_path / "my runs" / "a"
+    run_folder.mkdir(parents=True)
+    disk = only(
+        find(
+            machine.disk_checks,
+            MODEL=make_model(tmp_path / "model"),
+            OUTPUT_DIR=run_folder,
+            SAVE_TOTAL_LIMIT=10**12,
+        )
+    )
+    assert disk.remedy.splitlines()[0] == f"df -h '{run_folder}'"
+
+
 def test_a_missing_model_names_the_command_that_makes_or_fetches_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from hanabi_grpo.commands.doctor.check import Check, ok, skip, warn
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.experts import Experts, experts_of
 from hanabi_grpo.commands.doctor.gpus import smallest_gpu
@@ -116,12 +116,22 @@ def memory_checks(context: Context) -> Check:
     if not estimates:
         return skip("memory", "the server is running already")
     estimate = " and ".join(estimates)
+    if settings.device == "cpu" and context.serves and _reserved_gib(context) is None:
+        finding = (
+            f"{_RESERVED}={context.environ[_RESERVED]}: not a whole number of GiB, without which "
+            "the engine does not start"
+        )
+        return fail("memory", finding, f"export {_RESERVED}={_DEFAULT_GIB}")
     if settings.device == "cpu":
         return _compare_with_main_memory(context, estimate, server, trainer)
     return _compare_with_gpus(context, estimate, server, trainer)
 
 
 _KV_CACHE = "KV cache of one conversation"
+_RESERVED = "VLLM_CPU_KVCACHE_SPACE"
+"""vLLM's variable for the KV cache on a CPU."""
+_DEFAULT_GIB = 1
+"""The server's own default for it."""
 _LENGTH_UNIT = 256
 """A proposed HANABI_MAX_MODEL_LEN is a multiple of it."""
 _LEAST_TOKENS = 1024
@@ -345,9 +355,7 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     cache = sizes.cache_bytes(bytes_per_number) * settings.max_model_len
     cache_name = _KV_CACHE
     if settings.device == "cpu":
-        # The server's own default for this variable of vLLM is 1.
-        reserved_gib = float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
-        cache = max(cache, reserved_gib * _GIB)
+        cache = max(cache, (_reserved_gib(context) or _DEFAULT_GIB) * _GIB)
         cache_name = "KV cache"
     adapter = context.adapter_parameters * bytes_per_number
     weights: float = context.num_parameters * bytes_per_number
@@ -366,6 +374,15 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
         parts[name] = size / settings.vllm_tensor_parallel_size
     parts["process"] = _PROCESS
     return parts
+
+
+def _reserved_gib(context: Context) -> int | None:
+    """Return the GiB of VLLM_CPU_KVCACHE_SPACE; None where it is no whole number, as vLLM wants."""
+    text = context.environ.get(_RESERVED) or str(_DEFAULT_GIB)
+    try:
+        return max(0, int(text))
+    except ValueError:
+        return None
 
 
 def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:

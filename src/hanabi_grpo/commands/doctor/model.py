@@ -1,5 +1,6 @@
 """Checks of the model folder and of its chat template."""
 
+import shlex
 from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
@@ -34,7 +35,7 @@ def model_checks(context: Context) -> Check:
         return fail("model", str(error), _other_model(context))
     broken = broken_weights(folder)
     if broken:
-        remedy = f".venv/bin/hf download {name} --force-download"
+        remedy = f".venv/bin/hf download {shlex.quote(name)} --force-download"
         if Path(name).is_dir():
             remedy = _other_model(context)
         return fail("model", f"{name}: {'; '.join(broken[:_MAX_PROBLEMS])}", remedy)
@@ -87,7 +88,9 @@ def _planned_model(context: Context) -> Check:
             f"{known}, and any folder with a config.json"
         )
         return fail(
-            "model", finding, f".venv/bin/hf download {name} config.json --local-dir FOLDER"
+            "model",
+            finding,
+            f".venv/bin/hf download {shlex.quote(name)} config.json --local-dir FOLDER",
         )
     source = "its config.json, its weights are not here"
     if context.located_folder is None:
@@ -106,16 +109,16 @@ def _missing_model(context: Context) -> Check:
     name = context.settings.model
     if is_local_model(name):
         finding = f"MODEL={name}: no such folder"
-        remedy = f"{_make_tiny_model(context)} --out {name}"
+        remedy = f"{_make_tiny_model(context)} --out {shlex.quote(name)}"
         if context.loaded.origins["model"].startswith("default"):
             # The script of terminal 1 makes the default model itself.
             return warn("model", finding, remedy)
         return fail("model", finding, remedy)
     if "HF_HUB_OFFLINE" in context.shell:
         finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
-        return fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {name}")
+        return fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {shlex.quote(name)}")
     finding = f"MODEL={name}: not on this machine; both terminals would fetch it from the hub"
-    return warn("model", finding, f".venv/bin/hf download {name}")
+    return warn("model", finding, f".venv/bin/hf download {shlex.quote(name)}")
 
 
 def chat_checks(context: Context) -> Check:
