@@ -343,6 +343,30 @@ def test_each_line_that_is_proposed_for_too_little_memory_is_accepted_and_fits(
     assert fitted == set(short)
 
 
+def test_the_base_models_of_a_team_are_added_up() -> None:
+    def memory(machine: str, model: str) -> dict[str, Any]:
+        return planned(machine, f"MODEL={model}", "HANABI_PRESET=mini")[1]["memory"]
+
+    def trainer_gib(check: dict[str, Any]) -> float:
+        [gib] = re.findall(r"trainer up to ([0-9.]+) GiB", check["finding"])
+        return float(gib)
+
+    team = "player_0=Qwen/Qwen3-8B,player_1=Qwen/Qwen3-4B"
+    large = memory("8xH100-80GB", "Qwen/Qwen3-8B")
+    together = memory("8xH100-80GB", team)
+    assert together["status"] == "ok"
+    assert "GiB in 2 engines and trainer" in together["finding"]
+    # Beside the larger model, with one adapter less, the weights of 4 billion parameters and
+    # player_1's adapter: (2 × 4,022,468,096 + 16 × (33,030,144 - 43,646,976)) bytes.
+    assert trainer_gib(together) - trainer_gib(large) == pytest.approx(7.3, abs=0.11)
+    # Their weights, 16.4 and 8 GB, are more than the GPU has.
+    short = memory("4xL4", team)
+    assert short["status"] == "warn"
+    assert "the engine of Qwen/Qwen3-8B needs" in short["finding"]
+    assert "the trainer has 22.5 GiB" in short["finding"]
+    assert short["remedy"] == "nvidia-smi   # the model needs a GPU with more memory"
+
+
 def test_gpus_that_cannot_share_the_attention_heads_fail() -> None:
     settings = ("6xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini")
     code, report = run("--as", *settings, "VLLM_TENSOR_PARALLEL_SIZE=3")

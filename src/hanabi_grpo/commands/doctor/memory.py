@@ -5,7 +5,7 @@ settings allow, and the largest micro-batch. All numbers are bytes unless they s
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from hanabi_grpo.commands.doctor.published import PUBLISHED, SIZE_KEYS, num_para
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import is_mixture, text_config_of
 from hanabi_grpo.settings import batch_plan
+from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.pass_through import Terminal
 from hanabi_grpo.settings.steps import ZERO_3, deepspeed_stage, tokens_per_micro_batch
 
@@ -99,6 +100,8 @@ class ModelSizes:
 def memory_checks(context: Context) -> Check:
     """Compare an estimate of what both processes need with what is free."""
     settings = context.settings
+    if len(base_models(settings)) > 1:
+        return _team_check(context)
     sizes = ModelSizes.from_config(context.config)
     if sizes is None:
         return skip("memory", "needs the model, and its sizes in config.json")
@@ -127,6 +130,75 @@ def memory_checks(context: Context) -> Check:
     return _compare_with_gpus(context, estimate, server, trainer)
 
 
+def _team_check(context: Context) -> Check:
+    """Compare what a team of several base models needs with what is free.
+
+    The server has an engine for each, which get equal parts of its share; each trainer process
+    holds all of them and computes with one at a time.
+    """
+    settings = context.settings
+    members = [context.with_model(name) for name in base_models(settings)]
+    for member in members:
+        if ModelSizes.from_config(member.config) is None:
+            name = member.settings.model
+            return skip("memory", f"needs {name}, and its sizes in config.json")
+    engines = []
+    if context.serves and not context.server_is_up:
+        engines = [_server_bytes(member) for member in members]
+    trainer = _team_trainer_bytes(members) if context.trains else 0.0
+    estimates = []
+    if engines:
+        estimates.append(f"server about {sum(engines) / _GIB:.1f} GiB in {len(engines)} engines")
+    if trainer:
+        estimates.append(f"trainer up to {trainer / _GIB:.1f} GiB")
+    if not estimates:
+        return skip("memory", "the server is running already")
+    estimate = " and ".join(estimates)
+    if settings.device == "cpu":
+        free = psutil.virtual_memory().available
+        return _main_memory_result(estimate, sum(engines) + trainer, free, [])
+    problems = []
+    ways = []
+    if engines:
+        total, reason = _gpu_bytes(context, "server")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        limit = gpu_limits(context, total).server / len(engines)
+        largest = max(engines)
+        if largest > limit:
+            name = members[engines.index(largest)].settings.model
+            problems.append(
+                f"the engine of {name} needs {largest / _GIB:.1f} GiB and gets "
+                f"{limit / _GIB:.1f} GiB, an equal part"
+            )
+            share = len(engines) * largest / total
+            ways.append(_larger_share("HANABI_GPU_MEMORY_UTILIZATION", share, _MOST_ENGINE_SHARE))
+    if trainer:
+        total, reason = _gpu_bytes(context, "trainer")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        limit = gpu_limits(context, total).trainer
+        if trainer > limit:
+            problems.append(f"the trainer has {limit / _GIB:.1f} GiB")
+            ways.append(_larger_share("HANABI_TRAINER_MEMORY", trainer / total, 1.0))
+    return _gpu_result(f"{estimate} on each GPU", problems, ways)
+
+
+_HELD = ("weights", "adapters", "gradients and moments")
+"""Parts of a trainer that it holds of every base model; the others are of one at a time."""
+
+
+def _team_trainer_bytes(members: Sequence[Context]) -> float:
+    """Return the bytes of a trainer process that holds several base models."""
+    held = 0.0
+    at_once = [0.0]
+    for member in members:
+        parts = trainer_parts(member, _sizes(member))
+        held += sum(parts[name] for name in _HELD)
+        at_once.append(sum(size for name, size in parts.items() if name not in _HELD))
+    return held + max(at_once)
+
+
 _KV_CACHE = "KV cache of one conversation"
 _RESERVED = "VLLM_CPU_KVCACHE_SPACE"
 """vLLM's variable for the KV cache on a CPU."""
@@ -144,10 +216,15 @@ def _compare_with_main_memory(
     context: Context, estimate: str, server: float, trainer: float
 ) -> Check:
     free = psutil.virtual_memory().available
+    needed = server + trainer
+    ways = _smaller_batch(context, free - server) if trainer and needed > free else []
+    return _main_memory_result(estimate, needed, free, ways)
+
+
+def _main_memory_result(estimate: str, needed: float, free: float, ways: Sequence[str]) -> Check:
     free_gib = free / _GIB
-    if server + trainer > free:
+    if needed > free:
         finding = f"{estimate}, but {free_gib:.1f} GiB are free"
-        ways = _smaller_batch(context, free - server) if trainer else []
         return warn("memory", finding, "\n".join(["free -h", *ways]))
     return ok("memory", f"{estimate}; {free_gib:.1f} GiB are free")
 
@@ -175,11 +252,16 @@ def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: 
         if trainer > limit:
             problems.append(f"the trainer has {limit / _GIB:.1f} GiB")
             ways.append(_smaller_trainer(context, limit, total))
+    of_size = f" of {min(smallest) / _GIB:.1f} GiB" if not problems else ""
+    return _gpu_result(f"{estimate} on each GPU{of_size}", problems, ways)
+
+
+def _gpu_result(estimate: str, problems: Sequence[str], ways: Sequence[str]) -> Check:
     if problems:
-        finding = f"{estimate} on each GPU, but {' and '.join(problems)}"
         # A smaller model may be what both need.
-        return warn("memory", finding, "\n".join(dict.fromkeys(ways)))
-    return ok("memory", f"{estimate} on each GPU of {min(smallest) / _GIB:.1f} GiB")
+        remedy = "\n".join(dict.fromkeys(ways))
+        return warn("memory", f"{estimate}, but {' and '.join(problems)}", remedy)
+    return ok("memory", estimate)
 
 
 def _gpu_bytes(context: Context, terminal: Terminal) -> tuple[int, str]:
