@@ -139,7 +139,7 @@ def test_the_doctor_looks_at_each_base_model_and_leaves_the_arithmetic_of_one_ou
         {"MODEL": f"player_0=data/tiny-model,player_1={tmp_path}/none", "HANABI_PRESET": "laptop"},
         NOWHERE,
     )
-    wanted = ("model", "chat template", "vocabulary", "memory")
+    wanted = ("model", "chat template", "vocabulary", "memory", "budget")
     probes = [probe for probe in PROBES if probe.name in wanted]
     checks = make_checks(loaded, role="trainer", shell={}, probes=probes)
     found = [(check.status, check.name, check.finding) for check in checks]
@@ -156,12 +156,15 @@ def test_the_doctor_looks_at_each_base_model_and_leaves_the_arithmetic_of_one_ou
         ("ok", "vocabulary"),
         ("skip", "vocabulary"),
     ]
-    assert found[6] == (
-        "skip",
-        "memory",
-        "estimated for one base model at a time: doctor MODEL=data/tiny-model, then "
-        f"MODEL={tmp_path}/none",
-    )
+    assert found[6:] == [
+        ("skip", "memory", f"needs {tmp_path}/none, and its sizes in config.json"),
+        (
+            "skip",
+            "budget",
+            "estimated for one base model at a time: doctor MODEL=data/tiny-model, then "
+            f"MODEL={tmp_path}/none",
+        ),
+    ]
 
 
 def test_a_guest_may_be_of_any_base_model_of_a_team() -> None:

@@ -505,6 +505,26 @@ def test_the_disk_is_compared_with_the_checkpoints_that_are_kept(
     assert not (tmp_path / "a").exists()
 
 
+def test_checkpoints_are_counted_with_the_best_one_and_with_the_rank_of_each_adapter(
+    folder: Path, tmp_path: Path
+) -> None:
+    def disk(**settings: object) -> str:
+        check = only(find(machine.disk_checks, OUTPUT_DIR=tmp_path / "run", **settings))
+        assert check.status == "ok"
+        return check.finding.rpartition("checkpoints take ")[2]
+
+    # Per unit of rank 16 + 16 of one layer and 8 + 16 of the other; 12 bytes for each parameter.
+    assert disk(MODEL=folder, LORA_RANK="player_0=8,player_1=64") == "3 × 48.4 kB"
+    assert disk(MODEL=folder, HANABI_ADAPTERS="shared") == "3 × 10.8 kB"
+    # The best version stays besides the last ones.
+    assert disk(MODEL=folder, HANABI_EVAL_STEPS=50, SAVE_STEPS=50) == "4 × 21.5 kB"
+    # Learning one step behind, the version that played is needed at a resume: 4 bytes more.
+    assert disk(MODEL=folder, HANABI_OVERLAP=1) == "3 × 28.7 kB"
+    # Of a team each player's adapter is on its own base model.
+    team = f"player_0={folder},player_1={make_model(tmp_path / 'other')}"
+    assert disk(MODEL=team) == "3 × 21.5 kB"
+
+
 def test_a_run_folder_below_a_file_fails(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     run_folder = tmp_path / "notes.txt" / "run"
@@ -617,6 +637,35 @@ def test_the_memory_of_both_processes_is_compared_with_what_is_free(folder: Path
     check = only(find(memory.memory_checks, PER_DEVICE_TRAIN_BATCH_SIZE=10**9, **usual))
     assert check.status == "warn"
     assert "GiB are free" in check.finding
+
+
+def test_a_cache_that_vllm_would_not_take_fails_before_the_engine_starts(folder: Path) -> None:
+    for text, status in (("0.5", "fail"), ("two", "fail"), ("2", "ok"), ("", "ok")):
+        shell = {"VLLM_CPU_KVCACHE_SPACE": text}
+        check = only(find(memory.memory_checks, role="server", shell=shell, MODEL=folder))
+        assert check.status.replace("warn", "ok") == status, text
+        if status == "fail":
+            assert f"VLLM_CPU_KVCACHE_SPACE={text}: not a whole number of GiB" in check.finding
+            assert check.remedy == "export VLLM_CPU_KVCACHE_SPACE=1"
+
+
+def test_names_with_spaces_can_be_typed_as_they_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    missing = only(find(model.model_checks, MODEL="outputs/my model"))
+    assert missing.remedy.endswith(" --out 'outputs/my model'")
+    run_folder = tmp_path / "my runs" / "a"
+    run_folder.mkdir(parents=True)
+    disk = only(
+        find(
+            machine.disk_checks,
+            MODEL=make_model(tmp_path / "model"),
+            OUTPUT_DIR=run_folder,
+            SAVE_TOTAL_LIMIT=10**12,
+        )
+    )
+    assert disk.remedy.splitlines()[0] == f"df -h '{run_folder}'"
 
 
 def test_a_missing_model_names_the_command_that_makes_or_fetches_it(

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from doctor_machines import ROOT, find, only
+from doctor_machines import NOWHERE, ROOT, find, only
 from gpu.random_model import ARCHITECTURES
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import gpus
-from hanabi_grpo.commands.doctor.context import estimated_chat
+from hanabi_grpo.commands.doctor.context import Context, estimated_chat
+from hanabi_grpo.commands.doctor.memory import ModelSizes
+from hanabi_grpo.commands.doctor.nvidia_smi import Gpu
 from hanabi_grpo.commands.doctor.plan import parse_assignments, parse_machine
 from hanabi_grpo.commands.doctor.published import PUBLISHED, num_parameters_of
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.gpus import CARDS, SOLD, find_card
 
 RUNNER = CliRunner()
@@ -208,6 +211,209 @@ def test_a_folder_with_nothing_but_a_config_is_planned_like_the_published_model(
     own, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
     assert "its config.json, its weights are not here" in checks["model"]["finding"]
     assert {**own, "model": ""} == {**published, "model": ""}
+
+
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": False,
+}
+"""From the config.json of Qwen/Qwen3-30B-A3B, which huggingface.co says has 30,532,122,624."""
+
+
+def test_a_mixture_of_experts_is_planned_with_all_of_its_weights_and_adapters_on_attention(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    plan, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
+    assert checks["model"]["finding"].endswith(
+        "30.5 G parameters, 3.35 G for each token (8 of 128 experts); 2 adapters of rank 16, "
+        "13.4 M each, on attention alone"
+    )
+    # Each trainer process holds all experts; the four copies of the server divide them.
+    assert plan["trainer"]["parts"]["weights"] == 2 * 30_532_122_624
+    routed = 48 * 128 * 3 * 2048 * 768
+    shared = 30_532_122_624 - routed
+    assert plan["server"]["parts"]["weights"] == pytest.approx(2 * (shared + routed / 4))
+    # Of each layer q and o: 16 × (4096 + 2048), k and v: 16 × (512 + 2048), in float32.
+    adapter = 48 * (2 * 16 * 6144 + 2 * 16 * 2560)
+    assert plan["trainer"]["parts"]["adapters"] == 4 * 2 * adapter
+    # Fewer parameters work on a token than a dense model of 4 billion has.
+    dense, _ = planned("8xH100-80GB", "MODEL=Qwen/Qwen3-4B", "HANABI_PRESET=mini")
+    assert plan["learning_seconds"] < dense["learning_seconds"]
+
+
+def test_the_parameters_of_other_mixtures_follow_from_the_names_of_their_sizes() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 10}
+    attention = 4 * 4 * 8 * 8
+    rest = 2 * 10 * 8 + 4 * 2 * 8 + 8
+    # Mixtral: each layer has 4 experts of width 16, and a router.
+    mixtral = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16}
+    expected = attention + 4 * (4 * 3 * 8 * 16 + 4 * 8) + rest
+    assert num_parameters_of({**sizes, **mixtral}) == expected
+    # GLM and DeepSeek: the first layer is dense, of width 32; the others share one expert more.
+    glm = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "intermediate_size": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    }
+    expected = attention + 3 * 8 * 32 + 3 * (5 * 3 * 8 * 16 + 4 * 8) + rest
+    assert num_parameters_of({**sizes, **glm}) == expected
+    found = ModelSizes.from_config({"text_config": {**sizes, **glm}})
+    assert found is not None
+    # The widest layer is the one of 2 + 1 experts, not the dense one.
+    assert found.inner == 48
+    # All 3 × 4 experts but 2 of each layer are idle for a token, none is for very many.
+    assert found.active_parameters(expected) == expected - 3 * 2 * 3 * 8 * 16
+    assert found.active_parameters(expected, 1000) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_size": None}, "it has no hidden_size"),
+        ({"kv_lora_rank": 512}, "its attention is latent (kv_lora_rank)"),
+        ({"layer_types": ["linear_attention"]}, "layers of another kind (linear_attention)"),
+        ({"num_experts_per_tok": None}, "its experts have other names for their sizes"),
+    ],
+)
+def test_a_config_that_does_not_tell_the_size_of_its_model_is_no_plan(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B_A3B, **change}))
+    plan, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
+    assert plan is None
+    assert checks["model"]["status"] == "fail"
+    assert reason in checks["model"]["finding"]
+    assert {checks[name]["status"] for name in ("memory", "budget", "plan")} == {"skip"}
+
+
+def remedies(check: dict[str, Any]) -> list[list[str]]:
+    """Return the settings of each line that a check says to type."""
+    lines = []
+    for line in check["remedy"].splitlines():
+        command, _, _ = line.partition("#")
+        lines.append(command.removeprefix("export ").split())
+    return lines
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        # Too large for the trainer by its micro-batches; the profile has HANABI_OVERLAP=1.
+        ("4xA100-40GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full"),
+        ("4xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full", "HANABI_TRAINER_MEMORY=0.45"),
+        # 24 GB of weights in bfloat16 fit no GPU whole.
+        ("8xL4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full", "HANABI_DTYPE=float32"),
+        # Three GPUs cannot share 32 heads.
+        ("6xL4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini", "HANABI_MAX_MODEL_LEN=40960"),
+        ("L4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=full"),
+    ],
+)
+def test_each_line_that_is_proposed_for_too_little_memory_is_accepted_and_fits(
+    settings: tuple[str, ...],
+) -> None:
+    plan, checks = planned(*settings)
+    lines = remedies(checks["memory"])
+    assert lines
+    short = [name for name in ("server", "trainer") if not plan[name]["fits"]]
+    assert short
+    fitted = set()
+    for line in lines:
+        code, report = run("--as", *settings, *line)
+        assert code == 0, line
+        fits = {name for name in short if report["plan"][name]["fits"]}
+        assert fits, line
+        fitted |= fits
+    assert fitted == set(short)
+
+
+def test_the_base_models_of_a_team_are_added_up() -> None:
+    def memory(machine: str, model: str) -> dict[str, Any]:
+        return planned(machine, f"MODEL={model}", "HANABI_PRESET=mini")[1]["memory"]
+
+    def trainer_gib(check: dict[str, Any]) -> float:
+        [gib] = re.findall(r"trainer up to ([0-9.]+) GiB", check["finding"])
+        return float(gib)
+
+    team = "player_0=Qwen/Qwen3-8B,player_1=Qwen/Qwen3-4B"
+    large = memory("8xH100-80GB", "Qwen/Qwen3-8B")
+    together = memory("8xH100-80GB", team)
+    assert together["status"] == "ok"
+    assert "GiB in 2 engines and trainer" in together["finding"]
+    # Beside the larger model, with one adapter less, the weights of 4 billion parameters and
+    # player_1's adapter: (2 × 4,022,468,096 + 16 × (33,030,144 - 43,646,976)) bytes.
+    assert trainer_gib(together) - trainer_gib(large) == pytest.approx(7.3, abs=0.11)
+    # Their weights, 16.4 and 8 GB, are more than the GPU has.
+    short = memory("4xL4", team)
+    assert short["status"] == "warn"
+    assert "the engine of Qwen/Qwen3-8B needs" in short["finding"]
+    assert "the trainer has 22.5 GiB" in short["finding"]
+    assert short["remedy"] == "nvidia-smi   # the model needs a GPU with more memory"
+
+
+def test_gpus_that_cannot_share_the_attention_heads_fail() -> None:
+    settings = ("6xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini")
+    code, report = run("--as", *settings, "VLLM_TENSOR_PARALLEL_SIZE=3")
+    assert code == 1
+    [check] = [check for check in report["checks"] if check["status"] == "fail"]
+    assert check["name"] == "server gpus"
+    assert "VLLM_TENSOR_PARALLEL_SIZE=3 does not divide the 32 attention heads" in check["finding"]
+    assert check["remedy"] == "export VLLM_TENSOR_PARALLEL_SIZE=1 VLLM_DATA_PARALLEL_SIZE=3"
+    [line] = remedies(check)
+    assert run("--as", *settings, *line)[0] == 0
+
+
+def test_the_memory_that_counts_is_that_of_the_gpus_that_a_terminal_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A workstation whose second GPU drives the screen, and one that nvidia-smi cannot measure.
+    listed = (
+        Gpu("0", "NVIDIA H100 80GB HBM3", 81_559, 81_000),
+        Gpu("1", "NVIDIA T400 4GB", 4096, 3000),
+        Gpu("2", "NVIDIA GB10", 0, 0),
+    )
+    monkeypatch.setattr(gpus, "list_gpus", lambda path: (listed, ""))
+
+    def smallest(**variables: str) -> int:
+        loaded = load_settings(variables, NOWHERE)
+        return gpus.smallest_gpu(Context(loaded=loaded, shell=variables), "server")[0]
+
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="0") == 81_559
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="0,1") == 4096
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="2") == 0
+    # By a UUID it may be any of them.
+    assert smallest(CUDA_VISIBLE_DEVICES_SERVER="GPU-5d") == 0
+
+
+def test_a_configuration_file_of_stage_3_divides_the_weights_as_zero3_does(tmp_path: Path) -> None:
+    file = tmp_path / "stage.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    settings = ("8xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini", "HANABI_OVERLAP=0")
+    named, _ = planned(*settings, "DEEPSPEED=zero3")
+    of_file, _ = planned(*settings, f"DEEPSPEED={file}")
+    assert named["trainer"]["parts"]["weights"] == 2 * 8_190_735_360 / 4
+    assert of_file["trainer"] == named["trainer"]
+    # Two machines divide them among twice as many processes.
+    nodes = ("NNODES=2", "NODE_RANK=0", "MASTER_ADDR=gpu7")
+    two, _ = planned(*settings, "DEEPSPEED=zero3", *nodes)
+    assert two["trainer"]["parts"]["weights"] == 2 * 8_190_735_360 / 8
+    assert two["learning_seconds"] == pytest.approx(named["learning_seconds"] / 2)
 
 
 def test_a_model_whose_sizes_are_not_known_fails() -> None:

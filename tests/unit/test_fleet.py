@@ -138,10 +138,15 @@ def test_an_ipv6_address_alone_needs_no_brackets() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a,", ",", "http://a", "a:0", "a:65536", "a:٣", "a:", "[::1", "[::1]8000", "[]:80"],
+    [
+        *("a,", ",", "http://a", "a:0", "a:65536", "a:٣", "a:", "[::1", "[::1]8000", "[]:80"),
+        # Two colons do not make an IPv6 address, and what is no host name would end up in a URL.
+        *("http://gpu7:8000", "https://gpu7:8000/", "gpu7:8000:9000", "[gpu7]:80", "::1%a/b"),
+        *("gpu7/", "me@gpu7", "gpu7?x", "gpu7#x", "gpu 7"),
+    ],
 )
 def test_a_list_that_cannot_be_read_is_refused(text: str) -> None:
-    message = r"VLLM_SERVER_HOST=.*: a host name or address, or a comma list"
+    message = r"VLLM_SERVER_HOST=.*: a host name or address without http://, or a comma list"
     with pytest.raises(SettingsError, match=message):
         load_settings({"VLLM_SERVER_HOST": text})
 

@@ -187,6 +187,8 @@ def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -
             "my.env line 2: not a NAME=value line. Example: HANABI_PLAYERS=2",
         ),
         (b"MODEL=\xff\n", "my.env: cannot be read"),
+        # What some editors call Unicode.
+        (b"SEED=1\nO\0T\0H\0", "my.env line 2: a NUL character, which no variable can hold"),
         (
             b"HANABI_PROFILE=other.env\n",
             "HANABI_PROFILE='my.env' (from shell): names a profile itself",

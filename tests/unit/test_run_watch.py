@@ -31,11 +31,13 @@ _SECONDS = 60.0
 """How long a terminal is waited for."""
 
 
-def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
+def frame(state: RunState, width: int = 120, height: int | None = None, first: int = 0) -> str:
     """Return a frame of the dashboard as text."""
     console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     options = console.options if height is None else console.options.update(height=height)
-    for line in console.render_lines(RunScreen(state), options.update(width=width), pad=False):
+    for line in console.render_lines(
+        RunScreen(state, first=first), options.update(width=width), pad=False
+    ):
         text = "".join(segment.text for segment in line)
         console.print(text, markup=False, no_wrap=True, crop=False)
     return console.export_text()
@@ -176,6 +178,17 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
             lines = frame(state, width, height).splitlines()
             assert max(map(len, lines)) <= width
             assert "run" in lines[0]
+
+
+def test_tab_brings_every_panel_up_on_a_wide_and_low_terminal_too(tmp_path: Path) -> None:
+    state = RunWatch(tracked_run(tmp_path / "run", steps=4, games=True)).look()
+    assert "tab brings the next panel up" in frame(state, 120, 12)
+    tops = []
+    for first in range(5):
+        [top, *_] = [line for line in frame(state, 120, 12, first).splitlines() if "╭─" in line]
+        tops.append(top.split()[1])
+    # First both columns with the score on the left, then panel after panel, and round again.
+    assert tops == ["score,", "alarms", "means", "seconds", "score,"]
 
 
 def test_one_frame_is_printed_and_holds_no_key(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -542,3 +543,8 @@ def test_the_doctor_asks_each_url_for_its_models() -> None:
     assert "lists org/model:1, and not org/model:1x" in checks[1].finding
     assert "not reached (ConnectError" in checks[2].finding
     assert "data" in checks[3].finding
+    # What is to be typed keeps the other URLs, and a shell reads it as one word.
+    _, typed = shlex.split(checks[1].remedy)
+    entries = typed.removeprefix("HANABI_PARTNER_URLS=").split(",")
+    corrected = f"other={partner.entry('other').partition('=')[2].partition('#')[0]}#MODEL"
+    assert entries == [urls[0], corrected, urls[2], urls[3]]

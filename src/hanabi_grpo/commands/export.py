@@ -1,5 +1,6 @@
 """`hanabi-grpo export`: folders that are ready for a hub."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -57,4 +58,4 @@ def export(
     step = origin.saved.step
     num_results = len(origin.results)
     say(f"wrote {out}: {', '.join(players)} at step {step}, {num_results} evaluations")
-    say(f"to publish: .venv/bin/hf upload ORG/NAME {out}")
+    say(f"to publish: .venv/bin/hf upload ORG/NAME {shlex.quote(str(out))}")

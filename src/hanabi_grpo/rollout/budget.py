@@ -52,6 +52,12 @@ class Budget:
     calls: int = 0
     """Tokens that the calls of tools of one turn may take, with results of a usual length."""
 
+    @property
+    def first_reply_ends(self) -> int:
+        """Tokens of a first message and a reply; where fewer fit, no move can be made."""
+        first_message = self.opening if self.memory == "game" else self.alone
+        return first_message + self.reply
+
     def num_turns(self, memory: Memory) -> int:
         """Return the turns of one player's longest sequence."""
         if memory == "game":

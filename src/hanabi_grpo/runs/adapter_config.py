@@ -12,7 +12,7 @@ _SHAPE_KEYS = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use
 """Keys that decide what the tensors of an adapter mean."""
 WIRE_KEYS = frozenset({"peft_type", "task_type", "inference_mode", *_SHAPE_KEYS})
 """Keys that the rollout server accepts: no path, no base-model name, nothing that names code."""
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names by which configurations give the number of experts of a layer."""
 _ATTENTION = "attn"
 """Part of the names of attention layers, as in `self_attn` and `linear_attn`."""
@@ -27,8 +27,13 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
         config: Its config.json; of a model that reads images too, the part of the language model
             may be under `text_config`.
     """
-    text_config = config.get("text_config") or config
-    return any((text_config.get(name) or 0) > 1 for name in _NUM_EXPERTS)
+    text_config = text_config_of(config)
+    return any((text_config.get(name) or 0) > 1 for name in NUM_EXPERTS)
+
+
+def text_config_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that is of the language model: mostly all of it."""
+    return config.get("text_config") or config
 
 
 def is_covered(module: str, *, mixture: bool) -> bool:

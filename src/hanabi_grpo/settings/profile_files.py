@@ -67,6 +67,12 @@ def read_lines(path: Path) -> dict[str, str]:
         SettingsError: The file cannot be read, or a line is no assignment.
     """
     text = _read_text(path, "NAME=value lines")
+    if "\0" in text:
+        number = text[: text.index("\0")].count("\n") + 1
+        raise SettingsError(
+            f"{path} line {number}: a NUL character, which no variable can hold. Is it UTF-16? "
+            "Save it as UTF-8."
+        )
     values = {}
     for line in parse_stream(StringIO(text)):
         if line.error:

@@ -14,7 +14,8 @@ from hanabi_grpo.settings.teachers import check_teacher
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
-_ZERO_3 = 3
+ZERO_3 = 3
+"""DeepSpeed's stage that divides the weights of the base model as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +55,19 @@ def batch_plan(settings: Settings) -> BatchPlan:
     """
     check_updates(settings)
     _check_decoupled_loss(settings)
-    if settings.overlap and deepspeed_stage(settings) == _ZERO_3:
+    if settings.overlap and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
             f"HANABI_OVERLAP={settings.overlap} with DEEPSPEED={settings.deepspeed}: under ZeRO-3 "
             "no process holds whole adapters, so those of the version that sampled cannot be kept; "
             "take zero2, or unset HANABI_OVERLAP."
         )
-    if settings.reference != "base" and deepspeed_stage(settings) == _ZERO_3:
+    if settings.reference != "base" and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
             f"HANABI_REFERENCE={settings.reference} with DEEPSPEED={settings.deepspeed}: under "
             "ZeRO-3 no process holds whole adapters, so earlier ones cannot be kept; take zero2, "
             "or HANABI_REFERENCE=base."
         )
-    if settings.critic == "adapter" and deepspeed_stage(settings) == _ZERO_3:
+    if settings.critic == "adapter" and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
             f"HANABI_CRITIC=adapter with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process "
             "holds whole weights, on which the critic's adapter would be computed; take zero2, or "
@@ -78,7 +79,7 @@ def batch_plan(settings: Settings) -> BatchPlan:
             "base model, and reads what players of several are shown; take HANABI_CRITIC=head, or "
             "one MODEL."
         )
-    if len(base_models(settings)) > 1 and deepspeed_stage(settings) == _ZERO_3:
+    if len(base_models(settings)) > 1 and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
             f"MODEL={settings.model} with DEEPSPEED={settings.deepspeed}: ZeRO-3 divides the "
             "weights of one model; take zero2, or one MODEL."

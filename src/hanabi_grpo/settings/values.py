@@ -7,7 +7,7 @@ its `wandb/sdk/artifacts/_validators.py`.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,8 +23,8 @@ SERVERS = (
 SERVER_PORT = "Its port; with several servers, of those that name none."
 """Description of VLLM_SERVER_PORT."""
 SERVERS_ALLOWED = (
-    "a host name or address, or a comma list of them, each perhaps with :port behind it and named "
-    "once; an IPv6 address with a port is written [::1]:8000"
+    "a host name or address without http://, or a comma list of them, each perhaps with :port "
+    "behind it and named once; an IPv6 address with a port is written [::1]:8000"
 )
 PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
 ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
@@ -45,8 +45,10 @@ MONITORS = ("tensorboard", "wandb")
 """What REPORT_TO may name."""
 MONITORS_ALLOWED = f"{NO_MONITOR}, or a comma list of {' and '.join(MONITORS)}"
 _LARGEST_PORT = 65535
-_ADDRESS = re.compile(r"(\[[^]]+\]|[^:\[\]]+)(?::([0-9]{1,6}))?", re.ASCII)
+_ADDRESS = re.compile(r"(\[[^]]+\]|[^\s:/?#@\\\[\]]+)(?::([0-9]{1,6}))?")
 """A host, an IPv6 address in brackets, and perhaps a port."""
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[\w.-]+)?", re.ASCII)
+"""What an IPv6 address consists of, with its zone; `ip_address` takes any text for a zone."""
 _PARTNER_URL = re.compile(
     r"([a-z][a-z0-9_-]{0,31})=(https?://[^\s,?#@]+)#([^\s,]{1,200})", re.ASCII
 )
@@ -107,14 +109,27 @@ def split_address(text: str) -> Address:
     """
     text = text.strip()
     if text.count(":") > 1 and not text.startswith("["):
-        return Address(host=text, port=None)
+        text = f"[{text}]"
     match = _ADDRESS.fullmatch(text)
-    if match is None or not 1 <= int(match[2] or 1) <= _LARGEST_PORT:
+    if match is None or not _is_address(match[1], int(match[2] or 1)):
         raise ValueError(
-            f"{text!r}: give host or host:port, the port from 1 to {_LARGEST_PORT}, as in "
-            "[::1]:8001"
+            f"{text!r}: give host or host:port, without http://, the port from 1 to "
+            f"{_LARGEST_PORT}, as in [::1]:8001"
         )
     return Address(host=match[1].strip("[]"), port=int(match[2]) if match[2] else None)
+
+
+def _is_address(host: str, port: int) -> bool:
+    is_host = not host.startswith("[") or _is_ipv6(host[1:-1])
+    return is_host and 1 <= port <= _LARGEST_PORT
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return False
+    return _IPV6.fullmatch(text) is not None
 
 
 def split_partner_url(text: str) -> PartnerUrl:

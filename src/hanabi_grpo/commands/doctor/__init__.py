@@ -11,6 +11,7 @@ the doctor calls that same function, so that both agree on what is refused and w
 - `games`: dataset, batch and context length.
 - `model`: the model folder and its chat template.
 - `server`: ports and servers.
+- `experts`: the sizes of a mixture of experts.
 - `memory`, `budget`: arithmetic of the memory and the time that a step takes.
 """
 

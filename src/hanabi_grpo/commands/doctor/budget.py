@@ -91,17 +91,37 @@ def game_seconds(
     games = math.ceil(step.games / copies)
     rounds = math.ceil(games / seats)
     sequences = min(games, seats)
-    weights_read = parameters * bytes_per_number
+    weights_read = _weights_read(parameters, sizes, sequences, copies) * bytes_per_number
     cache_read = sequences * step.context * sizes.cache_bytes(bytes_per_number)
     bandwidth = parallel * card.bandwidth * _BANDWIDTH_SHARE
     seconds_per_token = (weights_read + cache_read) / bandwidth + _ENGINE_STEP_SECONDS
-    if parallel > 1:
+    exchanges = parallel > 1 or (sizes.experts is not None and copies > 1)
+    if exchanges:
         seconds_per_token += 2 * sizes.layers * _ALL_REDUCE_SECONDS
     sampling = rounds * step.turns * step.reply * seconds_per_token
     prompt_tokens = (step.trained - step.sampled) / copies
     operations = parallel * card.operations * _READING_SHARE
-    reading_prompts = prompt_tokens * 2 * parameters / operations
+    reading_prompts = prompt_tokens * 2 * sizes.active_parameters(parameters) / operations
     return sampling + reading_prompts
+
+
+def _weights_read(parameters: int, sizes: ModelSizes, sequences: int, copies: int) -> float:
+    """Return the parameters that a copy of the model reads to sample a token of some replies.
+
+    Copies of a mixture divide its experts among them, and each expert is read if a reply of any
+    copy needs it.
+
+    Args:
+        parameters: Of the model.
+        sizes: Its sizes.
+        sequences: Replies that the copy samples at once.
+        copies: Copies of the model.
+    """
+    if sizes.experts is None:
+        return parameters
+    routed = sizes.experts.routed_parameters
+    needed = routed - sizes.experts.idle_parameters(sequences * copies)
+    return parameters - routed + needed / copies
 
 
 def learning_seconds(
@@ -118,7 +138,7 @@ def learning_seconds(
     """
     attention_width = sizes.heads * sizes.head
     attention = 4 * sizes.layers * attention_width * step.context
-    operations_per_token = 2 * parameters + attention
+    operations_per_token = 2 * sizes.active_parameters(parameters) + attention
     operations_per_second = processes * card.operations * _LEARNING_SHARE
     operations = _FORWARDS_OF_LEARNING * step.trained * operations_per_token
     return operations / operations_per_second
@@ -175,7 +195,7 @@ def step_seconds(context: Context, sizes: ModelSizes, card: Card, budget: Budget
         ),
     )
     update = learning_seconds(
-        step, card, context.num_parameters, sizes, processes=settings.nproc_per_node
+        step, card, context.num_parameters, sizes, processes=context.num_processes
     )
     # One more forward pass, before the first part of the games moves the policy.
     passes_before = 1 / _FORWARDS_OF_LEARNING if settings.minibatches > 1 else 0.0

@@ -83,7 +83,7 @@ PROBES = (
     Probe("context", games.context_checks, bases="each"),
     Probe("history", games.history_checks, ("trainer",), bases="each"),
     Probe("vocabulary", games.vocabulary_checks, bases="each"),
-    Probe("memory", memory.memory_checks, bases="one"),
+    Probe("memory", memory.memory_checks),
     Probe("budget", budget.budget_checks, bases="one"),
     Probe("run folder", machine.run_folder_checks, ("trainer",)),
     Probe("partner urls", server.partner_url_checks),
@@ -103,7 +103,7 @@ PLAN_PROBES = (
     Probe("chat template", model.chat_checks, bases="each"),
     Probe("context", games.context_checks, bases="each"),
     Probe("history", games.history_checks, bases="each"),
-    Probe("memory", memory.memory_checks, bases="one"),
+    Probe("memory", memory.memory_checks),
     Probe("budget", budget.budget_checks, bases="one"),
     Probe("plan", plan.plan_checks, bases="one"),
 )
@@ -265,7 +265,8 @@ def _run_probe(probe: Probe, context: Context) -> Iterator[Check]:
         names = () if probe.bases == "all" else base_models(context.settings)
         if len(names) > 1 and probe.bases == "one":
             each = ", then ".join(f"MODEL={name}" for name in names)
-            yield skip(probe.name, f"estimated for one base model at a time: doctor {each}")
+            planned = "doctor --as …" if context.planned_gpus else "doctor"
+            yield skip(probe.name, f"estimated for one base model at a time: {planned} {each}")
         elif len(names) > 1:
             for name in names:
                 for check in _made(probe, context.with_model(name)):

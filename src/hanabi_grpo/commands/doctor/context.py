@@ -15,7 +15,13 @@ from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import Health, NotReady, look_once
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.commands.doctor.nvidia_smi import Gpu
-from hanabi_grpo.commands.doctor.published import PUBLISHED, linear_shapes_of, num_parameters_of
+from hanabi_grpo.commands.doctor.published import (
+    PUBLISHED,
+    linear_shapes_of,
+    num_parameters_of,
+    unknown_part,
+)
+from hanabi_grpo.commands.nodes import read_nodes
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
@@ -25,8 +31,9 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings import LoadedSettings, Settings
-from hanabi_grpo.settings.base_models import bases_by_player
+from hanabi_grpo.settings.base_models import base_of, bases_by_player
 from hanabi_grpo.settings.defaults import is_local_model
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat
@@ -53,7 +60,7 @@ class Context:
     role: Role = "both"
     planned_gpus: tuple[Gpu, ...] = ()
     """The GPUs of a machine that is planned; empty where this machine is examined."""
-    num_on_model: int | None = None
+    players_on_model: tuple[str, ...] | None = None
     """Players on the base model that is looked at; None: all of them."""
 
     @property
@@ -69,11 +76,37 @@ class Context:
     def with_model(self, name: str) -> "Context":
         """Return the context of one of a team's base models."""
         settings = self.settings.model_copy(update={"model": name})
-        players = [
+        players = tuple(
             player for player, base in bases_by_player(self.settings).items() if base == name
-        ]
+        )
         loaded = replace(self.loaded, settings=settings)
-        return replace(self, loaded=loaded, num_on_model=len(players))
+        return replace(self, loaded=loaded, players_on_model=players)
+
+    def with_settings(self, **update: Any) -> "Context":
+        """Return the context of other settings that leave model, dataset and replies as they are.
+
+        What is read of them is not read again.
+        """
+        settings = self.settings.model_copy(update=update)
+        changed = replace(self, loaded=replace(self.loaded, settings=settings))
+        for name in ("config", "num_parameters", "adapted_width", "budget", "rows"):
+            changed.__dict__[name] = getattr(self, name)
+        return changed
+
+    def with_published(self, name: str) -> "Context":
+        """Return the context of a model whose sizes are known here, see `PUBLISHED`."""
+        changed = self.with_settings(model=name)
+        config = PUBLISHED[name]
+        changed.__dict__["config"] = config
+        changed.__dict__["num_parameters"] = num_parameters_of(config)
+        shapes = linear_shapes_of(config)
+        changed.__dict__["adapted_width"] = sum(map(sum, shapes.values()))
+        return changed
+
+    @property
+    def num_processes(self) -> int:
+        """Trainer processes on all machines."""
+        return self.settings.nproc_per_node * read_nodes(self.environ).count
 
     @property
     def serves(self) -> bool:
@@ -88,8 +121,8 @@ class Context:
     @property
     def num_adapters(self) -> int:
         """Number of adapters of a run on its base model."""
-        if self.num_on_model is not None:
-            return self.num_on_model
+        if self.players_on_model is not None:
+            return len(self.players_on_model)
         return 1 if self.settings.adapters == "shared" else self.settings.players
 
     @cached_property
@@ -124,11 +157,20 @@ class Context:
 
         None where this machine is examined, the weights are here, or no sizes are known.
         """
+        config = self.found_config
+        if config is None or unknown_part(config):
+            return None
+        return config
+
+    @cached_property
+    def found_config(self) -> dict[str, Any] | None:
+        """As `planned_config`, be it that its sizes cannot be told, as `model` reports."""
         if not self.planned_gpus or self.model_folder is not None:
             return None
         folder = self.located_folder
         if folder is not None and (folder / "config.json").is_file():
-            return json.loads(read_bytes(folder / "config.json", MAX_DOCUMENT_BYTES))
+            config = json.loads(read_bytes(folder / "config.json", MAX_DOCUMENT_BYTES))
+            return config if isinstance(config, dict) else {}
         return PUBLISHED.get(self.settings.model)
 
     @cached_property
@@ -154,22 +196,47 @@ class Context:
                     total += math.prod(file.get_slice(name).get_shape())
         return total
 
-    @cached_property
+    @property
     def adapter_parameters(self) -> int:
-        """Parameters of one adapter, the largest; 0 without a model.
+        """Parameters of an adapter of the largest rank; 0 without a model.
 
         An adapter of rank r adds matrices of r × inputs and outputs × r to each linear layer.
         """
+        return self.settings.largest_rank * self.adapted_width
+
+    @property
+    def run_adapter_parameters(self) -> int:
+        """Parameters of all adapters of a run, each of its own rank; 0 where a model is not known.
+
+        On one of several base models those of its players.
+        """
+        settings = self.settings
+        players = player_names(settings.players)
+        names = (SHARED_ADAPTER,) if settings.adapters == SHARED_ADAPTER else players
+        if self.players_on_model is not None:
+            names = self.players_on_model
+        total = 0
+        widths: dict[str, int] = {}
+        for name in names:
+            base = settings.model if self.players_on_model else base_of(settings, name)
+            if base not in widths:
+                other = self if base == settings.model else self.with_model(base)
+                widths[base] = other.adapted_width
+            if not widths[base]:
+                return 0
+            total += settings.rank_of(name) * widths[base]
+        return total
+
+    @cached_property
+    def adapted_width(self) -> int:
+        """Inputs and outputs of all linear layers that adapters cover; 0 without a model."""
         if self.planned_config is not None:
             shapes = linear_shapes_of(self.planned_config)
         elif self.model_folder is not None:
             shapes = linear_shapes(self.model_folder)
         else:
             return 0
-        total = 0
-        for num_outputs, num_inputs in shapes.values():
-            total += self.settings.largest_rank * (num_outputs + num_inputs)
-        return total
+        return sum(num_outputs + num_inputs for num_outputs, num_inputs in shapes.values())
 
     @cached_property
     def chat(self) -> "ChatFormat | None":

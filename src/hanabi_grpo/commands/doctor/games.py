@@ -61,11 +61,9 @@ def context_checks(context: Context) -> Check:
         return skip("context", "needs the model, its chat template and the dataset")
     longest = budget.longest(budget.memory)
     remedies = _ways_to_fit(context, budget, model_limit)
-    first_message = budget.opening if budget.memory == "game" else budget.alone
-    first_reply_ends = first_message + budget.reply
-    if first_reply_ends > limit:
+    if budget.first_reply_ends > limit:
         finding = (
-            f"the first message and a reply take {first_reply_ends} tokens of "
+            f"the first message and a reply take {budget.first_reply_ends} tokens of "
             f"HANABI_MAX_MODEL_LEN={limit}: no move can be made"
         )
         return fail("context", finding, "\n".join(remedies))

@@ -14,6 +14,7 @@ from hanabi_grpo.commands.doctor.nvidia_smi import Gpu, list_gpus
 from hanabi_grpo.commands.doctor.slices import check_slices
 from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.adapter_config import text_config_of
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.shell import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.settings.sources import PROFILE
@@ -42,6 +43,25 @@ def gpus_of_machine(context: Context) -> tuple[tuple[Gpu, ...], str]:
     if context.planned_gpus:
         return context.planned_gpus, ""
     return list_gpus(context.shell.get("PATH"))
+
+
+def smallest_gpu(context: Context, terminal: Terminal) -> tuple[int, str]:
+    """Return the MiB of the smallest GPU that a terminal takes, and why they are not known.
+
+    Where nvidia-smi does not list its GPUs by the names that it takes them by, all of them count.
+
+    Returns:
+        0 and a reason where the memory is not known.
+    """
+    gpus, reason = gpus_of_machine(context)
+    try:
+        names = _gpus_of(context, terminal, gpus)
+    except SettingsError:
+        # The check of the split says so.
+        names = []
+    own = [gpu for gpu in gpus if gpu.number in names]
+    total = min((gpu.total for gpu in own or gpus), default=0)
+    return total, reason if not gpus else "nvidia-smi does not report it"
 
 
 def gpu_checks(context: Context) -> Iterator[Check]:
@@ -163,6 +183,7 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
         )
         sizes = f"VLLM_TENSOR_PARALLEL_SIZE={tensor} × VLLM_DATA_PARALLEL_SIZE={data}"
         yield _check_sizes("server gpus", sizes, tensor * data, server_gpus, use_profile)
+        yield from _check_heads(context, tensor * data)
         measured = [gpu for gpu in gpus if gpu.number in server_gpus and gpu.total]
         yield _check_free_memory(context, measured)
     if "trainer" in gpus_of:
@@ -261,6 +282,30 @@ def _check_sizes(
         finding = f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle"
         return warn(name, finding, use_profile)
     return ok(name, f"{sizes} fits {len(gpus)}")
+
+
+def _check_heads(context: Context, num_gpus: int) -> Iterator[Check]:
+    """Check that the GPUs of a copy can share the model's attention heads, which vLLM demands.
+
+    Args:
+        context: What is checked.
+        num_gpus: GPUs that the server uses.
+    """
+    parallel = context.settings.vllm_tensor_parallel_size
+    heads = text_config_of(context.config).get("num_attention_heads") or 0
+    if heads % parallel == 0:
+        return
+    fitting = next(
+        size for size in range(parallel - 1, 0, -1) if heads % size == 0 and num_gpus % size == 0
+    )
+    finding = (
+        f"VLLM_TENSOR_PARALLEL_SIZE={parallel} does not divide the {heads} attention heads of "
+        f"{context.settings.model}: the engine would not start"
+    )
+    remedy = (
+        f"export VLLM_TENSOR_PARALLEL_SIZE={fitting} VLLM_DATA_PARALLEL_SIZE={num_gpus // fitting}"
+    )
+    yield fail("server gpus", finding, remedy)
 
 
 def _check_free_memory(context: Context, gpus: Sequence[Gpu]) -> Check:

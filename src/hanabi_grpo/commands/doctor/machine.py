@@ -1,6 +1,7 @@
 """Checks of the run folder, of the disk, and of shared memory."""
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.rollout.datasets import num_steps
 from hanabi_grpo.runs.resume import ResumePlan, resume_lines
 from hanabi_grpo.runs.run_folder import check_fresh, holder_of
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.partners import num_kept_versions
 
 _SHARED_MEMORY = Path("/dev/shm")
 _VERSIONS_IN_FLIGHT = 3
@@ -22,7 +25,10 @@ _LARGE_MODEL_BYTES = 200 * 10**6
 
 Assumed where the model is not known; containers have 64 MB unless they are told otherwise.
 """
-_CHECKPOINT_BYTES_PER_PARAMETER = 3 * 4
+_FLOAT32_BYTES = 4
+"""Of a weight in versions that are kept beside the trained one: those that games are still played
+with, the reference of the KL penalty, the best one of a phase."""
+_CHECKPOINT_BYTES_PER_PARAMETER = 3 * _FLOAT32_BYTES
 """A float32 weight and the optimizer's two moments."""
 _UNKNOWN_STEPS = 1 << 31
 """Steps of a run whose dataset cannot be read: more than any checkpoint has."""
@@ -48,7 +54,10 @@ def run_folder_checks(context: Context) -> Check:
     if folder is None:
         return ok("run folder", "a new one in outputs/")
     if holder:
-        watch = f".venv/bin/hanabi-grpo watch {folder}   # that run is alive, leave it alone"
+        watch = (
+            f".venv/bin/hanabi-grpo watch {shlex.quote(str(folder))}   "
+            "# that run is alive, leave it alone"
+        )
         finding = f"{folder}: another trainer works in it ({holder})"
         return fail("run folder", finding, f"{new_run}\n{watch}")
     return ok("run folder", f"{folder}{lines}")
@@ -77,19 +86,34 @@ def disk_checks(context: Context) -> Check:
     if not os.access(parent, os.W_OK):
         return fail("disk", f"{parent} cannot be written to", elsewhere)
     free_amount = amount(free, "B")
-    if not context.adapter_parameters:
+    checkpoint = _bytes_per_parameter(settings) * context.run_adapter_parameters
+    if not checkpoint:
         finding = f"{free_amount} free at {parent}; the size of a checkpoint needs the model"
         return skip("disk", finding)
-    parameters = context.adapter_parameters * context.num_adapters
-    checkpoint = _CHECKPOINT_BYTES_PER_PARAMETER * parameters
-    kept = settings.save_total_limit
+    kept = num_kept_versions(settings)
     size = amount(checkpoint, "B")
     finding = f"{free_amount} free at {parent}, checkpoints take {kept} × {size}"
     # A new checkpoint is written before the oldest one is deleted.
     if free < (kept + 1) * checkpoint:
-        remedy = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
+        shown_parent = shlex.quote(str(parent))
+        remedy = (
+            f'df -h {shown_parent}\nexport OUTPUT_DIR="a folder on a larger disk" '
+            "SAVE_TOTAL_LIMIT=1"
+        )
         return fail("disk", finding, remedy)
     return ok("disk", finding)
+
+
+def _bytes_per_parameter(settings: Settings) -> int:
+    """Return the bytes of a checkpoint for each parameter of an adapter."""
+    others = settings.overlap
+    if settings.reference != "base":
+        others += 1
+    if settings.update == "best_response":
+        others += 1
+    # A critic of this kind is an adapter as large as its player's, with moments of its own.
+    learners = 2 if settings.critic == "adapter" else 1
+    return learners * _CHECKPOINT_BYTES_PER_PARAMETER + others * _FLOAT32_BYTES
 
 
 def shared_memory_checks(context: Context) -> Check | None:
@@ -103,9 +127,9 @@ def shared_memory_checks(context: Context) -> Check | None:
     free = shutil.disk_usage(_SHARED_MEMORY).free
     finding = f"{amount(free, 'B')} free in {_SHARED_MEMORY}"
     needed = 0
-    if context.serves and context.adapter_parameters:
+    parameters = context.run_adapter_parameters
+    if context.serves and parameters:
         bytes_per_number = 4 if settings.dtype == "float32" else 2
-        parameters = context.adapter_parameters * context.num_adapters
         versions = _VERSIONS_IN_FLIGHT + max(0, settings.overlap - 1)
         needed = versions * bytes_per_number * parameters
         finding += f", adapters take up to {amount(needed, 'B')}"

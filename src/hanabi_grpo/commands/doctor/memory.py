@@ -4,17 +4,24 @@ The sums are rough, and they count each part at its largest: the longest convers
 settings allow, and the largest micro-batch. All numbers are bytes unless they say otherwise.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from hanabi_grpo.commands.doctor.check import Check, ok, skip, warn
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.gpus import gpus_of_machine
-from hanabi_grpo.commands.doctor.published import PUBLISHED, num_parameters_of
-from hanabi_grpo.settings.steps import tokens_per_micro_batch
+from hanabi_grpo.commands.doctor.experts import Experts, experts_of
+from hanabi_grpo.commands.doctor.gpus import smallest_gpu
+from hanabi_grpo.commands.doctor.published import PUBLISHED, SIZE_KEYS, num_parameters_of
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.adapter_config import is_mixture, text_config_of
+from hanabi_grpo.settings import batch_plan
+from hanabi_grpo.settings.base_models import base_models
+from hanabi_grpo.settings.pass_through import Terminal
+from hanabi_grpo.settings.steps import ZERO_3, deepspeed_stage, tokens_per_micro_batch
 
 _GIB = 1 << 30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -33,7 +40,6 @@ _ADAPTER_COPIES = 4.0
 """Of each player's adapter: one on the server's device, three beside it."""
 _RECOMPUTED_SHARE = 1.3
 """Memory of one layer that is computed again for its gradient, in its activations."""
-_SIZE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,7 @@ class ModelSizes:
     hidden: int
     """Width of the residual stream."""
     inner: int
-    """Width of the feed-forward part."""
+    """Width of the feed-forward part that works on a token, of the widest layer."""
     layers: int
     heads: int
     """Query heads."""
@@ -51,23 +57,40 @@ class ModelSizes:
     head: int
     """Width of one head."""
     vocabulary: int
+    experts: Experts | None = None
+    """Those of a mixture; None: the model is dense."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelSizes | None":
         """Return the sizes of a config.json; None where it does not have them."""
-        if not all(key in config for key in _SIZE_KEYS):
+        text_config = text_config_of(config)
+        experts = experts_of(config)
+        has_unknown_experts = is_mixture(config) and experts is None
+        if not all(text_config.get(key) for key in SIZE_KEYS) or has_unknown_experts:
             return None
-        hidden = config["hidden_size"]
-        heads = config["num_attention_heads"]
+        hidden = text_config["hidden_size"]
+        heads = text_config["num_attention_heads"]
+        layers = text_config["num_hidden_layers"]
+        inner = text_config.get("intermediate_size") or 4 * hidden
+        if experts is not None:
+            has_dense_layers = experts.layers < layers
+            inner = max(experts.active_inner, inner if has_dense_layers else 0)
         return cls(
             hidden=hidden,
-            inner=config.get("intermediate_size", 4 * hidden),
-            layers=config["num_hidden_layers"],
+            inner=inner,
+            layers=layers,
             heads=heads,
-            key_value_heads=config.get("num_key_value_heads", heads),
-            head=config.get("head_dim") or hidden // heads,
-            vocabulary=config["vocab_size"],
+            key_value_heads=text_config.get("num_key_value_heads") or heads,
+            head=text_config.get("head_dim") or hidden // heads,
+            vocabulary=text_config["vocab_size"],
+            experts=experts,
         )
+
+    def active_parameters(self, num_parameters: int, num_tokens: float = 1) -> float:
+        """Return how many of a model's parameters work on some tokens that are computed at once."""
+        if self.experts is None:
+            return num_parameters
+        return num_parameters - self.experts.idle_parameters(num_tokens)
 
     def cache_bytes(self, bytes_per_number: int) -> float:
         """Return the bytes of the keys and values of one token in all layers."""
@@ -77,6 +100,8 @@ class ModelSizes:
 def memory_checks(context: Context) -> Check:
     """Compare an estimate of what both processes need with what is free."""
     settings = context.settings
+    if len(base_models(settings)) > 1:
+        return _team_check(context)
     sizes = ModelSizes.from_config(context.config)
     if sizes is None:
         return skip("memory", "needs the model, and its sizes in config.json")
@@ -94,41 +119,158 @@ def memory_checks(context: Context) -> Check:
     if not estimates:
         return skip("memory", "the server is running already")
     estimate = " and ".join(estimates)
+    if settings.device == "cpu" and context.serves and _reserved_gib(context) is None:
+        finding = (
+            f"{_RESERVED}={context.environ[_RESERVED]}: not a whole number of GiB, without which "
+            "the engine does not start"
+        )
+        return fail("memory", finding, f"export {_RESERVED}={_DEFAULT_GIB}")
     if settings.device == "cpu":
-        return _compare_with_main_memory(estimate, server + trainer)
+        return _compare_with_main_memory(context, estimate, server, trainer)
     return _compare_with_gpus(context, estimate, server, trainer)
 
 
+def _team_check(context: Context) -> Check:
+    """Compare what a team of several base models needs with what is free.
+
+    The server has an engine for each, which get equal parts of its share; each trainer process
+    holds all of them and computes with one at a time.
+    """
+    settings = context.settings
+    members = [context.with_model(name) for name in base_models(settings)]
+    for member in members:
+        if ModelSizes.from_config(member.config) is None:
+            name = member.settings.model
+            return skip("memory", f"needs {name}, and its sizes in config.json")
+    engines = []
+    if context.serves and not context.server_is_up:
+        engines = [_server_bytes(member) for member in members]
+    trainer = _team_trainer_bytes(members) if context.trains else 0.0
+    estimates = []
+    if engines:
+        estimates.append(f"server about {sum(engines) / _GIB:.1f} GiB in {len(engines)} engines")
+    if trainer:
+        estimates.append(f"trainer up to {trainer / _GIB:.1f} GiB")
+    if not estimates:
+        return skip("memory", "the server is running already")
+    estimate = " and ".join(estimates)
+    if settings.device == "cpu":
+        free = psutil.virtual_memory().available
+        return _main_memory_result(estimate, sum(engines) + trainer, free, [])
+    problems = []
+    ways = []
+    if engines:
+        total, reason = _gpu_bytes(context, "server")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        limit = gpu_limits(context, total).server / len(engines)
+        largest = max(engines)
+        if largest > limit:
+            name = members[engines.index(largest)].settings.model
+            problems.append(
+                f"the engine of {name} needs {largest / _GIB:.1f} GiB and gets "
+                f"{limit / _GIB:.1f} GiB, an equal part"
+            )
+            share = len(engines) * largest / total
+            ways.append(_larger_share("HANABI_GPU_MEMORY_UTILIZATION", share, _MOST_ENGINE_SHARE))
+    if trainer:
+        total, reason = _gpu_bytes(context, "trainer")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        limit = gpu_limits(context, total).trainer
+        if trainer > limit:
+            problems.append(f"the trainer has {limit / _GIB:.1f} GiB")
+            ways.append(_larger_share("HANABI_TRAINER_MEMORY", trainer / total, 1.0))
+    return _gpu_result(f"{estimate} on each GPU", problems, ways)
+
+
+_HELD = ("weights", "adapters", "gradients and moments")
+"""Parts of a trainer that it holds of every base model; the others are of one at a time."""
+
+
+def _team_trainer_bytes(members: Sequence[Context]) -> float:
+    """Return the bytes of a trainer process that holds several base models."""
+    held = 0.0
+    at_once = [0.0]
+    for member in members:
+        parts = trainer_parts(member, _sizes(member))
+        held += sum(parts[name] for name in _HELD)
+        at_once.append(sum(size for name, size in parts.items() if name not in _HELD))
+    return held + max(at_once)
+
+
 _KV_CACHE = "KV cache of one conversation"
+_RESERVED = "VLLM_CPU_KVCACHE_SPACE"
+"""vLLM's variable for the KV cache on a CPU."""
+_DEFAULT_GIB = 1
+"""The server's own default for it."""
 _LENGTH_UNIT = 256
 """A proposed HANABI_MAX_MODEL_LEN is a multiple of it."""
-_SMALLER = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
+_LEAST_TOKENS = 1024
+"""A proposed HANABI_TOKENS_PER_MICRO_BATCH is at least that: smaller ones compute slowly."""
+_MOST_ENGINE_SHARE = 0.95
+"""Largest HANABI_GPU_MEMORY_UTILIZATION that is proposed."""
 
 
-def _compare_with_main_memory(estimate: str, needed: float) -> Check:
+def _compare_with_main_memory(
+    context: Context, estimate: str, server: float, trainer: float
+) -> Check:
     free = psutil.virtual_memory().available
+    needed = server + trainer
+    ways = _smaller_batch(context, free - server) if trainer and needed > free else []
+    return _main_memory_result(estimate, needed, free, ways)
+
+
+def _main_memory_result(estimate: str, needed: float, free: float, ways: Sequence[str]) -> Check:
     free_gib = free / _GIB
     if needed > free:
         finding = f"{estimate}, but {free_gib:.1f} GiB are free"
-        return warn("memory", finding, f"free -h\n{_SMALLER}")
+        return warn("memory", finding, "\n".join(["free -h", *ways]))
     return ok("memory", f"{estimate}; {free_gib:.1f} GiB are free")
 
 
 def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: float) -> Check:
-    """Compare the server with the engine's share of the smallest GPU, the trainer with all."""
-    gpus, reason = gpus_of_machine(context)
-    total = min((gpu.total for gpu in gpus), default=0) << 20
-    if not total:
-        reason = reason or "nvidia-smi does not report it"
-        return skip("memory", f"{estimate} on each GPU; the available memory is unknown ({reason})")
-    limits = gpu_limits(context, total)
-    if server > limits.server:
-        finding = f"{estimate} on each GPU, but the engine gets {limits.server / _GIB:.1f} GiB"
-        return warn("memory", finding, _smaller_server(context, limits.server))
-    if trainer > limits.trainer:
-        finding = f"{estimate} on each GPU, but the trainer has {limits.trainer / _GIB:.1f} GiB"
-        return warn("memory", finding, _smaller_trainer(context, limits.trainer))
-    return ok("memory", f"{estimate} on each GPU of {total / _GIB:.1f} GiB")
+    """Compare each terminal with its share of the smallest of its GPUs."""
+    problems = []
+    ways = []
+    smallest = []
+    if server:
+        total, reason = _gpu_bytes(context, "server")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        smallest.append(total)
+        limit = gpu_limits(context, total).server
+        if server > limit:
+            problems.append(f"the engine gets {limit / _GIB:.1f} GiB")
+            ways.append(_smaller_server(context, limit, total))
+    if trainer:
+        total, reason = _gpu_bytes(context, "trainer")
+        if not total:
+            return _unknown_memory(estimate, reason)
+        smallest.append(total)
+        limit = gpu_limits(context, total).trainer
+        if trainer > limit:
+            problems.append(f"the trainer has {limit / _GIB:.1f} GiB")
+            ways.append(_smaller_trainer(context, limit, total))
+    of_size = f" of {min(smallest) / _GIB:.1f} GiB" if not problems else ""
+    return _gpu_result(f"{estimate} on each GPU{of_size}", problems, ways)
+
+
+def _gpu_result(estimate: str, problems: Sequence[str], ways: Sequence[str]) -> Check:
+    if problems:
+        # A smaller model may be what both need.
+        remedy = "\n".join(dict.fromkeys(ways))
+        return warn("memory", f"{estimate}, but {' and '.join(problems)}", remedy)
+    return ok("memory", estimate)
+
+
+def _gpu_bytes(context: Context, terminal: Terminal) -> tuple[int, str]:
+    mebibytes, reason = smallest_gpu(context, terminal)
+    return mebibytes << 20, reason
+
+
+def _unknown_memory(estimate: str, reason: str) -> Check:
+    return skip("memory", f"{estimate} on each GPU; the available memory is unknown ({reason})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,52 +289,145 @@ def gpu_limits(context: Context, total: float) -> GpuLimits:
     )
 
 
-def _smaller_server(context: Context, limit: float) -> str:
-    """Return lines to type, each of which makes the server smaller."""
+def _smaller_server(context: Context, limit: float, total: float) -> str:
+    """Return lines to type, each of which makes the server fit.
+
+    Args:
+        context: What is checked.
+        limit: Bytes of each GPU that the server may take.
+        total: Bytes of each GPU.
+    """
     settings = context.settings
-    sizes = ModelSizes.from_config(context.config)
-    assert sizes is not None
-    parts = server_parts(context, sizes)
+    parts = server_parts(context, _sizes(context))
     cache = parts[_KV_CACHE]
     room = limit - (sum(parts.values()) - cache)
     ways = []
     fitting = int(settings.max_model_len * room / cache) // _LENGTH_UNIT * _LENGTH_UNIT
-    if fitting > 0:
+    if fitting >= _least_length(context):
         ways.append(f"export HANABI_MAX_MODEL_LEN={fitting}")
-    num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-    if num_gpus > settings.vllm_tensor_parallel_size:
-        ways.append(
-            f"export VLLM_TENSOR_PARALLEL_SIZE={num_gpus} VLLM_DATA_PARALLEL_SIZE=1   # one copy "
-            "of the model over all GPUs of the server"
-        )
-    return "\n".join(ways or [_smaller_model(context)])
+    ways += _divided_server(context, limit)
+    if ways:
+        return "\n".join(ways)
+    return _smaller_model(context, _server_bytes, limit) or _larger_share(
+        "HANABI_GPU_MEMORY_UTILIZATION", sum(parts.values()) / total, _MOST_ENGINE_SHARE
+    )
 
 
-def _smaller_trainer(context: Context, limit: float) -> str:
-    """Return lines to type that make the trainer smaller."""
+def _divided_server(context: Context, limit: float) -> list[str]:
+    """Return a line that divides each copy of the model among more GPUs, as few as will do."""
     settings = context.settings
-    sizes = ModelSizes.from_config(context.config)
-    assert sizes is not None
-    parts = trainer_parts(context, sizes)
-    held = parts["weights"] + parts["process"]
-    ways = []
-    if held < limit:
-        ways.append(_SMALLER)
-    if settings.nproc_per_node > 1 and settings.deepspeed != "zero3":
-        ways.append("export DEEPSPEED=zero3")
-    return "\n".join(ways or [_smaller_model(context)])
+    num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
+    for parallel in range(settings.vllm_tensor_parallel_size + 1, num_gpus + 1):
+        if num_gpus % parallel or _sizes(context).heads % parallel:
+            continue
+        copies = num_gpus // parallel
+        divided = context.with_settings(
+            vllm_tensor_parallel_size=parallel, vllm_data_parallel_size=copies
+        )
+        if _server_bytes(divided) <= limit:
+            return [
+                f"export VLLM_TENSOR_PARALLEL_SIZE={parallel} VLLM_DATA_PARALLEL_SIZE={copies}   "
+                f"# {parallel} GPUs share a copy of the model"
+            ]
+    return []
 
 
-def _smaller_model(context: Context) -> str:
-    """Return a line with the largest model of the docs that is smaller than the chosen one."""
+def _smaller_trainer(context: Context, limit: float, total: float) -> str:
+    """Return lines to type, each of which makes the trainer fit.
+
+    Args:
+        context: What is checked.
+        limit: Bytes of each GPU that the trainer may take.
+        total: Bytes of each GPU.
+    """
+    ways = [*_smaller_batch(context, limit), *_divided_trainer(context, limit)]
+    if ways:
+        return "\n".join(ways)
+    return _smaller_model(context, _trainer_bytes, limit) or _larger_share(
+        "HANABI_TRAINER_MEMORY", _trainer_bytes(context) / total, 1.0
+    )
+
+
+def _smaller_batch(context: Context, limit: float) -> list[str]:
+    """Return a line with smaller micro-batches, and shorter conversations where these must be."""
+    settings = context.settings
+    given_tokens = tokens_per_micro_batch(settings)
+    length = settings.max_model_len
+    while length >= _least_length(context):
+        tokens = given_tokens or length
+        while tokens >= _LEAST_TOKENS:
+            smaller = context.with_settings(tokens_per_micro_batch=tokens, max_model_len=length)
+            if _trainer_bytes(smaller) <= limit:
+                line = f"export HANABI_TOKENS_PER_MICRO_BATCH={tokens}"
+                if length < settings.max_model_len:
+                    line += f" HANABI_MAX_MODEL_LEN={length}   # the latter in both terminals"
+                return [line]
+            tokens //= 2
+        length //= 2
+    return []
+
+
+def _divided_trainer(context: Context, limit: float) -> list[str]:
+    """Return a line that divides the base model among the trainer's processes."""
+    settings = context.settings
+    if context.num_processes == 1 or deepspeed_stage(settings) == ZERO_3:
+        return []
+    in_turn = {"overlap": 0} if settings.overlap else {}
+    divided = context.with_settings(deepspeed="zero3", **in_turn)
+    try:
+        batch_plan(divided.settings)
+    except SettingsError:
+        # Something else of the run needs whole weights.
+        return []
+    if _trainer_bytes(divided) > limit:
+        return []
+    if in_turn:
+        return ["export DEEPSPEED=zero3 HANABI_OVERLAP=0   # the latter in both terminals"]
+    return ["export DEEPSPEED=zero3"]
+
+
+def _smaller_model(context: Context, needed_bytes: Callable[[Context], float], limit: float) -> str:
+    """Return a line with the largest model of the docs that fits; "" where none does."""
     smaller = {}
     for name, config in PUBLISHED.items():
         num_parameters = num_parameters_of(config)
         if num_parameters < context.num_parameters:
             smaller[num_parameters] = name
-    if not smaller:
-        return "export HANABI_GPU_MEMORY_UTILIZATION=0.5   # or a larger GPU"
-    return f"export MODEL={smaller[max(smaller)]}   # or another smaller one, or a larger GPU"
+    for num_parameters in sorted(smaller, reverse=True):
+        name = smaller[num_parameters]
+        if needed_bytes(context.with_published(name)) <= limit:
+            return f"export MODEL={name}   # or another smaller one, or a larger GPU"
+    return ""
+
+
+def _larger_share(variable: str, share: float, most: float) -> str:
+    """Return a line that gives a terminal the share of each GPU that it needs."""
+    rounded = math.ceil(100 * share) / 100
+    if rounded > most:
+        return "nvidia-smi   # the model needs a GPU with more memory"
+    return f"export {variable}={rounded:g}   # or a larger GPU"
+
+
+def _least_length(context: Context) -> int:
+    """Return the least HANABI_MAX_MODEL_LEN that is proposed: one in which a move can be made."""
+    budget = context.budget
+    least = _LENGTH_UNIT if budget is None else budget.first_reply_ends
+    return max(least, _LENGTH_UNIT)
+
+
+def _sizes(context: Context) -> ModelSizes:
+    """Return the sizes of a model that has been found to have them."""
+    sizes = ModelSizes.from_config(context.config)
+    assert sizes is not None
+    return sizes
+
+
+def _server_bytes(context: Context) -> float:
+    return sum(server_parts(context, _sizes(context)).values())
+
+
+def _trainer_bytes(context: Context) -> float:
+    return sum(trainer_parts(context, _sizes(context)).values())
 
 
 def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
@@ -202,14 +437,17 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     cache = sizes.cache_bytes(bytes_per_number) * settings.max_model_len
     cache_name = _KV_CACHE
     if settings.device == "cpu":
-        # The server's own default for this variable of vLLM is 1.
-        reserved_gib = float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
-        cache = max(cache, reserved_gib * _GIB)
+        cache = max(cache, (_reserved_gib(context) or _DEFAULT_GIB) * _GIB)
         cache_name = "KV cache"
     adapter = context.adapter_parameters * bytes_per_number
+    weights: float = context.num_parameters * bytes_per_number
+    if sizes.experts is not None:
+        # vLLM (0.32) divides experts over all copies as well; the rest of each copy is whole.
+        routed = sizes.experts.routed_parameters * bytes_per_number
+        weights -= routed * (1 - 1 / settings.vllm_data_parallel_size)
     # Tensor parallelism divides these, but each process has its own libraries.
     divided = {
-        "weights": context.num_parameters * bytes_per_number,
+        "weights": weights,
         cache_name: cache,
         "adapters": _ADAPTER_COPIES * settings.players * adapter,
     }
@@ -220,15 +458,24 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     return parts
 
 
+def _reserved_gib(context: Context) -> int | None:
+    """Return the GiB of VLLM_CPU_KVCACHE_SPACE; None where it is no whole number, as vLLM wants."""
+    text = context.environ.get(_RESERVED) or str(_DEFAULT_GIB)
+    try:
+        return max(0, int(text))
+    except ValueError:
+        return None
+
+
 def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     """Return the bytes of each part of one trainer process, with its largest micro-batch."""
     settings = context.settings
-    is_sharded = settings.deepspeed == "zero3"
+    is_sharded = deepspeed_stage(settings) == ZERO_3
     weights: float = context.num_parameters * BYTES[settings.dtype]
     if is_sharded:
-        weights /= settings.nproc_per_node
+        weights /= context.num_processes
     # Adapters are float32 whatever the base model is.
-    adapters = 4.0 * context.num_adapters * context.adapter_parameters
+    adapters = 4.0 * context.run_adapter_parameters
     if settings.critic == "adapter":
         # Critics have as many of their own.
         adapters *= 2

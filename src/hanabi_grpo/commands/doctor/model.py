@@ -1,10 +1,13 @@
 """Checks of the model folder and of its chat template."""
 
+import shlex
 from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, amount, broken_weights
-from hanabi_grpo.commands.doctor.published import PUBLISHED
+from hanabi_grpo.commands.doctor.experts import experts_of
+from hanabi_grpo.commands.doctor.memory import ModelSizes
+from hanabi_grpo.commands.doctor.published import PUBLISHED, unknown_part
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -13,6 +16,7 @@ from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_com
 
 _MAX_PROBLEMS = 3
 """Broken files that a finding names."""
+_PLAN_OTHER = "or plan with a model of about its size"
 
 
 def model_checks(context: Context) -> Check:
@@ -31,7 +35,7 @@ def model_checks(context: Context) -> Check:
         return fail("model", str(error), _other_model(context))
     broken = broken_weights(folder)
     if broken:
-        remedy = f".venv/bin/hf download {name} --force-download"
+        remedy = f".venv/bin/hf download {shlex.quote(name)} --force-download"
         if Path(name).is_dir():
             remedy = _other_model(context)
         return fail("model", f"{name}: {'; '.join(broken[:_MAX_PROBLEMS])}", remedy)
@@ -40,11 +44,22 @@ def model_checks(context: Context) -> Check:
         finding = f"{name}: no linear layers for adapters in its weights"
         return fail("model", finding, _other_model(context))
     finding = (
-        f"{name}: {context.config.get('model_type')}, {amount(context.num_parameters)} parameters; "
+        f"{name}: {context.config.get('model_type')}, {_model_size(context)}; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
         f"{_adapter_size(context)}, on {', '.join(sorted(modules))}"
     )
     return ok("model", finding)
+
+
+def _model_size(context: Context) -> str:
+    """Return the parameters of the model in words, of a mixture also those that work on a token."""
+    size = f"{amount(context.num_parameters)} parameters"
+    experts = experts_of(context.config)
+    sizes = ModelSizes.from_config(context.config)
+    if experts is None or sizes is None:
+        return size
+    active = amount(sizes.active_parameters(context.num_parameters))
+    return f"{size}, {active} for each token ({experts.per_token} of {experts.count} experts)"
 
 
 def _adapter_size(context: Context) -> str:
@@ -58,6 +73,14 @@ def _planned_model(context: Context) -> Check:
     """Say which sizes a plan takes for a model whose weights are not on this machine."""
     settings = context.settings
     name = settings.model
+    if context.found_config is not None and context.planned_config is None:
+        finding = (
+            f"MODEL={name}: its weights are not here, and its config.json does not tell its size: "
+            f"{unknown_part(context.found_config)}"
+        )
+        return fail(
+            "model", finding, f".venv/bin/hf download HUB_NAME   # its weights tell; {_PLAN_OTHER}"
+        )
     if context.planned_config is None:
         known = ", ".join(PUBLISHED)
         finding = (
@@ -65,15 +88,18 @@ def _planned_model(context: Context) -> Check:
             f"{known}, and any folder with a config.json"
         )
         return fail(
-            "model", finding, f".venv/bin/hf download {name} config.json --local-dir FOLDER"
+            "model",
+            finding,
+            f".venv/bin/hf download {shlex.quote(name)} config.json --local-dir FOLDER",
         )
     source = "its config.json, its weights are not here"
     if context.located_folder is None:
         source = "the config.json that huggingface.co publishes (a copy in published.py)"
+    covered = ", on attention alone" if experts_of(context.planned_config) else ""
     finding = (
-        f"{name}: sizes of {source}: {amount(context.num_parameters)} parameters; "
+        f"{name}: sizes of {source}: {_model_size(context)}; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
-        f"{_adapter_size(context)}"
+        f"{_adapter_size(context)}{covered}"
     )
     return ok("model", finding)
 
@@ -83,16 +109,16 @@ def _missing_model(context: Context) -> Check:
     name = context.settings.model
     if is_local_model(name):
         finding = f"MODEL={name}: no such folder"
-        remedy = f"{_make_tiny_model(context)} --out {name}"
+        remedy = f"{_make_tiny_model(context)} --out {shlex.quote(name)}"
         if context.loaded.origins["model"].startswith("default"):
             # The script of terminal 1 makes the default model itself.
             return warn("model", finding, remedy)
         return fail("model", finding, remedy)
     if "HF_HUB_OFFLINE" in context.shell:
         finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
-        return fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {name}")
+        return fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {shlex.quote(name)}")
     finding = f"MODEL={name}: not on this machine; both terminals would fetch it from the hub"
-    return warn("model", finding, f".venv/bin/hf download {name}")
+    return warn("model", finding, f".venv/bin/hf download {shlex.quote(name)}")
 
 
 def chat_checks(context: Context) -> Check:

@@ -25,6 +25,8 @@ _MAX_GPUS = 8
 _SMALL_MIB = 25_000
 """Memory up to which one GPU has the profile of 24 GB."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_PARALLEL = "VLLM_TENSOR_PARALLEL_SIZE"
+_COPIES = "VLLM_DATA_PARALLEL_SIZE"
 _SECONDS_PER_HOUR = 3600
 
 
@@ -159,7 +161,11 @@ def plan_environ(
     if profile.is_file():
         planned[PROFILE_VARIABLE] = str(profile)
         return planned
-    for name, value in _halves(len(gpus)).items():
+    halves = _halves(len(gpus))
+    if find(sources, _PARALLEL) is not None:
+        # Whoever divides the model and says no more means one copy of it, as in the settings.
+        del halves[_COPIES]
+    for name, value in halves.items():
         if find(sources, name) is None:
             planned[name] = value
     return planned
@@ -170,7 +176,7 @@ def _halves(count: int) -> dict[str, str]:
     if count == 1:
         return {
             _VISIBLE: "0",
-            "VLLM_DATA_PARALLEL_SIZE": "1",
+            _COPIES: "1",
             "NPROC_PER_NODE": "1",
             "DEEPSPEED": "none",
             "HANABI_GPU_MEMORY_UTILIZATION": "0.4",
@@ -182,7 +188,7 @@ def _halves(count: int) -> dict[str, str]:
     return {
         f"{_VISIBLE}_SERVER": ",".join(numbers[:num_server]),
         f"{_VISIBLE}_TRAINER": ",".join(numbers[num_server:]),
-        "VLLM_DATA_PARALLEL_SIZE": str(num_server),
+        _COPIES: str(num_server),
         "NPROC_PER_NODE": str(num_trainer),
         "DEEPSPEED": "zero2" if num_trainer > 1 else "none",
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -144,17 +145,31 @@ def partner_url_checks(context: Context) -> Iterator[Check]:
         known = ", ".join(partners.by_spec) or "none"
         finding = f"HANABI_JUDGE={judge} is not among HANABI_PARTNER_URLS, which has {known}"
         name = judge.removeprefix("url:")
-        yield fail("partner urls", finding, f"export HANABI_PARTNER_URLS={name}=URL#MODEL")
+        yield fail("partner urls", finding, _with_partner_url(context, f"{name}=URL#MODEL"))
     for spec, partner in partners.by_spec.items():
         try:
             models = asyncio.run(partners.list_models(spec))
         except PartnerError as error:
-            yield fail("partner urls", f"{spec}: {error}", f"curl {partner.base}/models")
+            remedy = f"curl {shlex.quote(f'{partner.base}/models')}"
+            yield fail("partner urls", f"{spec}: {error}", remedy)
             continue
         if partner.model in models:
             yield ok("partner urls", f"{spec}: {partner.base} has {partner.model}")
             continue
         listed = ", ".join(models[:_MAX_MODELS]) or "nothing"
         finding = f"{spec}: {partner.base} lists {listed}, and not {partner.model}"
-        remedy = f"export HANABI_PARTNER_URLS={partner.name}={partner.base}#MODEL"
+        remedy = _with_partner_url(context, f"{partner.name}={partner.base}#MODEL")
         yield warn("partner urls", finding, remedy)
+
+
+def _with_partner_url(context: Context, entry: str) -> str:
+    """Return the line that sets HANABI_PARTNER_URLS with an entry in the place of its namesake.
+
+    Args:
+        context: Whose other URLs stay.
+        entry: NAME=URL#MODEL.
+    """
+    name, _, _ = entry.partition("=")
+    entries = {each.partition("=")[0]: each for each in context.settings.partner_urls}
+    urls = ",".join({**entries, name: entry}.values())
+    return f"export HANABI_PARTNER_URLS={shlex.quote(urls)}"

@@ -36,6 +36,7 @@ from hanabi_grpo.texts import visible
 
 _WIDE = 108
 """Least width, in columns, for two panels side by side."""
+_NUM_PANELS = 4
 _BORDER = 4
 """Columns that the border of a panel takes."""
 _UNKNOWN_HEIGHT = 40
@@ -87,7 +88,8 @@ class RunScreen:
         Args:
             state: The run.
             levels: Scores to compare the curve with, by name.
-            first: Number of the panel on top, modulo the number of panels.
+            first: Number of the panel on top, modulo the number of panels. A wide terminal has
+                the panels side by side for 0, and below each other for others.
         """
         self.state = state
         self.levels = levels or {}
@@ -128,9 +130,10 @@ class RunScreen:
         return Group(_header(self.state), Text(text, style="yellow"), *_note_lines(self.state))
 
     def _body(self, width: int, height: int | None) -> list[RenderableType]:
-        """Return the panels, side by side where there is room."""
+        """Return the panels, side by side where there is room and none is asked for."""
         state = self.state
-        is_wide = width >= _WIDE
+        first = self.first % _NUM_PANELS
+        is_wide = width >= _WIDE and first == 0
         panel_width = width // 2 if is_wide else width
         inner_width = panel_width - _BORDER
         curve_height = (height or _UNKNOWN_HEIGHT) // 5
@@ -149,7 +152,6 @@ class RunScreen:
             grid.add_row(Group(score, phases, alarms), figures)
             return [grid]
         panels: list[RenderableType] = [score, alarms, figures, phases]
-        first = self.first % len(panels)
         return panels[first:] + panels[:first]
 
     def _score_panel(self, width: int, height: int) -> Panel:
