@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas
@@ -22,6 +22,7 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import RunFolderError, ServerError, SettingsError, TrainingError
 from toy_environments import GUESS
+from waiting import wait_until
 
 RECORDED = ROOT / "tests" / "data" / "version-0.2" / "run"
 
@@ -211,12 +212,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import hanabi_grpo as hg
 from hanabi_grpo.api import training
 training.ENTRY = (sys.executable, "-c", {child!r})
-hg.Trainer(model={model!r}).train(server=hg.Server(host="127.0.0.1", port=1))
+server = hg.Server(host="127.0.0.1", port=1)
+hg.Trainer(model={model!r}).train(server=server, options=[{mark!r}])
 """
 CHILD = """
 import os, signal, sys, time
+from pathlib import Path
 def stop(*_):
-    print("stopped in order", flush=True)
+    Path(sys.argv[-1]).write_text("stopped in order")
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 print("pid", os.getpid(), flush=True)
@@ -228,10 +231,13 @@ for step in range(200):
 """
 
 
-def test_an_interrupt_ends_the_trainer_in_order(tmp_path: Path) -> None:
-    code = INTERRUPTED.format(child=CHILD, model=str(ROOT / "data/tiny-model"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+def test_an_interrupt_ends_the_trainer_in_order(
+    tmp_path: Path, start_process: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    mark = tmp_path / "mark"
+    code = INTERRUPTED.format(child=CHILD, model=str(ROOT / "data/tiny-model"), mark=str(mark))
+    process = start_process(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     first = process.stdout.readline()
@@ -240,12 +246,9 @@ def test_an_interrupt_ends_the_trainer_in_order(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=30)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in errors
-    child = int(first.split()[1])
-    for _ in range(50):
-        if not Path(f"/proc/{child}").exists():
-            break
-        time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+    assert mark.read_text() == "stopped in order"
+    child = Path("/proc") / first.split()[1]
+    assert wait_until(lambda: not child.exists(), 5)
 
 
 def test_a_run_is_read_as_frames_and_typed_episodes() -> None:

@@ -3,11 +3,10 @@
 That their moves are legal is a check of `envs.conformance`.
 """
 
+import random
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game, script, scripted_game, swap_own_cards
 from hanabi_grpo.envs.base import Observation, Policy, Setup
@@ -18,6 +17,18 @@ from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec
 
 SCRIPTS = [name for name in POLICIES if name not in PLANNERS]
+SEATED = [
+    (name, preset, num_players)
+    for name in SCRIPTS
+    for preset, num_players in ALL_BOARDS
+    # Two players have nobody whose hats both would see.
+    if name != "hat-bot" or num_players > 2
+]
+"""Scripts and the boards that they can play."""
+NUM_COMPARED = 4
+"""Pairs of positions of each script and board."""
+MOST_GAMES = 400
+"""In which so many pairs are looked for."""
 LAPTOP = EnvConfig(preset="laptop", observation="compact")
 RANDOM_SCORE_ON_LAPTOP = 0.64
 
@@ -32,20 +43,23 @@ def next_move(policy: Policy, game: Game) -> str:
     return seat.act(Observation(HanabiGame(config, game), player))
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(rng=st.randoms(use_true_random=False))
+@pytest.mark.parametrize(("name", "preset", "num_players"), SEATED)
 def test_no_move_depends_on_the_movers_own_hidden_cards(
-    preset: str, num_players: int, name: str, rng
+    name: str, preset: str, num_players: int
 ) -> None:
-    game = random_game(make_spec(preset, num_players), rng)
-    needs_three = name == "hat-bot" and num_players == 2
-    if game.is_over or needs_three:
-        return
-    other = swap_own_cards(game, game.current_player, rng)
-    if other is not None:
-        assert next_move(script(name), other) == next_move(script(name), game)
+    rng = random.Random(f"{name} {preset} {num_players}")
+    num_compared = 0
+    for _ in range(MOST_GAMES):
+        if num_compared >= NUM_COMPARED:
+            break
+        game = random_game(make_spec(preset, num_players), rng)
+        if game.is_over:
+            continue
+        other = swap_own_cards(game, game.current_player, rng)
+        if other is not None:
+            assert next_move(script(name), other) == next_move(script(name), game)
+            num_compared += 1
+    assert num_compared >= NUM_COMPARED
 
 
 def test_noise_one_is_random_play() -> None:

@@ -28,7 +28,6 @@ from server_app import (
     upload_headers,
 )
 
-TESTS = Path(__file__).parents[1]
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 

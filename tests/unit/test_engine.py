@@ -40,6 +40,8 @@ class FakeCore:
         self.errors: asyncio.Queue[Exception] = asyncio.Queue()
         """What requests end with."""
         self.output_processor = SimpleNamespace(propagate_error=self.errors.put_nowait)
+        self.removed: list[int] = []
+        """Adapters that it has forgotten."""
 
     async def add_lora(self, request: Any) -> bool:
         self.errored = True
@@ -48,6 +50,7 @@ class FakeCore:
 
     async def remove_lora(self, number: int) -> bool:
         await asyncio.sleep(0.7)
+        self.removed.append(number)
         return True
 
     async def sleep(self, level: int) -> None:
@@ -93,7 +96,9 @@ def test_it_sleeps_at_the_level_that_keeps_the_weights_and_wakes_whole_or_not_at
 
 def test_a_slow_call_is_waited_for() -> None:
     async def scenario() -> None:
-        await make_sampler(FakeCore()).unload_adapter(1)
+        core = FakeCore()
+        await make_sampler(core).unload_adapter(1)
+        assert core.removed == [1]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 

@@ -2,12 +2,13 @@
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from boards import random_game
+from boards import random_move
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import RULE_BOTS, exact_response
@@ -20,7 +21,7 @@ from hanabi_grpo.envs.hanabi.policies.exact_response import (
     make_partner,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_move
-from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec
+from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, PlayerView, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 
@@ -111,25 +112,40 @@ def test_it_agrees_with_the_response_to_a_table_of_moves() -> None:
     assert best_score(spec, table, 1) == pytest.approx(expected)
 
 
+DRAW = ("hint-bot", "iggi", "piers", "outer", "flawed")
+"""Bots that draw among moves where no rule chooses one; the others never do."""
+
+
+def positions_in_progress(preset: str, num_games: int) -> Iterator[PlayerView]:
+    """Yield what the mover sees after up to eleven random moves, first of all after none."""
+    spec = EnvConfig(preset=preset).spec()
+    rng = random.Random(3)
+    for seed in range(num_games):
+        game = Game(spec, shuffled_deck(spec, "train", seed))
+        for _ in range(seed % 12):
+            if not game.is_over:
+                game.apply(random_move(game, rng, careful=True))
+        if not game.is_over:
+            yield game.view(game.current_player)
+
+
 @pytest.mark.parametrize("name", RULE_BOTS)
 def test_chances_of_moves_are_how_often_a_bot_makes_them(name: str) -> None:
     rng = random.Random(3)
     num_drawn = 0
-    for _ in range(30):
-        game = random_game(EnvConfig(preset="laptop").spec(), rng)
-        if game.is_over:
-            continue
-        view = game.view(game.current_player)
-        chances = chances_of(lambda branch, view=view: rule_move(name, view, branch))
-        assert sum(chances.values()) == pytest.approx(1.0)
-        drawn = Counter(rule_move(name, view, rng) for _ in range(400))
-        assert set(drawn) <= set(chances)
-        for action, chance in chances.items():
-            # Five standard errors.
-            assert abs(drawn[action] / 400 - chance) <= 5 * (chance * (1 - chance) / 400) ** 0.5
-        num_drawn += len(chances) > 1
-    if name not in ("blind", "focus-bot"):
-        assert num_drawn or name in ("hint-bot", "iggi", "piers", "outer")
+    for preset in ("laptop", "full"):
+        for view in positions_in_progress(preset, 120):
+            chances = chances_of(lambda branch, view=view: rule_move(name, view, branch))
+            assert sum(chances.values()) == pytest.approx(1.0)
+            num_moves = 400 if len(chances) > 1 else 5
+            drawn = Counter(rule_move(name, view, rng) for _ in range(num_moves))
+            assert set(drawn) <= set(chances)
+            for action, chance in chances.items():
+                # Five standard errors.
+                error = (chance * (1 - chance) / num_moves) ** 0.5
+                assert abs(drawn[action] / num_moves - chance) <= 5 * error
+            num_drawn += len(chances) > 1
+    assert num_drawn >= 3 if name in DRAW else num_drawn == 0
 
 
 def test_a_bound_is_of_the_score_which_a_bomb_costs_whatever_is_paid_for_it() -> None:

@@ -113,12 +113,12 @@ def test_what_is_no_seed_or_no_suite_is_refused() -> None:
 SPECS = st.builds(
     dict,
     preset=st.just("any"),
-    num_players=st.integers(0, 7),
-    num_colors=st.integers(-1, 7),
-    num_ranks=st.integers(-1, 7),
-    hand_size=st.integers(-1, 10),
-    max_hints=st.integers(-2, 10),
-    max_lives=st.integers(-1, 5),
+    num_players=st.integers(1, 6),
+    num_colors=st.integers(1, 6),
+    num_ranks=st.integers(1, 6),
+    hand_size=st.integers(0, 5),
+    max_hints=st.integers(-1, 10),
+    max_lives=st.integers(0, 5),
 )
 
 

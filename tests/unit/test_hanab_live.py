@@ -31,7 +31,7 @@ from hanabi_grpo.envs.hanabi.rules import (
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.recordings import read_recordings
-from hanabi_grpo.types import Episode, EpisodeStatus, Turn
+from hanabi_grpo.types import Episode, EpisodeStatus
 from live_games import live_game
 from made_games import made_episode, made_turn
 
@@ -106,10 +106,6 @@ def moves_of(episode: Episode) -> list[tuple[int, Action | None]]:
         action = parse_action(turn.action, num_players=num_players, player=turn.player)
         moves.append((turn.player, action))
     return moves
-
-
-def rewards_of(turns: tuple[Turn, ...]) -> list[Any]:
-    return [turn.rewards for turn in turns]
 
 
 @pytest.mark.parametrize("num_players", [2, 3, 4, 5])

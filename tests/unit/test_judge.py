@@ -34,8 +34,6 @@ from local_service import served
 from server_app import RunningApp, open_session, running_app, session_body
 from url_service import Answer, Partner, completion
 
-TOKENS_PER_CALL = 10
-
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The KL term: in the loss or the reward, its adaptive weight, and the policy that it is to."""
 
-import math
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from hanabi_grpo.training.batching import all_tokens, build_micro_batches
 from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.training.kl import adapted, adapted_weights, measure_costs
 from hanabi_grpo.training.loop import train
+from hanabi_grpo.training.loss import PolicyLoss
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.reference import Reference
 from hanabi_grpo.training.rewards import paid_groups, turn_rewards
 from hanabi_grpo.types import Episode
-from loop_parts import NAMES, RunOfATest, same_weights, written_games
+from loop_parts import BASE_SETTINGS, NAMES, RunOfATest, same_weights, written_games
 from made_batches import made_cut
 from made_games import made_episode, made_turn
 
@@ -266,17 +268,64 @@ def test_the_term_moves_a_player_and_the_weight_of_one_player_moves_no_other(
     assert ones["player_0/kl_weight"] == twos["player_0/kl_weight"]
 
 
+class ReferenceLaw:
+    """A reference policy that gives each token of its one position a written logprob."""
+
+    def __init__(self, logprobs: torch.Tensor) -> None:
+        self._logprobs = logprobs
+
+    def in_use(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        return self._logprobs[batch.ids[:, 1:] - 1]
+
+
 def test_the_gradient_of_the_cost_is_that_of_the_kl() -> None:
-    # Three actions of one state: E[∇log π(a) (log π(a) − log ρ(a))] = ∇ KL(π ‖ ρ).
-    theta = torch.tensor([0.3, -0.8, 0.5], dtype=torch.float64, requires_grad=True)
-    rho = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    logs = theta.log_softmax(0)
-    kl = (logs.exp() * (logs - rho.log())).sum()
-    [wanted] = torch.autograd.grad(kl, theta, retain_graph=True)
-    cost = (logs - rho.log()).detach()
-    surrogate = (logs.exp().detach() * cost * logs).sum()
-    [found] = torch.autograd.grad(surrogate, theta)
-    assert torch.allclose(wanted, found, atol=1e-12) and not math.isclose(float(kl), 0)
+    """Exact over a vocabulary of four: each token is said as often as its probability says."""
+    beta = 0.5
+    seats = ("player_0@0", "player_1@0")
+    counts = [1, 2, 3, 2]
+    logits = torch.tensor(counts, dtype=torch.float32).log().requires_grad_()
+    reference = torch.tensor([0.5, -1.0, 0.25, 2.0]).log_softmax(-1)
+    logps = logits.log_softmax(-1)
+    kl = (logps.exp() * (logps - reference)).sum()
+    [expected] = torch.autograd.grad(beta * kl, [logits], retain_graph=True)
+    assert expected.abs().min() > 0.01
+
+    games = []
+    for token, count in enumerate(counts):
+        said = made_turn(0, token + 1, prompt_ids=(9,), logprobs=logps[token].item(), version=0)
+        games += [made_episode(said, seats=seats)] * count
+    measured = measure_costs(
+        [games],
+        trained_seats=seats,
+        players=NAMES,
+        reference=ReferenceLaw(reference),  # type: ignore[arg-type]
+        trained=all_tokens,
+        cut=made_cut(),
+        pad_id=0,
+        device=torch.device("cpu"),
+    )
+    points = {}
+    for game, costs in measured.costs[0].items():
+        points[game] = [beta * cost for cost in costs]
+    [batch] = [
+        batch
+        for batch in build_micro_batches(
+            paid_groups([games], Settings(), seats, {0: points}),
+            trained_seats=seats,
+            players=NAMES,
+            estimator=make_estimator("grpo", scale="none"),
+            cut=made_cut(),
+            pad_id=0,
+            device=torch.device("cpu"),
+        )
+        if batch.player == "player_0"
+    ]
+    loss, _ = PolicyLoss(Settings(**BASE_SETTINGS))(logps[batch.ids[:, 1:] - 1], batch)
+    [gradient] = torch.autograd.grad(loss, [logits])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

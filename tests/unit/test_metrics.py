@@ -42,9 +42,6 @@ def test_utilisation_is_told_of_gpus_whose_data_sheet_is_known(
         assert metrics.utilisation(torch.device("cpu"), 1.0, 1.0) == {}
 
 
-BAD = game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5), turn(1, ReplyKind.UNPARSABLE, unparsable=-0.5))
-
-
 def test_a_step_s_figures_are_counted_from_its_games() -> None:
     groups = [
         [

@@ -35,8 +35,6 @@ from hanabi_grpo.types import Episode, Turn
 from loop_parts import RunOfATest, same_weights, written_games
 from made_games import made_episode, made_turn
 
-OWN = ("player_0@0", "player_1@0")
-
 
 def _turn(player: int, *ids: int, **rewards: float) -> Turn:
     return made_turn(player, *ids, rewards=rewards)

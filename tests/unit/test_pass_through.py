@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
@@ -82,10 +83,15 @@ def test_the_command_and_its_dry_run_refuse_alike(
 
 def test_every_setting_that_is_offered_exists() -> None:
     known = {variable.env for variable in variables()}
+    commands = get_command(app).list_commands(None)
     refusals = [*option_tables("trainer").refusals, *option_tables("server").refusals]
     assert len(refusals) > 80
     for refusal in refusals:
         if not refusal.instead:
             continue
         for offered in refusal.instead.split(", "):
-            assert offered in known or offered.startswith("hanabi-grpo ")
+            program, _, command = offered.partition(" ")
+            if program == "hanabi-grpo":
+                assert command.split()[0] in commands
+            else:
+                assert offered in known
