@@ -16,6 +16,7 @@ from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.mismatch import TokenGaps
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.updates import (
     game_log_ratios,
@@ -434,6 +435,27 @@ def test_the_share_of_clipped_tokens_is_of_all_tokens_that_carry_loss(
     assert 0 < sums["region"] < num_tokens / 2
     assert row["clip_ratio/region_mean"] == pytest.approx(sums["region"] / num_tokens)
     assert row["kl"] == pytest.approx(sums["kl"] / num_tokens)
+
+
+@pytest.mark.parametrize("values", [{}, {"tokens_per_micro_batch": 6}], ids=str)
+def test_the_gap_of_a_player_is_the_mean_over_its_sampled_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1, freeze=("player_1",), **values)
+    gaps: list[torch.Tensor] = []
+    check_gap = made.run._mismatch.check_gap
+
+    def record(batch: MicroBatch, logprobs: torch.Tensor, version: int) -> TokenGaps:
+        gap = (logprobs.detach() - batch.sampler_logprobs).abs()
+        gaps.append(gap[batch.reply_mask])
+        return check_gap(batch, logprobs, version)
+
+    monkeypatch.setattr(made.run._mismatch, "check_gap", record)
+    train(made.run)
+    [row] = made.events.rows
+    assert row["player_0/parity"] == pytest.approx(float(torch.cat(gaps).mean()))
+    # A player at rest has no sampled tokens here, which is no gap of 0.
+    assert "player_1/parity" not in row
 
 
 def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:

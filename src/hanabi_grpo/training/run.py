@@ -779,8 +779,9 @@ class TrainingRun:
         )
 
     def _check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> None:
-        gap = self._mismatch.check_gap(batch, logprobs, version)
-        self._metrics.add({f"{batch.player}/parity": gap})
+        gaps = self._mismatch.check_gap(batch, logprobs, version)
+        if gaps.num_tokens:
+            self._metrics.add_mean(f"{batch.player}/parity", gaps.total, gaps.num_tokens)
 
     def plan_updates(self, batches: Sequence[MicroBatch]) -> Iterator[Update]:
         """Yield the step's optimizer updates, each once the one before it is made."""
