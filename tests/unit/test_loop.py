@@ -1,6 +1,7 @@
 """The training loop: updates, passes, sequential players, states and interrupts."""
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,35 @@ def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
     assert same_weights(before, made.weights("player_1"))
     assert [group["updates"] for group in made.optimizer.param_groups] == [2, 0]
     assert all("player_1/grad_norm" not in row for row in made.events.rows)
+
+
+def test_the_time_of_recalling_counts_every_extra_pass_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunOfATest(
+        tmp_path,
+        overlap=1,
+        decoupled_loss=True,
+        sampler_correction="token_truncate",
+    )
+    seconds_of_steps = [0.0, 0.0, 0.0]
+    fixed_logprobs = made.policy.fixed_logprobs
+
+    def slow(batch: MicroBatch) -> torch.Tensor:
+        start = time.perf_counter()
+        time.sleep(0.02)
+        logprobs = fixed_logprobs(batch)
+        seconds_of_steps[made.run.state.step] += time.perf_counter() - start
+        return logprobs
+
+    monkeypatch.setattr(made.policy, "fixed_logprobs", slow)
+    train(made.run)
+    # The first step's games are of its own version. Later each of the two players has two passes:
+    # under the version that sampled, and under that of now.
+    assert "time/recall" not in made.events.rows[0]
+    for row, seconds in zip(made.events.rows[1:], seconds_of_steps[1:], strict=True):
+        assert seconds >= 4 * 0.02
+        assert row["time/recall"] >= seconds
 
 
 @pytest.mark.parametrize(

@@ -723,12 +723,12 @@ class TrainingRun:
         self._metrics.add(figures)
         self._next_state = replace(self._next_state, mismatch=evidence)
         if sampled_by != played.version:
-            # π_old, and what is compared with the sampler, is the policy that sampled.
-            with self._metrics.timed("time/recall"), self._earlier.using(sampled_by):
-                self._fix_old_logprobs(batches, sampled_by)
-            if self._settings.decoupled_loss:
-                # What was compared stays compared; π_old is the policy of now.
-                with self._metrics.timed("time/recall"):
+            with self._metrics.timed("time/recall"):
+                # π_old, and what is compared with the sampler, is the policy that sampled.
+                with self._earlier.using(sampled_by):
+                    self._fix_old_logprobs(batches, sampled_by)
+                if self._settings.decoupled_loss:
+                    # What was compared stays compared; π_old is the policy of now.
                     for batch in batches:
                         batch.old_logprobs = self._policy.fixed_logprobs(batch)
         elif any(batch.part for batch in batches):
