@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.settings import Settings
@@ -26,7 +27,7 @@ from hanabi_grpo.training.updates import (
     player_order,
     sum_log_ratios,
 )
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import DroppedGame, Episode
 from loop_parts import (
     BASE_SETTINGS,
     NAMES,
@@ -405,6 +406,21 @@ def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
     assert same_weights(before, made.weights("player_1"))
     assert [group["updates"] for group in made.optimizer.param_groups] == [2, 0]
     assert all("player_1/grad_norm" not in row for row in made.events.rows)
+
+
+def test_the_share_of_late_games_is_of_all_games_that_were_finished_or_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1)
+    whole, halved = written_games(0)
+    late = DroppedGame(suite="train", seed=1, game=1, reason="too late", is_late=True, num_turns=3)
+    result = RolloutResult(groups=[whole, halved[:1]], dropped=(late,))
+    monkeypatch.setattr(made.link, "play", lambda *_: result)
+    train(made.run)
+    [row] = made.events.rows
+    # The second group has one game left and is not learned from; that game was finished in time.
+    assert row["games"] == 2.0
+    assert row["late/share"] == 1 / 4
 
 
 def test_the_time_of_recalling_counts_every_extra_pass_of_a_step(

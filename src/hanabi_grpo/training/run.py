@@ -504,7 +504,9 @@ class TrainingRun:
             )
         played = _broadcast(played)
         self._metrics.add(played.used.metrics)
-        self._metrics.add(late_figures(played.used.drawn, played.games.result.dropped))
+        # Of all games that were finished, those of groups that lost too many others among them.
+        result = played.games.result
+        self._metrics.add(late_figures(result.groups, result.dropped))
         self._metrics.add(
             self._recorder.record(played.used, version, played.seats.seats, played.partner_names)
         )
