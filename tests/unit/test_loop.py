@@ -20,6 +20,7 @@ from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.mismatch import TokenGaps
 from hanabi_grpo.training.policy import Policy
+from hanabi_grpo.training.run import PlayedStep
 from hanabi_grpo.training.updates import (
     game_log_ratios,
     game_weights,
@@ -27,7 +28,7 @@ from hanabi_grpo.training.updates import (
     player_order,
     sum_log_ratios,
 )
-from hanabi_grpo.types import DroppedGame, Episode
+from hanabi_grpo.types import DroppedGame, Episode, Lesson
 from loop_parts import (
     BASE_SETTINGS,
     NAMES,
@@ -144,6 +145,52 @@ def test_sequential_players_move_one_after_the_other_on_weighed_games(tmp_path: 
     assert moved
     for row in made.events.rows:
         assert {f"{name}/game_weight" in row for name in NAMES} == {True, False}
+
+
+def taught_games(step: int) -> list[list[Episode]]:
+    """Return games whose teacher has a word on each turn."""
+    lesson = Lesson(action="Play 0", reply_ids=(9, 10))
+    groups = []
+    for group in written_games(step):
+        episodes = []
+        for game in group:
+            turns = tuple(replace(turn, lesson=lesson) for turn in game.turns)
+            episodes.append(replace(game, turns=turns))
+        groups.append(episodes)
+    return groups
+
+
+@pytest.mark.parametrize("tokens", [2048, 12])
+def test_the_weight_of_a_players_games_is_a_mean_over_what_is_weighed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    made = RunOfATest(
+        tmp_path,
+        num_steps=1,
+        games=taught_games,
+        update="sequential",
+        teacher=("iggi",),
+        tokens_per_micro_batch=tokens,
+    )
+    batches: list[MicroBatch] = []
+    build_batches = made.run.build_batches
+
+    def record(played: PlayedStep) -> list[MicroBatch]:
+        batches.extend(build_batches(played))
+        return batches
+
+    monkeypatch.setattr(made.run, "build_batches", record)
+    play_and_learn(made, next(made.run.remaining_steps()))
+    [row] = made.events.rows
+    later = player_order(made.settings, 0)[1]
+    weights = []
+    for batch in batches:
+        if batch.player == later:
+            assert batch.game_weights is not None
+            weights.append(batch.game_weights[batch.reply_mask.any(1)])
+    # One conversation of each of the four games; the teacher's replies are rows of their own.
+    assert len(torch.cat(weights)) == 4
+    assert row[f"{later}/game_weight"] == pytest.approx(float(torch.cat(weights).mean()))
 
 
 def test_the_order_of_a_sequential_step_is_drawn_anew_and_again_by_a_resumed_run(

@@ -921,12 +921,17 @@ class TrainingRun:
                 parts.append(batch_log_ratios(batch, self._policy.fixed_logprobs(batch)))
         # All ranks hold the same players' rows, but of different games.
         self._log_ratios.append(sum_log_ratios(gather_object(parts)))
+        sums: list[tuple[str, float, int]] = []
         for batch in following:
             weights = batch_weights(self._log_ratios, batch, self._settings.sequential_limit)
             batch.game_weights = weights.to(self._device)
-            said = weights if batch.steps is None else weights[batch.reply_mask.cpu()]
-            mean = said.mean().item() if len(said) else 1.0
-            self._metrics.add({f"{batch.player}/game_weight": mean})
+            # Padding has no game, and what a teacher or an answer says is not weighed.
+            has_reply = batch.reply_mask.cpu()
+            counted = weights[has_reply.any(1) if batch.steps is None else has_reply]
+            sums.append((batch.player, float(counted.sum()), counted.numel()))
+        for player, total, count in gather_object(sums):
+            if count:
+                self._metrics.add_mean(f"{player}/game_weight", total, count)
 
     # Behind a step
 
