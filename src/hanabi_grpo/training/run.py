@@ -647,6 +647,9 @@ class TrainingRun:
                 pad_id=self._parts.pad_id,
                 device=self._device,
             )
+        if measured.mean is not None:
+            # Of a term in the loss `PolicyLoss` measures it.
+            self._metrics.add({"kl": measured.mean})
         weights = self._kl_weights()
         self._adapt_kl_weights(weights, measured.by_player)
         costs: dict[int, dict[int, list[float]]] = {}
