@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.settings import Settings
@@ -453,6 +454,21 @@ def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
     assert same_weights(before, made.weights("player_1"))
     assert [group["updates"] for group in made.optimizer.param_groups] == [2, 0]
     assert all("player_1/grad_norm" not in row for row in made.events.rows)
+
+
+def test_a_log_that_cannot_be_copied_does_not_cost_the_recorded_games(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1)
+
+    def refuse() -> None:
+        raise ServerError("the server answered 403: no")
+
+    monkeypatch.setattr(made.link, "copy_log", refuse)
+    train(made.run)
+    assert made.incidents == [("records_failed", f"{tmp_path}: the server answered 403: no")]
+    games = (tmp_path / "episodes" / "step_000000.jsonl").read_text().splitlines()
+    assert len(games) == 4
 
 
 def test_the_share_of_late_games_is_of_all_games_that_were_finished_or_late(
