@@ -456,6 +456,22 @@ def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
     assert all("player_1/grad_norm" not in row for row in made.events.rows)
 
 
+def test_what_is_measured_of_the_final_adapters_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=4, exploit_every=2)
+
+    def exploited(names: tuple[str, ...], version: int) -> dict[str, float]:
+        return {"exploitability": 1 / (version + 2)}
+
+    monkeypatch.setattr(made.link, "exploited", exploited, raising=False)
+    with caplog.at_level("INFO"):
+        train(made.run)
+    # A row has what was measured of the version that its step began with.
+    assert [row.get("exploitability") for row in made.events.rows] == [0.5, None, 0.25, None]
+    assert "version 4, the last one: exploitability 0.1667" in caplog.text
+
+
 def test_a_log_that_cannot_be_copied_does_not_cost_the_recorded_games(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,8 @@ from hanabi_grpo.types import adapter_of, player_names
 
 logger = logging.getLogger(__name__)
 
+_SECONDS = "time/"
+"""Beginning of the names of figures that say how long something took."""
 _Shared = TypeVar("_Shared")
 
 
@@ -987,6 +989,17 @@ class TrainingRun:
         self._saver.save(self.state, is_last=self._events.should_stop)
         if not self._saver.num_failed:
             self._events.end_save(self._saver.folder(self.state.step))
+
+    def end(self) -> None:
+        """Say what was measured of the final adapters: no step follows in whose row it would be."""
+        figures = self._metrics.take()
+        measured = [
+            f"{name} {value:.4g}"
+            for name, value in figures.items()
+            if not name.startswith(_SECONDS)
+        ]
+        if measured and self._accelerator.is_main_process:
+            logger.info("version %d, the last one: %s", self.state.step, ", ".join(measured))
 
     def save_interrupted(self) -> str:
         """Save the last finished step of a run that is being stopped; returns a sentence on it."""
