@@ -7,6 +7,7 @@ to a server and what the rest of the process is told are stand-ins.
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def _episode(*turns: Turn, seats: tuple[str, ...], task: int, game: int) -> Epis
     return made_episode(*turns, seats=seats, seed=task, game=game, spec_hash=SPEC_HASH)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenRequest:
+    """Games that are asked for ahead (HANABI_OVERLAP)."""
+
+    version: int
+    """Who plays them."""
+
+
 class WrittenLink:
     """A link whose server plays what was written down, and remembers what it was given."""
 
@@ -109,6 +118,17 @@ class WrittenLink:
 
     def play(self, tasks: Sequence[Any], names: tuple[str, ...], version: int) -> RolloutResult:
         return RolloutResult(groups=self._games(version), dropped=())
+
+    def prepare(
+        self, tasks: Sequence[Any], names: tuple[str, ...], version: int
+    ) -> "WrittenRequest":
+        return WrittenRequest(version=version)
+
+    def fetch(self, request: "WrittenRequest") -> RolloutResult:
+        return RolloutResult(groups=self._games(request.version), dropped=())
+
+    def accept(self, request: "WrittenRequest", result: RolloutResult) -> RolloutResult:
+        return result
 
     def validated(
         self, curves: Sequence[Any], names: tuple[str, ...], version: int

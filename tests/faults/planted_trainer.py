@@ -125,6 +125,8 @@ class Plan:
 
 def train(run: Any) -> None:
     """The loop of `loop.train`, in which a stop is noted and the run continues."""
+    from hanabi_grpo.training.mismatch import TokenGaps
+
     plan = Plan(run)
     report = run._mismatch._report
 
@@ -142,13 +144,14 @@ def train(run: Any) -> None:
     run._events.log = logged
     check_gap = run._mismatch.check_gap
 
-    def noted_gap(batch: Any, logprobs: Any, version: int) -> float:
+    def noted_gap(batch: Any, logprobs: Any, version: int) -> Any:
         # In the middle of an update: it is finished, and the run continues.
         try:
             return check_gap(batch, logprobs, version)
         except ParityError as error:
             plan.stop(str(error))
-            return float((logprobs - batch.sampler_logprobs)[batch.reply_mask].abs().mean())
+            gaps = (logprobs - batch.sampler_logprobs)[batch.reply_mask].abs()
+            return TokenGaps(float(gaps.sum()), float(len(gaps)))
 
     run._mismatch.check_gap = noted_gap
     for step in run.remaining_steps():

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -116,6 +117,21 @@ def test_the_baseline_moves_a_tenth_of_the_way_per_player_and_board() -> None:
         "player_1 x": pytest.approx(2.8),
     }
     assert baseline.next_state(first, [], 0) == first
+
+
+def test_a_player_in_another_seat_has_a_baseline_of_its_own_there() -> None:
+    baseline = make_estimator("baseline")
+    swapped = [replace(game, seats=("player_1@7", "player_0@7")) for game in GROUP]
+    earlier = {"player_0 x": 9.0, "player_1 in player_0 x": 0.25}
+    context = EstimatorContext(state=earlier)
+    # The seat's returns are 2, -0.5 and 1, and player_1 has earned 0.25 there.
+    assert baseline.advantages(swapped, 0, context) == [[1.75, 1.75], [-0.75], [0.75]]
+    after = baseline.next_state(earlier, swapped, 0)
+    assert after["player_0 x"] == 9.0
+    assert after["player_1 in player_0 x"] == pytest.approx(0.9 * 0.25 + 0.1 * 2.5 / 3)
+    # One adapter for all: its seats are told apart.
+    shared = [replace(game, seats=("shared@7", "shared@7")) for game in GROUP]
+    assert baseline.next_state({}, shared, 0) == {"player_0 x": pytest.approx(2.5 / 3)}
 
 
 def test_no_other_estimator_remembers_anything() -> None:

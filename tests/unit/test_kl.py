@@ -161,6 +161,23 @@ def test_a_term_in_the_loss_is_exactly_0_at_the_start(tmp_path: Path) -> None:
     assert test.events.rows[0]["kl"] == 0.0
 
 
+def test_the_kl_of_all_players_is_measured_wherever_it_counts(tmp_path: Path) -> None:
+    games = sampled_games(RunOfATest(tmp_path / "sampler"))
+    of_all = {}
+    for kl_in in ("loss", "reward"):
+        test = RunOfATest(
+            tmp_path / kl_in, num_steps=1, games=lambda _: games, beta=0.1, kl_in=kl_in
+        )
+        train(test.run)
+        [row] = test.events.rows
+        of_all[kl_in] = row["kl"]
+        # Two tokens of each reply by player_0, three of player_1's.
+        own = [row[f"{name}/kl"] for name in NAMES]
+        assert row["kl"] == pytest.approx((2 * own[0] + 3 * own[1]) / 5, rel=1e-4)
+    # Trainer and sampler have the same logprobs here, up to rounding.
+    assert of_all["reward"] == pytest.approx(of_all["loss"], rel=1e-4)
+
+
 def test_the_reference_of_every_k_steps_moves_at_steps_that_k_divides(tmp_path: Path) -> None:
     test = RunOfATest(tmp_path, num_steps=5, beta=0.1, reference="every:2")
     versions: dict[int, dict[str, torch.Tensor]] = {}

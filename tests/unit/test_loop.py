@@ -1,6 +1,7 @@
 """The training loop: updates, passes, sequential players, states and interrupts."""
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.settings import Settings
@@ -16,7 +19,9 @@ from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.mismatch import TokenGaps
 from hanabi_grpo.training.policy import Policy
+from hanabi_grpo.training.run import PlayedStep
 from hanabi_grpo.training.updates import (
     game_log_ratios,
     game_weights,
@@ -24,7 +29,7 @@ from hanabi_grpo.training.updates import (
     player_order,
     sum_log_ratios,
 )
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import DroppedGame, Episode, Lesson
 from loop_parts import (
     BASE_SETTINGS,
     NAMES,
@@ -141,6 +146,50 @@ def test_sequential_players_move_one_after_the_other_on_weighed_games(tmp_path: 
     assert moved
     for row in made.events.rows:
         assert {f"{name}/game_weight" in row for name in NAMES} == {True, False}
+
+
+def taught_games(step: int) -> list[list[Episode]]:
+    """Return games of which each group's first has labels of a teacher."""
+    lesson = Lesson(action="Play 0", reply_ids=(9, 10))
+    groups = []
+    for first, *others in written_games(step):
+        turns = tuple(replace(turn, lesson=lesson) for turn in first.turns)
+        groups.append([replace(first, turns=turns), *others])
+    return groups
+
+
+@pytest.mark.parametrize("tokens", [2048, 12])
+def test_the_weight_of_a_players_games_is_a_mean_over_what_is_weighed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    made = RunOfATest(
+        tmp_path,
+        num_steps=1,
+        games=taught_games,
+        update="sequential",
+        sequential_limit=0.0,
+        teacher=("iggi",),
+        tokens_per_micro_batch=tokens,
+    )
+    batches: list[MicroBatch] = []
+    build_batches = made.run.build_batches
+
+    def record(played: PlayedStep) -> list[MicroBatch]:
+        batches.extend(build_batches(played))
+        return batches
+
+    monkeypatch.setattr(made.run, "build_batches", record)
+    play_and_learn(made, next(made.run.remaining_steps()))
+    [row] = made.events.rows
+    later = player_order(made.settings, 0)[1]
+    weights = []
+    for batch in batches:
+        if batch.player == later:
+            assert batch.game_weights is not None
+            weights.append(batch.game_weights[batch.reply_mask.any(1)])
+    # One conversation of each of the four games; the teacher's replies are rows of their own.
+    assert len(set(torch.cat(weights)[:, 0].tolist())) == 4
+    assert row[f"{later}/game_weight"] == pytest.approx(float(torch.cat(weights).mean()))
 
 
 def test_the_order_of_a_sequential_step_is_drawn_anew_and_again_by_a_resumed_run(
@@ -405,6 +454,81 @@ def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
     assert all("player_1/grad_norm" not in row for row in made.events.rows)
 
 
+def test_what_is_measured_of_the_final_adapters_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=4, exploit_every=2)
+
+    def exploited(names: tuple[str, ...], version: int) -> dict[str, float]:
+        return {"exploitability": 1 / (version + 2)}
+
+    monkeypatch.setattr(made.link, "exploited", exploited, raising=False)
+    with caplog.at_level("INFO"):
+        train(made.run)
+    # A row has what was measured of the version that its step began with.
+    assert [row.get("exploitability") for row in made.events.rows] == [0.5, None, 0.25, None]
+    assert "version 4, the last one: exploitability 0.1667" in caplog.text
+
+
+def test_a_log_that_cannot_be_copied_does_not_cost_the_recorded_games(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1)
+
+    def refuse() -> None:
+        raise ServerError("the server answered 403: no")
+
+    monkeypatch.setattr(made.link, "copy_log", refuse)
+    train(made.run)
+    assert made.incidents == [("records_failed", f"{tmp_path}: the server answered 403: no")]
+    games = (tmp_path / "episodes" / "step_000000.jsonl").read_text().splitlines()
+    assert len(games) == 4
+
+
+def test_the_share_of_late_games_is_of_all_games_that_were_finished_or_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1)
+    whole, halved = written_games(0)
+    late = DroppedGame(suite="train", seed=1, game=1, reason="too late", is_late=True, num_turns=3)
+    result = RolloutResult(groups=[whole, halved[:1]], dropped=(late,))
+    monkeypatch.setattr(made.link, "play", lambda *_: result)
+    train(made.run)
+    [row] = made.events.rows
+    # The second group has one game left and is not learned from; that game was finished in time.
+    assert row["games"] == 2.0
+    assert row["late/share"] == 1 / 4
+
+
+def test_the_time_of_recalling_counts_every_extra_pass_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunOfATest(
+        tmp_path,
+        overlap=1,
+        decoupled_loss=True,
+        sampler_correction="token_truncate",
+    )
+    seconds_of_steps = [0.0, 0.0, 0.0]
+    fixed_logprobs = made.policy.fixed_logprobs
+
+    def slow(batch: MicroBatch) -> torch.Tensor:
+        start = time.perf_counter()
+        time.sleep(0.02)
+        logprobs = fixed_logprobs(batch)
+        seconds_of_steps[made.run.state.step] += time.perf_counter() - start
+        return logprobs
+
+    monkeypatch.setattr(made.policy, "fixed_logprobs", slow)
+    train(made.run)
+    # The first step's games are of its own version. Later each of the two players has two passes:
+    # under the version that sampled, and under that of now.
+    assert "time/recall" not in made.events.rows[0]
+    for row, seconds in zip(made.events.rows[1:], seconds_of_steps[1:], strict=True):
+        assert seconds >= 4 * 0.02
+        assert row["time/recall"] >= seconds
+
+
 @pytest.mark.parametrize(
     "values", [{}, {"tokens_per_micro_batch": 6}, {"freeze": ("player_1",)}], ids=str
 )
@@ -434,6 +558,27 @@ def test_the_share_of_clipped_tokens_is_of_all_tokens_that_carry_loss(
     assert 0 < sums["region"] < num_tokens / 2
     assert row["clip_ratio/region_mean"] == pytest.approx(sums["region"] / num_tokens)
     assert row["kl"] == pytest.approx(sums["kl"] / num_tokens)
+
+
+@pytest.mark.parametrize("values", [{}, {"tokens_per_micro_batch": 6}], ids=str)
+def test_the_gap_of_a_player_is_the_mean_over_its_sampled_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1, freeze=("player_1",), **values)
+    gaps: list[torch.Tensor] = []
+    check_gap = made.run._mismatch.check_gap
+
+    def record(batch: MicroBatch, logprobs: torch.Tensor, version: int) -> TokenGaps:
+        gap = (logprobs.detach() - batch.sampler_logprobs).abs()
+        gaps.append(gap[batch.reply_mask])
+        return check_gap(batch, logprobs, version)
+
+    monkeypatch.setattr(made.run._mismatch, "check_gap", record)
+    train(made.run)
+    [row] = made.events.rows
+    assert row["player_0/parity"] == pytest.approx(float(torch.cat(gaps).mean()))
+    # A player at rest has no sampled tokens here, which is no gap of 0.
+    assert "player_1/parity" not in row
 
 
 def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:

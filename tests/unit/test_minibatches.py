@@ -15,6 +15,7 @@ from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.minibatches import parts_of_games, weights_by_part
+from hanabi_grpo.training.mismatch import TokenGaps
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.updates import game_log_ratios, game_weights, player_order, sum_log_ratios
 from hanabi_grpo.types import Episode
@@ -163,7 +164,7 @@ def test_the_mismatch_check_looks_at_every_part_before_the_first_update(
     check_gap = made.run._mismatch.check_gap
     checked: list[tuple[str, int]] = []
 
-    def check(batch: MicroBatch, logprobs: torch.Tensor, version: int) -> float:
+    def check(batch: MicroBatch, logprobs: torch.Tensor, version: int) -> TokenGaps:
         for player in NAMES:
             assert same_weights(before[player], made.weights(player))
         checked.append((batch.player, batch.part))

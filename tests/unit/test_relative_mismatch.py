@@ -379,6 +379,10 @@ def test_what_one_process_sees_stops_all_of_them() -> None:
 
     with pytest.raises(ParityError, match=r"player_1@3: .* differ by 0.3 on average .* 50 tokens"):
         check_mismatch("player_1", 3, fine, fine, every_token, tolerance=0.01, gather=gather)
+    of_the_other_process[0] = 0.004
+    gaps = check_mismatch("player_1", 3, fine, fine, every_token, tolerance=0.01, gather=gather)
+    # Of 2 tokens here and 50 there.
+    assert gaps == pytest.approx((50 * 0.004, 52))
 
 
 @pytest.mark.parametrize("shared", [False, True])

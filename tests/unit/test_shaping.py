@@ -86,7 +86,9 @@ def _check(shift: float, tolerance: float = 0.01) -> float:
     sampler = torch.tensor([[-0.5, -1.0, -9.0]])
     trainer = torch.tensor([[-0.5 + shift, -1.0 + shift, 4.0]])
     mask = torch.tensor([[True, True, False]])
-    return check_mismatch("player_1", 3, trainer, sampler, mask, tolerance=tolerance)
+    gaps = check_mismatch("player_1", 3, trainer, sampler, mask, tolerance=tolerance)
+    assert gaps.num_tokens == 2.0
+    return gaps.mean
 
 
 def test_a_difference_up_to_the_tolerance_is_reported_and_padding_is_ignored() -> None:
@@ -95,7 +97,8 @@ def test_a_difference_up_to_the_tolerance_is_reported_and_padding_is_ignored() -
     ones = torch.ones(1, 1)
     zeros = torch.zeros(1, 1)
     no_token = torch.zeros((1, 1), dtype=torch.bool)
-    assert check_mismatch("player_0", 0, ones, zeros, no_token, tolerance=0.01) == 0.0
+    gaps = check_mismatch("player_0", 0, ones, zeros, no_token, tolerance=0.01)
+    assert (gaps.total, gaps.num_tokens, gaps.mean) == (0.0, 0.0, 0.0)
 
 
 def test_a_difference_above_the_tolerance_stops_with_both_numbers() -> None:

@@ -52,6 +52,8 @@ class MeasuredKl:
 
     by_player: Mapping[str, float]
     """Mean over a player's trained tokens, in nats; players without tokens are left out."""
+    mean: float | None = None
+    """Mean over the trained tokens of all players, in nats; None without tokens."""
     costs: Costs = field(default_factory=dict)
     """In nats, before β; only with HANABI_KL_IN=reward."""
 
@@ -140,7 +142,10 @@ def measure_costs(
                 costs[seat][game] = [0.0] * len(episode.trajectory(seat))
     for seat, game, number, cost in gather_object(replies):
         costs[seat][game][number] = cost
-    return MeasuredKl(by_player=_means(gather_object(parts)), costs=costs)
+    parts = gather_object(parts)
+    num_tokens = sum(count for _, _, count in parts)
+    mean = sum(total for _, total, _ in parts) / num_tokens if num_tokens else None
+    return MeasuredKl(by_player=_means(parts), mean=mean, costs=costs)
 
 
 def reply_rows(

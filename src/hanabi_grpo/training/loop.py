@@ -45,3 +45,4 @@ def train(run: TrainingRun) -> None:
 
     # The final adapters are served and validated, too.
     run.validate(run.push_adapters())
+    run.end()

@@ -27,7 +27,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -198,6 +198,20 @@ class _Gap:
         )
 
 
+class TokenGaps(NamedTuple):
+    """|trainer − sampler| of a micro-batch's sampled tokens on all processes."""
+
+    total: float
+    """Sum over the tokens, in nats; not a number where the trainer's own forward pass is not: its
+    gradient is then not finite either, and the update is dropped there."""
+    num_tokens: float
+
+    @property
+    def mean(self) -> float:
+        """In nats a token; 0 without tokens."""
+        return self.total / self.num_tokens if self.num_tokens else 0.0
+
+
 def check_mismatch(
     player: str,
     version: int,
@@ -208,8 +222,8 @@ def check_mismatch(
     tolerance: float,
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda local: local,
     base: str = "",
-) -> float:
-    """Return the mean |trainer − sampler| over a micro-batch's sampled tokens, in nats.
+) -> TokenGaps:
+    """Return how far trainer and sampler are apart on a micro-batch's sampled tokens.
 
     All ranks hear all ranks' means before one raises: an exception on one of them alone would leave
     the others in a collective operation, waiting.
@@ -224,21 +238,21 @@ def check_mismatch(
         gather: Puts all ranks' [1, numbers] below each other.
         base: The player's base model, in a team of several.
 
-    Returns:
-        This rank's mean; 0 without tokens, and not a number where the trainer's own forward pass
-        is not: its gradient is then not finite either, and the update is dropped there.
-
     Raises:
         ParityError: On every rank, where the mean of one is above the tolerance, or not finite
             because of the sampler.
     """
     own = _Gap.of(trainer.detach()[mask], sampler[mask])
     local = torch.tensor([own.numbers], dtype=torch.float64, device=trainer.device)
+    total = 0.0
+    num_tokens = 0.0
     for numbers in gather(local).tolist():
         gap = _Gap.from_numbers(numbers)
         if gap.is_too_large(tolerance):
             raise ParityError(gap.message(player, version, tolerance, base))
-    return own.mean
+        total += gap.mean * gap.num_tokens
+        num_tokens += gap.num_tokens
+    return TokenGaps(total, num_tokens)
 
 
 def _whose(player: str, version: int, base: str) -> str:
@@ -280,8 +294,8 @@ class MismatchCheck:
         self.is_relative = is_relative
         self._report = report
 
-    def check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> float:
-        """Return the mean |trainer − sampler| of a micro-batch in nats, see `check_mismatch`.
+    def check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> TokenGaps:
+        """Return how far trainer and sampler are apart on a micro-batch, see `check_mismatch`.
 
         Args:
             batch: The micro-batch.

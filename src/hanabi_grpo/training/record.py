@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -146,14 +147,18 @@ class GameRecorder:
         return metrics
 
     def _write(self, used: UsedGames, version: int) -> None:
-        try:
-            self._link.copy_log()
-            if version % self._settings.episodes_every == 0:
-                write_episodes(self._link.run_folder, version, used.groups)
-        except OSError as error:
-            # A full disk, or a server that refuses its log: a lost record stops no run.
-            reason = error.strerror or error
-            self._report("records_failed", f"{self._link.run_folder}: {reason}", step=version)
+        records: list[Callable[[], object]] = [self._link.copy_log]
+        if version % self._settings.episodes_every == 0:
+            write = partial(write_episodes, self._link.run_folder, version, used.groups)
+            records.append(write)
+        for record in records:
+            try:
+                record()
+            except OSError as error:
+                # A full disk, or a server that refuses its log: a lost record stops no run, and
+                # costs no other one.
+                reason = error.strerror or error
+                self._report("records_failed", f"{self._link.run_folder}: {reason}", step=version)
 
     def _count_empty(self, used: UsedGames, version: int) -> None:
         if used.groups:

@@ -98,6 +98,8 @@ from hanabi_grpo.types import adapter_of, player_names
 
 logger = logging.getLogger(__name__)
 
+_SECONDS = "time/"
+"""Beginning of the names of figures that say how long something took."""
 _Shared = TypeVar("_Shared")
 
 
@@ -504,7 +506,9 @@ class TrainingRun:
             )
         played = _broadcast(played)
         self._metrics.add(played.used.metrics)
-        self._metrics.add(late_figures(played.used.drawn, played.games.result.dropped))
+        # Of all games that were finished, those of groups that lost too many others among them.
+        result = played.games.result
+        self._metrics.add(late_figures(result.groups, result.dropped))
         self._metrics.add(
             self._recorder.record(played.used, version, played.seats.seats, played.partner_names)
         )
@@ -645,6 +649,9 @@ class TrainingRun:
                 pad_id=self._parts.pad_id,
                 device=self._device,
             )
+        if measured.mean is not None:
+            # Of a term in the loss `PolicyLoss` measures it.
+            self._metrics.add({"kl": measured.mean})
         weights = self._kl_weights()
         self._adapt_kl_weights(weights, measured.by_player)
         costs: dict[int, dict[int, list[float]]] = {}
@@ -723,12 +730,12 @@ class TrainingRun:
         self._metrics.add(figures)
         self._next_state = replace(self._next_state, mismatch=evidence)
         if sampled_by != played.version:
-            # π_old, and what is compared with the sampler, is the policy that sampled.
-            with self._metrics.timed("time/recall"), self._earlier.using(sampled_by):
-                self._fix_old_logprobs(batches, sampled_by)
-            if self._settings.decoupled_loss:
-                # What was compared stays compared; π_old is the policy of now.
-                with self._metrics.timed("time/recall"):
+            with self._metrics.timed("time/recall"):
+                # π_old, and what is compared with the sampler, is the policy that sampled.
+                with self._earlier.using(sampled_by):
+                    self._fix_old_logprobs(batches, sampled_by)
+                if self._settings.decoupled_loss:
+                    # What was compared stays compared; π_old is the policy of now.
                     for batch in batches:
                         batch.old_logprobs = self._policy.fixed_logprobs(batch)
         elif any(batch.part for batch in batches):
@@ -779,8 +786,9 @@ class TrainingRun:
         )
 
     def _check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> None:
-        gap = self._mismatch.check_gap(batch, logprobs, version)
-        self._metrics.add({f"{batch.player}/parity": gap})
+        gaps = self._mismatch.check_gap(batch, logprobs, version)
+        if gaps.num_tokens:
+            self._metrics.add_mean(f"{batch.player}/parity", gaps.total, gaps.num_tokens)
 
     def plan_updates(self, batches: Sequence[MicroBatch]) -> Iterator[Update]:
         """Yield the step's optimizer updates, each once the one before it is made."""
@@ -918,12 +926,17 @@ class TrainingRun:
                 parts.append(batch_log_ratios(batch, self._policy.fixed_logprobs(batch)))
         # All ranks hold the same players' rows, but of different games.
         self._log_ratios.append(sum_log_ratios(gather_object(parts)))
+        sums: list[tuple[str, float, int]] = []
         for batch in following:
             weights = batch_weights(self._log_ratios, batch, self._settings.sequential_limit)
             batch.game_weights = weights.to(self._device)
-            said = weights if batch.steps is None else weights[batch.reply_mask.cpu()]
-            mean = said.mean().item() if len(said) else 1.0
-            self._metrics.add({f"{batch.player}/game_weight": mean})
+            # Padding has no game, and what a teacher or an answer says is not weighed.
+            has_reply = batch.reply_mask.cpu()
+            counted = weights[has_reply.any(1) if batch.steps is None else has_reply]
+            sums.append((batch.player, float(counted.sum()), counted.numel()))
+        for player, total, count in gather_object(sums):
+            if count:
+                self._metrics.add_mean(f"{player}/game_weight", total, count)
 
     # Behind a step
 
@@ -976,6 +989,17 @@ class TrainingRun:
         self._saver.save(self.state, is_last=self._events.should_stop)
         if not self._saver.num_failed:
             self._events.end_save(self._saver.folder(self.state.step))
+
+    def end(self) -> None:
+        """Say what was measured of the final adapters: no step follows in whose row it would be."""
+        figures = self._metrics.take()
+        measured = [
+            f"{name} {value:.4g}"
+            for name, value in figures.items()
+            if not name.startswith(_SECONDS)
+        ]
+        if measured and self._accelerator.is_main_process:
+            logger.info("version %d, the last one: %s", self.state.step, ", ".join(measured))
 
     def save_interrupted(self) -> str:
         """Save the last finished step of a run that is being stopped; returns a sentence on it."""

@@ -11,7 +11,7 @@ from hanabi_grpo.training.estimators.base import (
     Pool,
     TurnValues,
 )
-from hanabi_grpo.types import Episode, player_name
+from hanabi_grpo.types import SHARED_ADAPTER, Episode, player_name
 
 DECAY = 0.9
 """What is kept of a moving baseline in each step: its memory is about ten steps."""
@@ -20,9 +20,9 @@ DECAY = 0.9
 class MovingBaseline(Estimator):
     """R_i − b for every turn of game i; scaled, divided by (std R + ε).
 
-    b is the player's baseline on this board before the step (`next_state`), or without one the mean
-    of these games. No game enters the baseline that it is compared with, so the gradient is
-    unbiased while nothing is divided.
+    b is the player's baseline on this board and in this seat before the step (`next_state`), or
+    without one the mean of these games. No game enters the baseline that it is compared with, so
+    the gradient is unbiased while nothing is divided.
 
     Source: REINFORCE with a reinforcement baseline, Williams 1992; one baseline for each player is
     SPIRAL's role-conditioned advantage (arXiv 2506.24119), which moves it with every game instead
@@ -66,7 +66,7 @@ class MovingBaseline(Estimator):
         def compare(returns: Sequence[float]) -> list[float]:
             if not returns:
                 return []
-            key = baseline_key(player, episodes[0].spec_hash)
+            key = baseline_key(episodes[0], player)
             baseline = context.state.get(key, mean(returns))
             scale = divisor(returns, is_divided)
             return [(value - baseline) / scale for value in returns]
@@ -81,18 +81,17 @@ class MovingBaseline(Estimator):
         At a player's first games on a board b is mean R.
 
         Args:
-            state: Baselines by player and board, {"player_0 9f3c…": 1.75}.
+            state: Baselines by player and board, see `baseline_key`: {"player_0 9f3c…": 1.75}.
             episodes: All of the step's episodes in which the player's seat is trained.
             player: Number of the seat.
         """
-        returns_by_board: dict[str, list[float]] = {}
+        returns_by_key: dict[str, list[float]] = {}
         for episode in episodes:
             if episode.trajectory(player):
-                board_returns = returns_by_board.setdefault(episode.spec_hash, [])
-                board_returns.append(self.game_return(episode, player))
+                own_returns = returns_by_key.setdefault(baseline_key(episode, player), [])
+                own_returns.append(self.game_return(episode, player))
         baselines = dict(state)
-        for board, returns in returns_by_board.items():
-            key = baseline_key(player, board)
+        for key, returns in returns_by_key.items():
             if key in state:
                 baselines[key] = DECAY * state[key] + (1 - DECAY) * mean(returns)
             else:
@@ -100,6 +99,19 @@ class MovingBaseline(Estimator):
         return baselines
 
 
-def baseline_key(player: int, board: str) -> str:
-    """Return the name of a baseline in a checkpoint: "player_0 9f3c…"."""
-    return f"{player_name(player)} {board}"
+def baseline_key(episode: Episode, seat: int) -> str:
+    """Return the name of the baseline that a game belongs to, in a checkpoint: "player_0 9f3c…".
+
+    A player that HANABI_SWAP_EVERY has put into another seat has one of its own there, "player_1 in
+    player_0 9f3c…": seats are not worth the same, and what one player earns must not move another.
+    Players who share an adapter are told apart by their seats.
+
+    Args:
+        episode: The game.
+        seat: Number of the seat that is trained in it.
+    """
+    own_seat = player_name(seat)
+    adapter = episode.seats[seat].partition("@")[0] if episode.seats else own_seat
+    if adapter in (own_seat, SHARED_ADAPTER):
+        return f"{own_seat} {episode.spec_hash}"
+    return f"{adapter} in {own_seat} {episode.spec_hash}"
