@@ -352,7 +352,7 @@ def test_the_doctor_tells_of_a_judge_without_a_url() -> None:
     [check] = find(partner_url_checks, HANABI_JUDGE="url:big")
     assert (check.status, check.name) == ("fail", "partner urls")
     assert "HANABI_JUDGE=url:big is not among HANABI_PARTNER_URLS" in check.finding
-    assert check.remedy == "export HANABI_PARTNER_URLS=big=URL#MODEL"
+    assert check.remedy == "export HANABI_PARTNER_URLS='big=URL#MODEL'"
 
 
 def test_names_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

@@ -302,6 +302,7 @@ def test_a_game_whose_reward_is_no_number_is_dropped_and_the_answer_can_be_read(
     )
 
 
+@pytest.mark.rest
 def test_a_config_that_cannot_be_sent_to_a_worker_leaves_nothing_in_it() -> None:
     async def play(scheduler: Scheduler) -> tuple[list[int], type]:
         with pytest.raises(ServerError, match=r"all 1 games failed.*OverflowError"):
@@ -315,6 +316,7 @@ def test_a_config_that_cannot_be_sent_to_a_worker_leaves_nothing_in_it() -> None
     assert kind is Episode
 
 
+@pytest.mark.rest
 def test_a_script_that_ends_the_process_beside_others_costs_its_own_game_alone() -> None:
     async def play(scheduler: Scheduler) -> list[list[Any]]:
         quitters = tasks_of("quitters", range(1), seats=("quitter",) * 3)
@@ -397,6 +399,7 @@ def test_a_slow_game_of_the_servers_own_is_dropped_in_time_too() -> None:
     assert game.reason.startswith("not over after HANABI_GAME_TIMEOUT=1 s, ")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
