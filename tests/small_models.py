@@ -1,9 +1,18 @@
 """Models for tests: random ones, where only the code around them matters, and the shipped one."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from hanabi_grpo.settings.defaults import TINY_MODEL
 
@@ -32,6 +41,34 @@ def untaught_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def random_model(
+    folder: Path,
+    tokenizer_of: Path,
+    model_class: type[PreTrainedModel],
+    config_class: type[PretrainedConfig],
+    **sizes: Any,
+) -> Path:
+    """Write a random model of any architecture with the words of another one.
+
+    Args:
+        folder: A new one, which is returned.
+        tokenizer_of: Folder of the model whose tokenizer it has.
+        model_class: Its class.
+        config_class: The class of its configuration.
+        sizes: Fields of the configuration.
+    """
+    folder.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer_of / file, folder)
+    words = json.loads((tokenizer_of / "config.json").read_text())
+    for name in ("vocab_size", "eos_token_id", "pad_token_id"):
+        sizes[name] = words[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model_class(config_class(**sizes)).save_pretrained(folder)
     return folder
 
 

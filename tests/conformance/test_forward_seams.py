@@ -138,12 +138,9 @@ def test_with_gradient_checkpointing_only_the_head_is_spared_and_the_gradient_is
         torch.testing.assert_close(found[name], value)
 
 
-def test_a_pass_without_gradient_runs_no_checkpointing_and_leaves_it_on() -> None:
-    model = made_model()
-    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
-    policy = Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
-    batch = MicroBatch(
+def made_batch() -> MicroBatch:
+    """Return the replies of `IDS` as the first player's, without a signal to learn from."""
+    return MicroBatch(
         player=NAMES[0],
         ids=IDS,
         lengths=LENGTHS,
@@ -153,6 +150,14 @@ def test_a_pass_without_gradient_runs_no_checkpointing_and_leaves_it_on() -> Non
         num_reply_tokens=NUM_REPLY_TOKENS,
         games=(0, 1, 2),
     )
+
+
+def test_a_pass_without_gradient_runs_no_checkpointing_and_leaves_it_on() -> None:
+    model = made_model()
+    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    policy = Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+    batch = made_batch()
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     num_checkpoints = 0
 
@@ -196,16 +201,7 @@ def test_a_model_with_dropout_trains_on_the_logprobs_that_it_is_served_with(kind
     model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
     served = reply_logps(model.eval(), model, IDS, MASK, 1.0).detach()
     policy = Policy(model.train(), NAMES, temperature=1.0, has_whole_weights=True)
-    batch = MicroBatch(
-        player=NAMES[0],
-        ids=IDS,
-        lengths=LENGTHS,
-        reply_mask=MASK,
-        sampler_logprobs=torch.zeros(MASK.shape),
-        advantages=torch.zeros(MASK.shape),
-        num_reply_tokens=NUM_REPLY_TOKENS,
-        games=(0, 1, 2),
-    )
+    batch = made_batch()
     torch.testing.assert_close(policy.logprobs(batch), served)
     torch.testing.assert_close(policy.fixed_logprobs(batch), served)
 

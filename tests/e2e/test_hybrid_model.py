@@ -5,14 +5,13 @@ On a CPU vLLM (0.32) computes these layers in bfloat16 alone, with heads of 128.
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from conftest_e2e import ROOT, read_metrics, start_server, stop, train
+from small_models import random_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 
@@ -28,14 +27,11 @@ def write_hybrid_model(tiny_model: Path, folder: Path) -> Path:
         tiny_model: Whose tokenizer it has.
         folder: Where it goes.
     """
-    folder.mkdir()
-    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(tiny_model / file, folder)
-    words = json.loads((tiny_model / "config.json").read_text())
-    config = Qwen3_5TextConfig(
-        vocab_size=words["vocab_size"],
-        eos_token_id=words["eos_token_id"],
-        pad_token_id=words["pad_token_id"],
+    return random_model(
+        folder,
+        tiny_model,
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=4,
@@ -49,10 +45,6 @@ def write_hybrid_model(tiny_model: Path, folder: Path) -> Path:
         max_position_embeddings=2048,
         initializer_range=0.1,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Qwen3_5ForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def test_adapters_on_linear_attention_act_in_the_engine_as_in_the_trainer(

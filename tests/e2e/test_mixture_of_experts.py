@@ -2,14 +2,13 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from conftest_e2e import read_metrics, start_server, stop, train
+from small_models import random_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 
@@ -21,14 +20,11 @@ def write_mixture(tiny_model: Path, folder: Path) -> Path:
         tiny_model: Whose tokenizer it has.
         folder: Where it goes.
     """
-    folder.mkdir()
-    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(tiny_model / file, folder)
-    words = json.loads((tiny_model / "config.json").read_text())
-    config = Qwen3MoeConfig(
-        vocab_size=words["vocab_size"],
-        eos_token_id=words["eos_token_id"],
-        pad_token_id=words["pad_token_id"],
+    return random_model(
+        folder,
+        tiny_model,
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
         hidden_size=128,
         intermediate_size=256,
         moe_intermediate_size=64,
@@ -42,10 +38,6 @@ def write_mixture(tiny_model: Path, folder: Path) -> Path:
         max_position_embeddings=2048,
         initializer_range=0.1,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def test_adapters_on_the_attention_of_a_mixture_act_in_the_engine_as_in_the_trainer(

@@ -40,6 +40,8 @@ _INDEX = "index.json"
 _SECONDS_BETWEEN_FILES = 60.0
 _NO_QUESTION = -1
 """Stands for a `question_start` of None."""
+_DAMAGES = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+"""What reading a damaged file of the folder raises."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,25 +79,37 @@ class KeptGames:
         """
         # As it is in the file: lists for tuples.
         kept = cls(out=out, key=json.loads(json.dumps(key)), _saved_at=time.monotonic())
-        index_path = kept.folder / _INDEX
         try:
-            if not index_path.exists():
+            index = kept._read_index()
+            if index is None:
                 return kept
-            index = json.loads(read_text(index_path, MAX_DOCUMENT_BYTES))
             saved_key = index["key"]
+        except _DAMAGES as error:
+            raise kept._damaged(error) from error
+        # Before the games are read: they may be many.
+        check_same_work(saved_key, kept.key, out)
+        try:
             for row in index["files"]:
-                content = read_bytes(kept.folder / row["name"], MAX_GAMES_BYTES)
-                kept.samples += _unpack(content)
+                kept.samples += _unpack(read_bytes(kept.folder / row["name"], MAX_GAMES_BYTES))
                 kept.files.append(row)
             kept.counts.update(index["counts"])
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise RunFolderError(
-                f"{kept.folder}: the games of the interrupted warm start cannot be read ({error}). "
-                "Remove this folder and give the same command with --resume: they are played again."
-            ) from error
-        check_same_work(saved_key, kept.key, out)
+        except _DAMAGES as error:
+            raise kept._damaged(error) from error
         kept._first_unsaved = len(kept.samples)
         return kept
+
+    def _read_index(self) -> dict[str, Any] | None:
+        path = self.folder / _INDEX
+        if not path.exists():
+            return None
+        index: dict[str, Any] = json.loads(read_text(path, MAX_DOCUMENT_BYTES))
+        return index
+
+    def _damaged(self, error: Exception) -> RunFolderError:
+        return RunFolderError(
+            f"{self.folder}: the games of the interrupted warm start cannot be read ({error}). "
+            "Remove this folder and give the same command with --resume: they are played again."
+        )
 
     @property
     def folder(self) -> Path:

@@ -870,7 +870,8 @@ class TrainingRun:
         loss, measured = self._loss(logprobs, batch, self._accelerator.num_processes)
         num_tokens = batch.trained_mask.sum()
         numbers = torch.stack([*measured.values(), num_tokens]).detach().double()
-        everywhere = self._accelerator.gather(numbers[None])
+        # Moved once: every number that is read on a GPU waits for it.
+        everywhere = self._accelerator.gather(numbers[None]).cpu()
         # A process without a token of the player has measured nothing.
         *of_processes, counts = everywhere[everywhere[:, -1] > 0].unbind(1)
         if not len(counts):
