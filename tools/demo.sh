@@ -3,15 +3,18 @@
 #
 #   bash tools/demo.sh
 #   DEMO_SEED=7 DEMO_STEPS=40 DEMO_DEALS=500 bash tools/demo.sh
+#   DEMO_PLAIN=yes bash tools/demo.sh
 #   DEMO_ENV=kuhn_poker bash tools/demo.sh
 #   HANABI_COLORS=4 HANABI_RANKS=3 HANABI_PLAYERS=3 bash tools/demo.sh      # on a board of your own, for which it makes a model
 #
 #   DEMO_ENV     hanabi; a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5;
 #                one for a single player: frozen_lake, sokoban; a team that adds up: vote, debate, summary,
 #                pioneer_observer, revise; with a tool: vote-calculator, debate-calculator; or one whose seats hold a part each: split_sum, split_sum-2, hat_line (docs/teams.md)
+#   DEMO_PLAIN   any text: Hanabi with the defaults of a training, from the reward alone: no teacher, whole games as
+#                conversations. Boards of your own are trained in this way too
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_MODEL_SEED  seed of the tiny model and its pretraining (0; in Hanabi unset: the shipped one)
-#   DEMO_STEPS   steps of 128 games (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
+#   DEMO_STEPS   steps of 128 games, or of 192 in Hanabi with its teacher (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_OUT     new folder of everything (unset: outputs/demo-DATE-PID)
@@ -54,15 +57,40 @@ case $game in
     hanabi)
         steps=60
         export HANABI_ENV=hanabi
-        own_board=${DEMO_MODEL_SEED:+yes}
+        own_board="" shipped=data/tiny-model
         for variable in PRESET PLAYERS COLORS RANKS HAND_SIZE INFORMATION_TOKENS LIFE_TOKENS DEDUCTIONS; do
             if given "HANABI_$variable"; then own_board=yes; fi
         done
-        if [ -n "$own_board" ]; then
+        if [ -z "$own_board${DEMO_PLAIN:-}" ]; then
+            # Each message holds the whole position and the cards that are still possible, so that a turn can be learned
+            # by itself. IGGI's moves are labels whose weight falls to 0 within 14 steps; the reward does the rest. The
+            # bonus keeps replies random enough to find more than IGGI's conventions. hanabi-grpo demo has the same settings.
+            shipped=data/tiny-model-counted
+            default_env HANABI_MEMORY turn
+            default_env HANABI_DEDUCTIONS counted
+            default_env HANABI_TEACHER iggi
+            default_env HANABI_TEACHER_STEPS 14
+            default_env HANABI_TASKS_PER_STEP 24
+            default_env NUM_GENERATIONS 8
+            default_env HANABI_UPDATES_PER_STEP 2
+            default_env HANABI_MINIBATCHES 2
+            default_env HANABI_ADVANTAGE rloo
+            default_env HANABI_ENTROPY_BONUS 0.4
+            default_env HANABI_ENTROPY_TARGET 0.15
+            default_env LEARNING_RATE 3e-3
+            default_env LR_SCHEDULER_TYPE warmup_stable_decay
+            # They belong to the game that is played, as do the variables of the shell.
+            for variable in HANABI_MEMORY HANABI_DEDUCTIONS; do
+                if [[ " $typed" != *" $variable="* && -n ${!variable:-} ]]; then typed+="$variable=${!variable} "; fi
+            done
+        fi
+        if [ -n "$own_board${DEMO_MODEL_SEED:-}" ]; then
+            makes_model=yes
             export MODEL=$folder/model
             unset DATASET
         else
-            export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
+            makes_model=""
+            export MODEL=$shipped DATASET=data/hanabi.laptop.jsonl
         fi
         before=(base) after=(served) who="a noisy hint bot" rivals="hint-bot iggi" ;;
     kuhn_poker | leduc_poker | tic_tac_toe | connect_four-4x5)
@@ -138,7 +166,7 @@ if [ "$game" != hanabi ]; then
     unset DATASET
     say "0 of 5: the tiny model of $game, made once: $MODEL"
     run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
-elif [ -n "$own_board" ]; then
+elif [ -n "$makes_model" ]; then
     say "0 of 5: the tiny model of this board: $MODEL"
     run - hanabi-grpo tiny-model --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
 fi
@@ -156,7 +184,7 @@ if [ ! -e "$folder/before.json" ]; then
     run - hanabi-grpo evaluate "${before[@]}" --label before --tasks "$deals" --out "$folder/before.json"
 fi
 
-say "3 of 5: training, $steps steps of 128 games, after the trainer's start of half a minute; log $folder/train.log"
+say "3 of 5: training, $steps steps, after the trainer's start of half a minute; log $folder/train.log"
 if compgen -G "$folder/train/checkpoint-*" >/dev/null; then export RESUME=latest; fi
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh

@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 
+import hanabi_grpo as hg
 from doctor_machines import ROOT
 from hanabi_grpo import __version__
+from hanabi_grpo.commands import demo as command
+from hanabi_grpo.settings import load_settings
 from waiting import wait_until
 
 SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
@@ -206,14 +209,67 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(
 ) -> None:
     answer = demo()
     assert (checkout / "called").read_text().splitlines() == [
-        "serve data/tiny-model 7",
-        "evaluate data/tiny-model 7",
-        "train data/tiny-model 7",
-        "evaluate data/tiny-model 7",
-        "report data/tiny-model 7",
+        "serve data/tiny-model-counted 7",
+        "evaluate data/tiny-model-counted 7",
+        "train data/tiny-model-counted 7",
+        "evaluate data/tiny-model-counted 7",
+        "report data/tiny-model-counted 7",
     ]
     stages = [line[:9] for line in answer.stdout.splitlines() if line.startswith("== ")]
     assert stages == ["== 1 of 5", "== 2 of 5", "== 3 of 5", "== 4 of 5", "== 5 of 5"]
+
+
+def test_the_plain_demo_trains_another_shipped_model_with_the_defaults(
+    demo: Runner, checkout: Path, command_line: Path
+) -> None:
+    write_program(
+        command_line,
+        'echo "$1 $MODEL ${HANABI_TEACHER:-} ${HANABI_MEMORY:-} ${LEARNING_RATE:-}" >> called\n'
+        '[ "$1" != serve ] || exec sleep 60',
+    )
+    demo(DEMO_PLAIN="yes")
+    assert "train data/tiny-model   " in (checkout / "called").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        # A board of its own is trained with the defaults, whatever the shipped models know.
+        ({"HANABI_PRESET": "mini"}, "tiny-model out/model none"),
+        ({"HANABI_DEDUCTIONS": "possible"}, "tiny-model out/model none"),
+        # Another seed of the model changes nothing else.
+        ({"DEMO_MODEL_SEED": "3"}, "tiny-model out/model iggi"),
+    ],
+)
+def test_the_demo_makes_a_model_where_none_is_shipped(
+    demo: Runner, checkout: Path, command_line: Path, environ: dict[str, str], expected: str
+) -> None:
+    write_program(
+        command_line,
+        'echo "$1 $MODEL ${HANABI_TEACHER:-none}" >> called; [ "$1" != serve ] || exec sleep 60',
+    )
+    demo(DEMO_OUT="out", **environ)
+    assert (checkout / "called").read_text().splitlines()[0] == expected
+
+
+def test_the_demo_and_the_command_demo_have_the_same_settings(
+    demo: Runner, checkout: Path, command_line: Path
+) -> None:
+    write_program(
+        command_line,
+        'echo "$1" >> called; [ "$1" != train ] || env > settings\n'
+        '[ "$1" != serve ] || exec sleep 60',
+    )
+    demo()
+    lines = (checkout / "settings").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if "=" in line)
+    script = load_settings(given, checkout / "no.env").settings
+    env = hg.make_env("hanabi", **command.BOARD)
+    python = hg.Trainer(command.TRAINING, env=env, output_dir=checkout / "run").settings
+    for name in command.TRAINING:
+        assert getattr(script, name) == getattr(python, name), name
+    assert script.setup() == python.setup()
+    assert script.model == command.TINY_MODEL_COUNTED
 
 
 def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(

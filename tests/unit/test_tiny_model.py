@@ -16,8 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from doctor_machines import ROOT
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.cli import app
+from hanabi_grpo.commands import demo
 from hanabi_grpo.commands.tiny_model import _check_words
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
@@ -25,10 +27,12 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.defaults import TINY_MODEL
+from hanabi_grpo.settings.shipped import TINY_MODEL_COUNTED
 from hanabi_grpo.sft.samples import Sample, padded, reply_logits
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.sft.tiny_model.network import single_turns
@@ -36,6 +40,7 @@ from hanabi_grpo.types import Episode, Reply, ReplyKind
 from made_games import play_episodes_sync
 from small_models import SHIPPED
 
+SHIPPED_COUNTED = ROOT / TINY_MODEL_COUNTED
 LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
 KUHN = registry.setup("kuhn", {})
 QUICK = Recipe.of("hanabi", seed=3, steps=1, num_games=20)
@@ -83,10 +88,23 @@ def test_the_shipped_model_is_what_the_recipe_of_today_makes() -> None:
     assert manifest["recipe_hash"] == recipe.hash(CHAT)
 
 
-def test_the_shipped_model_is_small_and_its_card_names_its_weights() -> None:
-    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 2.6e6
-    card = (SHIPPED / "README.md").read_text()
-    assert file_sha256(SHIPPED / "model.safetensors") in card
+def test_the_model_of_the_demo_is_what_the_recipe_of_today_makes() -> None:
+    manifest = json.loads((SHIPPED_COUNTED / "tiny_model.json").read_text())
+    recipe = Recipe.of(
+        "hanabi", presets=("laptop",), players=2, legal_moves=False, deductions="counted", seed=42
+    )
+    assert manifest["recipe_hash"] == recipe.hash(recipe.chat())
+    # It reads what the demo's players see.
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED_COUNTED)
+    setup = registry.setup("hanabi", demo.BOARD)
+    assert set(game_words(setup)) <= set(tokenizer.get_vocab())
+
+
+@pytest.mark.parametrize("shipped", [SHIPPED, SHIPPED_COUNTED], ids=lambda folder: folder.name)
+def test_a_shipped_model_is_small_and_its_card_names_its_weights(shipped: Path) -> None:
+    assert sum(path.stat().st_size for path in shipped.iterdir()) < 2.6e6
+    card = (shipped / "README.md").read_text()
+    assert file_sha256(shipped / "model.safetensors") in card
     assert "| seed | 42 |" in card
 
 
@@ -345,6 +363,26 @@ def test_a_tiny_model_of_another_environment_is_made_soon_and_replies_legally_al
     card = (folder / "README.md").read_text()
     assert "tiny-model --env kuhn --preset kuhn --seed 1" in card
     assert "A tiny Kuhn player" in card
+
+
+def test_the_command_on_a_card_makes_the_same_recipe_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(QUICK, deductions="counted", teacher="iggi", num_games=12)
+    first = build_tiny_model(tmp_path / "first", recipe)
+    card = (first / "README.md").read_text()
+    command = card.partition("```bash\n")[2].partition("\n```")[0]
+    words = command.split()
+    program = next(number for number, word in enumerate(words) if "=" not in word)
+    for word in words[:program]:
+        monkeypatch.setenv(*word.split("=", 1))
+    arguments = [str(tmp_path / "again") if word == "FOLDER" else word for word in words]
+    answer = CliRunner().invoke(app, arguments[program + 1 :])
+    assert answer.exit_code == 0, answer.output
+    manifests = [
+        json.loads((tmp_path / name / "tiny_model.json").read_text()) for name in ("first", "again")
+    ]
+    assert manifests[0]["recipe_hash"] == manifests[1]["recipe_hash"]
 
 
 def most_likely_tokens(folder: Path, batch: Sequence[Any]) -> torch.Tensor:

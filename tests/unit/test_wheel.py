@@ -99,13 +99,16 @@ def test_every_extra_is_named(page: str) -> None:
     assert missing == []
 
 
-def test_the_wheel_has_the_package_and_the_shipped_model_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_the_package_and_the_shipped_models_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        shipped = {name for name in names if name.startswith("hanabi_grpo/shipped/tiny-model/")}
-        for path in (ROOT / "data" / "tiny-model").iterdir():
-            assert archive.read(f"hanabi_grpo/shipped/tiny-model/{path.name}") == path.read_bytes()
-        assert len(shipped) == len(list((ROOT / "data" / "tiny-model").iterdir()))
+        for model in ("tiny-model", "tiny-model-counted"):
+            shipped = {name for name in names if name.startswith(f"hanabi_grpo/shipped/{model}/")}
+            files = list((ROOT / "data" / model).iterdir())
+            for path in files:
+                name = f"hanabi_grpo/shipped/{model}/{path.name}"
+                assert archive.read(name) == path.read_bytes()
+            assert len(shipped) == len(files)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"hanabi_grpo"}
     assert "hanabi_grpo/py.typed" in names
     assert not any(name.endswith((".pyc", ".lock")) for name in names)

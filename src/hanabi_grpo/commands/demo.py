@@ -25,14 +25,34 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.runs.run_folder import OUTPUTS, TRAIN
 from hanabi_grpo.settings.defaults import CPU_REPLY, LAPTOP
-from hanabi_grpo.settings.shipped import shipped_model
+from hanabi_grpo.settings.shipped import TINY_MODEL_COUNTED, shipped_folder
 
-_GAMES_PER_STEP = 128
-"""Games of a step: 8 tasks of 16 games, the defaults without a GPU."""
+BOARD: dict[str, Any] = {
+    "preset": LAPTOP,
+    "observation": "compact",
+    "memory": "turn",
+    "deductions": "counted",
+}
+"""What is played: each message holds the whole position and the cards that are still possible."""
+TRAINING: dict[str, Any] = {
+    "tasks_per_step": 24,
+    "num_generations": 8,
+    "updates_per_step": 2,
+    "minibatches": 2,
+    "advantage": "rloo",
+    "teacher": "iggi",
+    "teacher_steps": 14,
+    "entropy_bonus": 0.4,
+    "entropy_target": 0.15,
+    "learning_rate": 3e-3,
+    "lr_scheduler_type": "warmup_stable_decay",
+}
+"""The settings of `tools/demo.sh`: labels of a bot at the start, then the reward alone."""
+_GAMES_PER_STEP = TRAINING["tasks_per_step"] * TRAINING["num_generations"]
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of 128 games.")] = 60,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of 192 games.")] = 60,
     tasks: Annotated[int, typer.Option(help="Held-out tasks per evaluation.")] = 1000,
     out: Annotated[
         Path | None,
@@ -46,7 +66,7 @@ def demo(
     """Train two players on a small board of Hanabi, with a score before and after.
 
     The model is the tiny one that is shipped with this package, so nothing is downloaded and no GPU
-    is needed: 2 to 4 minutes on two cores. tools/demo.sh of a checkout has other games.
+    is needed: 3 to 4 minutes on two cores. tools/demo.sh of a checkout has other games.
 
     Environment: SEED and HANABI_SERVER_TIMEOUT, and all others of serve and train that the demo
     does not set.
@@ -57,15 +77,14 @@ def demo(
         raise SettingsError(f"--out {folder}: already exists; choose a new folder.")
     # The board, the tiny model's style of prompts, and its short replies, on a GPU as well.
     settings: dict[str, Any] = {
-        "model": shipped_model(),
+        "model": shipped_folder(TINY_MODEL_COUNTED),
         "max_completion_length": CPU_REPLY,
-        "tasks_per_step": 8,
-        "num_generations": 16,
         "report_to": "none",
+        **TRAINING,
     }
     if seed is not None:
         settings["seed"] = seed
-    env = make_env("hanabi", preset=LAPTOP, observation="compact")
+    env = make_env("hanabi", **BOARD)
     say = _heading(sayer(make_console()))
     with interruptible(lambda: f"stopped; kept: {folder}"):
         say("1 of 5: starting the rollout server, which loads vLLM and the model")
@@ -88,9 +107,16 @@ def demo(
     program = shlex.quote(sys.argv[0])
     sayer(make_console())(
         f"\nOpen {folder / 'report.html'} in a browser: curves, tables, games to step through. "
-        f"Play with a trained player:\n    HANABI_PRESET={LAPTOP} {program} play "
+        f"Play with a trained player:\n    {_typed_board()} {program} play "
         f"{shlex.quote(str(folder / TRAIN))} --own-server"
     )
+
+
+def _typed_board() -> str:
+    """Return the variables with which a command typed later plays the demo's game."""
+    model = f"MODEL={shlex.quote(shipped_folder(TINY_MODEL_COUNTED))}"
+    names = ("preset", "memory", "deductions")
+    return " ".join([*(f"HANABI_{name.upper()}={BOARD[name]}" for name in names), model])
 
 
 def _heading(say: Callable[[str], None]) -> Callable[[str], None]:

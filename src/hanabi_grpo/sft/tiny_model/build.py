@@ -22,8 +22,8 @@ TINY_MANIFEST = "tiny_model.json"
 """In a tiny model's folder: the recipe that made it."""
 _PACKAGES = ("hanabi-grpo", "torch", "transformers", "open_spiel")
 """Packages whose versions the manifest names."""
-_SHIPPED_DEDUCTIONS = "possible"
-"""HANABI_DEDUCTIONS of the prompts that the shipped model has learned from."""
+_DEFAULT_DEDUCTIONS = "possible"
+"""HANABI_DEDUCTIONS where it is not set; the shipped model learned from such prompts."""
 _CARD = """\
 ---
 license: apache-2.0
@@ -136,7 +136,7 @@ def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
     other_prompts = []
     if legal_moves:
         other_prompts.append("LEGAL_MOVES=true")
-    if deductions != _SHIPPED_DEDUCTIONS:
+    if deductions != _DEFAULT_DEDUCTIONS:
         other_prompts.append(f"DEDUCTIONS={deductions}")
     for setting in other_prompts:
         name, _, _ = setting.partition("=")
@@ -170,13 +170,7 @@ def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
         "sha256 of `model.safetensors`": f"`{file_sha256(folder / 'model.safetensors')}`",
     }
     rows = [f"| {name} | {fact} |" for name, fact in facts.items()]
-    make = tiny_model_command(recipe.presets, recipe.players, recipe.env, style=recipe.style)
-    command = (
-        f"OMP_NUM_THREADS={made_with['threads']} {make} --seed {recipe.seed} "
-        f"--steps {recipe.steps} --out FOLDER"
-    )
-    if recipe.beliefs:
-        command += f" --beliefs {recipe.beliefs}"
+    command = _command(recipe, made_with["threads"])
     return _CARD.format(
         env=recipe.env,
         title=recipe.env.capitalize(),
@@ -185,3 +179,21 @@ def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
         command=command,
         manifest=TINY_MANIFEST,
     )
+
+
+def _command(recipe: Recipe, threads: int) -> str:
+    """Return the command that makes a model by this recipe, with the variables it reads."""
+    variables = [f"OMP_NUM_THREADS={threads}"]
+    if recipe.legal_moves:
+        variables.append("HANABI_LEGAL_MOVES=true")
+    if recipe.deductions != _DEFAULT_DEDUCTIONS:
+        variables.append(f"HANABI_DEDUCTIONS={recipe.deductions}")
+    if recipe.memory is not None:
+        variables.append(f"HANABI_MEMORY={recipe.memory}")
+    make = tiny_model_command(recipe.presets, recipe.players, recipe.env, style=recipe.style)
+    options = f"--seed {recipe.seed} --steps {recipe.steps} --games {recipe.num_games}"
+    if recipe.teacher is not None:
+        options += f" --teacher {recipe.teacher}"
+    if recipe.beliefs:
+        options += f" --beliefs {recipe.beliefs}"
+    return f"{' '.join(variables)} {make} {options} --out FOLDER"
