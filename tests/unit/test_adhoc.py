@@ -68,8 +68,8 @@ def test_the_pool_is_every_script_that_can_play_in_time() -> None:
     [
         (["outer=2"], "one of iggi, blind"),
         (["iggi"], "give NAME=SCORE or NAME=RUN"),
-        (["iggi=5"], "above 0 and at most 4 here"),
-        (["iggi=0"], "above 0 and at most 4 here"),
+        (["iggi=5"], "a score must be above 0 and at most 4"),
+        (["iggi=0"], "a score must be above 0 and at most 4"),
         (["iggi=2", "iggi=3"], "iggi already has a bound"),
         (["iggi=nobody"], "'nobody' is unknown"),
     ],

@@ -125,7 +125,7 @@ def test_with_four_players_a_cell_is_one_newcomer_in_a_team(tmp_path: Path) -> N
         ("random", "random", "random", "random"),
     ]
     page = render_cross_play(summary)
-    assert "the row's policy in seat 0, the column's in all other seats" in page
+    assert "Off the diagonal: the row in seat 0, the column in all other seats" in page
     assert "in seats 1 to 3" in page
 
 

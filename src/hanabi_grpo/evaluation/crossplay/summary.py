@@ -321,7 +321,7 @@ def _matrix_sheet(summary: Summary) -> Sheet:
     else:
         note = (
             "Mean score ± standard error over tasks. Diagonal: self-play. Off the "
-            "diagonal: the row's policy in seat 0, the column's in all other seats."
+            "diagonal: the row in seat 0, the column in all other seats."
         )
     rows = []
     for label, estimates in zip(summary.labels, summary.estimates, strict=True):
