@@ -55,7 +55,7 @@ def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None
         settings: Settings of its run, by variable; empty where they are unknown.
 
     Returns:
-        The setup whose rules have the hash that the game names; None where there is none.
+        The setup whose rules have the hash that the game names; None if there is none.
     """
     candidates = [run_setup(settings)]
     # Presets with a fixed number of players do not take it as a field.

@@ -1,6 +1,6 @@
 """Exact best-response bounds of scripts on small boards, computed once and kept in a file.
 
-A bound is the greatest mean score, over all starts, that any player can reach beside the script: it
+A bound is the highest mean score, over all starts, that any player can reach with the script. It
 is at least the script's score with itself. Boards that are too large have no bounds.
 """
 
@@ -30,7 +30,7 @@ FOLDER = OUTPUTS / "bounds"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactBound:
-    """The best score that any player can reach beside a script."""
+    """The best score that any player can reach with a script."""
 
     seats: tuple[float, ...]
     """By the seat of the best responder; the script has all other seats."""

@@ -1,7 +1,7 @@
 """Plan of an ad-hoc evaluation: candidates, partners, bounds, and the lineups that are played.
 
-All lineups play the same tasks. A candidate takes one seat beside a partner in every other seat,
-each seat once per task.
+All lineups play the same tasks. A candidate takes one seat and a partner every other seat; the
+candidate plays each seat once per task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ class AdhocPlan:
 
 
 def pair_name(candidate: int, partner: int) -> str:
-    """Return the name of a lineup: a candidate beside a partner."""
+    """Return the name of a lineup: a candidate with a partner."""
     return f"candidate-{candidate}-with-{partner}"
 
 
@@ -75,7 +75,7 @@ def partner_name(partner: int) -> str:
 
 
 def response_name(partner: int) -> str:
-    """Return the name of a lineup: a trained best response beside its partner."""
+    """Return the name of a lineup: a trained best response with its partner."""
     return f"response-to-{partner}"
 
 

@@ -55,14 +55,14 @@ class Bound:
     mean: float
     """Mean score over all seats."""
     seats: tuple[float, ...] = ()
-    """By the seat of the player beside it; empty: unknown."""
+    """By the seat of the player with the partner; empty: unknown."""
     source: str = ""
     """Who reached it, or the option that gave it; empty for exact bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """A candidate beside a partner."""
+    """A candidate with a partner."""
 
     partner: int
     """Index in the pool."""
@@ -219,7 +219,7 @@ def _candidate_figures(
             scale = resampled.means(measured)
         share = _UNKNOWN
         if bound.mean > 0:
-            # A resample in which nobody scores says nothing against the candidate.
+            # A resample in which the bound is 0 does not count against the candidate.
             shares = np.divide(scores, scale, out=np.ones_like(scores), where=scale > 0)
             share = _interval(result.mean / bound.mean, shares)
         relation = plan.histories[i].relation(plan.adhoc.partners[j].ref)

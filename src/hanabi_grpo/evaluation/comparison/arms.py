@@ -145,7 +145,7 @@ def load_arms(
         The preset of the training games, empty if it is unknown, and the arms.
 
     Raises:
-        SettingsError: A folder is no run or has no step with the metric, or the presets differ.
+        SettingsError: A folder is not a run or has no step with the metric, or the presets differ.
     """
     rows: dict[Path, list[dict[str, Any]]] = {}
     for arm_folders in folders.values():

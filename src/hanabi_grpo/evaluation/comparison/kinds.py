@@ -97,7 +97,7 @@ def evaluations_by_kind(evaluations: RunEvaluations) -> dict[EvaluationKind, Eva
         if kind is None:
             continue
         known = results.get(kind)
-        # Of two named files, in the run folder and beside it, the one in the run folder counts.
+        # Of two files of one name, in the run folder and next to it, the one in the folder counts.
         is_better = known is None
         if known is not None and kind.tasks is not None:
             is_better = result.trained_steps > known.trained_steps

@@ -348,9 +348,9 @@ def _whole_sheet(summary: Summary) -> Sheet:
         groups=[rows],
         note=(
             "Cross-play: mean off the diagonal, over both orders of each pair. ± over tasks: "
-            "standard error for these entries on other tasks. ± over entries: standard error for "
-            "other entries of the same kind, e.g. training seeds (delete-one jackknife, with 3 "
-            "entries or more)."
+            "standard error over tasks, for these entries. ± over entries: standard error over "
+            "entries of the same kind, e.g. training seeds (delete-one jackknife, with 3 entries "
+            "or more)."
         ),
     )
 

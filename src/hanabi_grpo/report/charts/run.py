@@ -65,7 +65,7 @@ _BELIEF_LINES = {
 }
 """Metric of a player to its name and the style of its line, see HANABI_BELIEFS_EVERY."""
 _MOST_LEGEND_COLUMNS = 3
-"""Names of players beside each other above a small chart."""
+"""Largest number of player names side by side above a small chart."""
 _SHOWN_ERRORS = 2
 """Standard errors that an error bar reaches to each side."""
 

@@ -87,10 +87,10 @@ def _facts(origin: Origin, base: str) -> dict[str, Any]:
     saved = origin.saved
     return {
         "base model": base,
-        "weights of the base model (fingerprint)": saved.facts.get("model_fingerprint", "unknown"),
+        "base model weights (fingerprint)": saved.facts.get("model_fingerprint", "unknown"),
         "optimizer steps": saved.step,
         "LoRA rank": _ranks(saved),
-        "played": ", ".join(presets(origin)) or "unknown",
+        "trained on": ", ".join(presets(origin)) or "unknown",
         "score of the last training games": origin.score.text if origin.score else "unknown",
         **origin.settings,
     }

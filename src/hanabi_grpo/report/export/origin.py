@@ -77,7 +77,7 @@ class Origin:
     settings: Mapping[str, Any]
     """By variable; no paths, no addresses, no secrets. Empty where the settings are unknown."""
     model: str
-    """MODEL as it was trained on: a folder or a hub name; empty where that is unknown."""
+    """MODEL in training: a folder or a hub name; empty if unknown."""
     score: RunningScore | None
     """Score of the last training games."""
     results: tuple[PlayedResult, ...]

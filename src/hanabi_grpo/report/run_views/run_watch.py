@@ -261,7 +261,7 @@ def read_run(folder: Path) -> RunState:
     """Return what a run folder holds, for commands that need its steps.
 
     Raises:
-        SettingsError: The folder is no run, or the run has no step.
+        SettingsError: The folder is not a run, or the run has no step.
     """
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "no such folder"
