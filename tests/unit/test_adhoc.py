@@ -68,9 +68,9 @@ def test_the_pool_is_every_script_that_can_play_in_time() -> None:
     [
         (["outer=2"], "one of iggi, blind"),
         (["iggi"], "give NAME=SCORE or NAME=RUN"),
-        (["iggi=5"], "above 0 and at most 4 here"),
-        (["iggi=0"], "above 0 and at most 4 here"),
-        (["iggi=2", "iggi=3"], "iggi has a bound already"),
+        (["iggi=5"], "a score must be above 0 and at most 4"),
+        (["iggi=0"], "a score must be above 0 and at most 4"),
+        (["iggi=2", "iggi=3"], "iggi already has a bound"),
         (["iggi=nobody"], "'nobody' is unknown"),
     ],
 )
@@ -82,10 +82,10 @@ def test_a_bound_is_of_a_partner_and_within_the_scores(bounds: list[str], messag
 def test_how_models_sampled_is_said_with_the_tokens_that_they_could_draw(tmp_path: Path) -> None:
     plan = adhoc_summary(tmp_path, "iggi", pool=("blind",), tasks=2).plan
     told = {
-        (None, 1.0): "the same for everybody",
-        (0.0, 1.0): "the same for everybody, greedy",
-        (0.7, 1.0): "the same for everybody, temperature 0.7",
-        (0.7, 0.9): "the same for everybody, temperature 0.7, top-p 0.9",
+        (None, 1.0): "the same for every lineup",
+        (0.0, 1.0): "the same for every lineup, greedy",
+        (0.7, 1.0): "the same for every lineup, temperature 0.7",
+        (0.7, 0.9): "the same for every lineup, temperature 0.7, top-p 0.9",
     }
     for (temperature, top_p), end in told.items():
         sampled = replace(plan, temperature=temperature, token_filter=TokenFilter(top_p=top_p))
@@ -112,7 +112,7 @@ def test_means_of_candidates_over_different_partners_say_so(tmp_path: Path) -> N
     summary = adhoc_summary(tmp_path, "iggi", "piers", pool=("blind", "outer", "iggi"), tasks=2)
     met = History(met={"outer": TRAINED_WITH})
     warning = (
-        "The means are not over the same partners: strangers to some of the candidates only are "
+        "The candidates' means are not over the same partners; held out for only some of them: "
     )
     told = [
         ((History(), History()), f"{warning}iggi."),
@@ -339,7 +339,7 @@ def test_the_command_leaves_every_file_and_is_gone_on_with(
     again = CliRunner().invoke(app, [*command, "--with", "outer", "--bound", "outer=3"])
     assert again.exit_code == 0, again.output
     assert len(list((out / "lineups").iterdir())) == num_played + 2
-    for text in ("20 tasks of suite eval", "With strangers", f"wrote {out}"):
+    for text in ("20 tasks of suite eval", "With held-out partners", f"wrote {out}"):
         assert text in again.output
     half = CliRunner().invoke(
         app, [*command[:-2], "--suite", "split-eval", "--out", str(tmp_path / "half"), "--json"]

@@ -125,9 +125,9 @@ def test_an_evaluation_is_that_of_the_command(tmp_path: Path) -> None:
         (lambda: hg.evaluate("iggi", "hanabi", suite="train"), "training may have seen"),
         (
             lambda: hg.evaluate("iggi", hg.make_env("hanabi", preset="simple"), all_starts=True),
-            "at most 100000 are played",
+            "at most 100000 can be played",
         ),
-        (lambda: hg.evaluate(["iggi", "iggi"], "hanabi"), "is named twice"),
+        (lambda: hg.evaluate(["iggi", "iggi"], "hanabi"), "is given twice"),
         (lambda: hg.evaluate("iggi", "hanabi", temperature=-1), "must be 0"),
         (lambda: hg.evaluate("iggi", "hanabi", max_stepz=1), "did you mean 'max_steps'"),
     ],

@@ -117,7 +117,7 @@ def test_another_metric_is_compared_in_the_steps_that_have_it(tmp_path: Path) ->
     _, [arm] = load_arms({"a": [home]}, metric="games")
     assert arm.runs[0].scores.tolist() == [64.0] * 3
     message = (
-        r'no step has a "exploitability"; there are games, games/laptop, .*score/mean, seconds'
+        r'no step has a "exploitability"; choose one of games, games/laptop, .*score/mean, seconds'
     )
     with pytest.raises(SettingsError, match=message):
         load_arms({"a": [home]}, metric="exploitability")
@@ -303,7 +303,7 @@ def test_an_evaluation_that_cannot_be_read_is_named_with_the_reason(tmp_path: Pa
     assert (len(score.means), score.num_runs) == (1, 2)
     note = (
         f"{tmp_path.name}/b: sampled.json: 2 task(s) with 1 start(s): a mean with an error needs "
-        "at least 2 starts; play more tasks; it is left out."
+        "at least 2 starts; play more tasks; this evaluation is left out."
     )
     assert note in comparison_notes(comparison)
 
@@ -333,7 +333,7 @@ def test_files_of_one_name_that_were_sampled_seated_or_worded_differently_say_so
     observation = LAPTOP.row()["env_config"]["observation"]
     notes = [note for note in comparison_notes(comparison) if ".json" in note]
     assert notes == [
-        "sampled.json: models of the runs sampled differently: T=1, top-p 0.5; T=1.",
+        "sampled.json: runs were evaluated with different sampling: T=1, top-p 0.5; T=1.",
         "sampled.json: runs were evaluated in different lineups: trained team; trained, iggi in "
         "one seat order.",
         f"sampled.json: runs were evaluated with different observation: {observation}, full.",
@@ -448,7 +448,7 @@ def test_settings_that_differ_are_said_and_those_that_change_nothing_are_not(
     ]
     assert condition_notes(loaded(a=base)) == []
     assert condition_notes(loaded(a=base, b=other)) == [
-        "Settings of b that differ from those of a: MODEL=y/tiny (there x/tiny).",
+        "Settings of b that differ from those of a: MODEL=y/tiny (vs. x/tiny).",
         "The runs of b differ in BETA: 0.1, 0.2.",
         "Runs of b share SEED and HANABI_TASK_SEED: they are not independent seeds.",
     ]
@@ -503,7 +503,7 @@ def test_an_arm_whose_name_begins_with_an_underscore_is_named_in_the_picture(
     assert "_base_ 1.50" in text
     assert "*other* 1.50" in text
     markdown = (tmp_path / "c.md").read_text()
-    assert r"nothing is known about other seeds: \_base\_, \*other\*." in markdown
+    assert r"so there is no error over seeds: \_base\_, \*other\*." in markdown
 
 
 @pytest.mark.parametrize(

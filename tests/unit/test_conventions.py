@@ -140,7 +140,7 @@ def test_errors_of_single_games_are_the_textbook_ones() -> None:
 
 def test_a_team_has_one_plain_sentence() -> None:
     listening = convention_sentence(scripted_report("hint-bot", LAPTOP, 200))
-    assert listening.startswith("After a hint its receiver plays a touched card in")
+    assert listening.startswith("After a hint, the receiver plays a touched card in")
     not_listening = convention_sentence(scripted_report("random", LAPTOP, 200))
     assert not_listening == "Hints hardly change what the next player does."
     too_few_hints = convention_sentence(scripted_report("hint-bot", LAPTOP, 2))
@@ -155,7 +155,7 @@ def test_recorded_games_are_counted(tmp_path: Path) -> None:
     assert replace(report, label="some games") == scripted_report("hint-bot", LAPTOP, 60)
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--conventions"])
     assert result.exit_code == 0
-    assert "After a hint its receiver" in result.output
+    assert "After a hint, the receiver" in result.output
     assert "what a hint means" in " ".join(result.output.split())
 
 

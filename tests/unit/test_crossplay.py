@@ -51,8 +51,8 @@ def test_entries_are_policy_specs_with_or_without_a_name() -> None:
         (["iggi"], "1 entries: cross-play needs 2"),
         (["iggi"] * 65, "65 entries"),
         (["iggi", "piers,outer"], "an entry is one policy"),
-        (["iggi", "a=iggi"], "entry 'iggi' is there 2 times; give each entry once"),
-        (["a=iggi", "a=piers"], "name 'a' is there 2 times; name them apart"),
+        (["iggi", "a=iggi"], "entry 'iggi' is given 2 times; give each entry once"),
+        (["a=iggi", "a=piers"], "name 'a' is given 2 times; give them different names"),
         (["iggi", "=piers"], "a name needs visible"),
         (["iggi", "a\x1bb=piers"], "a name needs visible"),
         (["iggi", "a="], "unknown"),
@@ -125,7 +125,7 @@ def test_with_four_players_a_cell_is_one_newcomer_in_a_team(tmp_path: Path) -> N
         ("random", "random", "random", "random"),
     ]
     page = render_cross_play(summary)
-    assert "one newcomer, the row, in seat 0 of a team of the column" in page
+    assert "Off the diagonal: the row in seat 0, the column in all other seats" in page
     assert "in seats 1 to 3" in page
 
 

@@ -485,7 +485,7 @@ def test_every_start_of_a_board_with_few_is_played_twice(tmp_path: Path) -> None
     assert iggi["summary"]["mean"] == pytest.approx(sum(scores[:20]) / 20)
     assert 0 < chance["summary"]["standard_error"] < 0.2
     assert " exact " in answer.stdout
-    assert "40 tasks (each of all 20 starts equally often)" in " ".join(answer.stdout.split())
+    assert "40 tasks (all 20 starts, each equally often)" in " ".join(answer.stdout.split())
     result = result_of_json(iggi)
     assert result.covers_all_starts
     assert result.estimate.is_exact
@@ -510,16 +510,16 @@ def test_a_model_without_a_server_is_refused() -> None:
     [
         (["iggy"], "Did you mean 'iggi'?"),
         (["iggi,iggi,iggi"], "lineup 'iggi,iggi,iggi': 3 "),
-        (["iggi", "iggi"], "named twice"),
-        (["iggi", "blind", "--label", "x"], "--label 'x': names one lineup, and 2 are given"),
-        (["iggi", "--tasks", "1"], "--tasks 1: a mean with an error needs at least 2 tasks"),
+        (["iggi", "iggi"], "lineup 'iggi': is given twice"),
+        (["iggi", "blind", "--label", "x"], "--label 'x': names a single lineup, but 2 are given"),
+        (["iggi", "--tasks", "1"], "--tasks 1: a standard error needs at least 2 tasks"),
         (["iggi", "--suite", "train"], "training may have seen its tasks"),
-        (["iggi", "--suite", "eval-all-starts"], "a part of it is no fair sample"),
+        (["iggi", "--suite", "eval-all-starts"], "a part of it is not a fair sample"),
         (["iggi", "--all-starts", "--tasks", "9"], "--tasks 9 with --all-starts: that plays"),
         (["iggi", "--all-starts", "--suite", "test"], "--suite test with --all-starts"),
         (
             ["iggi", "--all-starts", "--preset", "simple"],
-            "simple has 2.22e+06 starts, and at most 100000 are played",
+            "simple has 2.22e+06 starts, but at most 100000 can be played",
         ),
         (
             ["random", "--all-starts", "--env", "openspiel:liars_dice", "--preset", "liars_dice"],

@@ -205,7 +205,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(trained: Path
     )
     damaged.write_bytes(damaged.read_bytes()[:-1])
     for source, words, message in (
-        (trained / "run", ["--out", "there"], "exists already"),
+        (trained / "run", ["--out", "there"], "already exists; choose"),
         (
             f"{trained}/run:shared",
             ["--out", "hub"],

@@ -121,7 +121,7 @@ def test_a_zero_sum_cross_play_has_ratings_and_no_partners(kuhn: Summary) -> Non
     [sheet] = [sheet for sheet in all_sheets(kuhn) if sheet.title == "Ratings"]
     means = {row[0]: float(row[1]) for group in sheet.groups for row in group}
     assert sum(means.values()) == pytest.approx(0, abs=1)
-    assert "To be first is worth" in sheet.note
+    assert "Playing as first is worth" in sheet.note
 
 
 def matrix_of(means: NDArray[np.float64], noise: NDArray[np.float64] | None = None) -> Matrix:

@@ -261,7 +261,7 @@ def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None
         "· v30",
         "Hm ␛[31m.",
         "I ␛[2J[bold]pass[/bold].",
-        "in its place: ",
+        "played instead: ",
         "unparsable -0.5",
         "It is your turn.",
         "lives 1  hints 3  deck 2",
@@ -331,7 +331,7 @@ def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) 
         return CliRunner().invoke(app, ["view", str(tmp_path), *arguments]).output
 
     table = view()
-    assert "played to its end" in table
+    assert "played to the end" in table
     assert "4 of 4 games" in table
     recordings, _ = read_recordings(recording_files(tmp_path))
     first_action = recordings[0].episode.turns[0].action

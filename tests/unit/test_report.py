@@ -149,15 +149,15 @@ def test_a_rise_below_the_limit_ends_with_exit_code_1(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     answer = report(run, "--min-rise", 9, "--min-sigma", 99)
     assert answer.exit_code == 1
-    assert "required is +9.000" in answer.stderr
-    assert "standard errors, required are 99" in answer.stderr
+    assert "(at least +9.000 required)" in answer.stderr
+    assert "standard errors (at least 99 required)" in answer.stderr
     assert report(run, "--min-rise", 0.5, "--min-sigma", 3).exit_code == 0
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for folder, message in (
         (tmp_path / "none", "no such folder"),
-        (tmp_path, "holds no step"),
+        (tmp_path, "its metrics.jsonl has no step"),
     ):
         answer = report(folder)
         assert answer.exit_code == 2
@@ -323,7 +323,7 @@ def test_a_run_of_one_step_and_nothing_else_has_a_page(tmp_path: Path) -> None:
     for sentence in (
         "None in the run folder",
         "No alarm was raised.",
-        "No recorded game is shown.",
+        "No recorded games to show.",
         "The run folder has no settings.json.",
     ):
         assert sentence in text
@@ -368,7 +368,7 @@ def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_not
         add_row(run, step, **{"score/mean": 9.0, "score/normalized": 0.25 * step})
     write_validations(run, [Validated(step=0, score=0.4, se=0.1, metric="score/normalized")])
     axes = read_report(run).pictures.draw("score").axes[0]
-    assert axes.get_ylabel() == "mean share of the greatest score"
+    assert axes.get_ylabel() == "mean share of the maximum score"
     assert axes.get_ylim()[1] < 1
     (run / "validation.json").write_text("[")
     damaged = read_report(run)
@@ -434,7 +434,7 @@ def test_measured_beliefs_have_a_chart_of_their_own(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     answer = report(run, "--html", page)
     assert answer.exit_code == 0, answer.output
-    assert "beliefs about hidden cards, bits a card" in page.read_text()
+    assert "beliefs about hidden cards, bits per card" in page.read_text()
     pictures = read_report(run).pictures
     assert pictures.names == (*PICTURES, "beliefs")
     first, second = pictures.draw("beliefs").axes
@@ -448,7 +448,7 @@ def test_a_run_of_one_curve_has_no_chart_of_curves(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     write_validations(run, [Validated(step=0, score=1.0, se=0.25)])
     assert read_report(run).pictures.names == PICTURES
-    with pytest.raises(SettingsError, match="not validated on several curves; HANABI_EVAL_LINEUPS"):
+    with pytest.raises(SettingsError, match="several curves; add some with HANABI_EVAL_LINEUPS"):
         read_report(run).pictures.draw("validation")
 
 

@@ -47,7 +47,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: P
     folder = tmp_path / "run"
     watch = RunWatch(folder)
     assert not watch.look().is_there
-    assert "No run there yet" in frame(watch.look())
+    assert "No run yet; it appears here" in frame(watch.look())
     tracked_run(folder, steps=0, games=False, MAX_STEPS="10")
     assert watch.look().is_there
     assert "No step yet" in frame(watch.look())
@@ -60,7 +60,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: P
     assert state.version == 2
     assert state.checkpoints == (3,)
     assert state.seconds_left == 14.0
-    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step" in frame(state)
+    assert "step 3/10  played by version 2  checkpoint 3  2.0 s/step" in frame(state)
 
 
 def test_with_overlap_the_version_before_played(tmp_path: Path) -> None:
@@ -182,13 +182,13 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
 
 def test_tab_brings_every_panel_up_on_a_wide_and_low_terminal_too(tmp_path: Path) -> None:
     state = RunWatch(tracked_run(tmp_path / "run", steps=4, games=True)).look()
-    assert "tab brings the next panel up" in frame(state, 120, 12)
+    assert "tab shows the next panel" in frame(state, 120, 12)
     tops = []
     for first in range(5):
         [top, *_] = [line for line in frame(state, 120, 12, first).splitlines() if "╭─" in line]
         tops.append(top.split()[1])
     # First both columns with the score on the left, then panel after panel, and round again.
-    assert tops == ["score,", "alarms", "means", "seconds", "score,"]
+    assert tops == ["mean", "alarms", "means", "seconds", "mean"]
 
 
 def test_one_frame_is_printed_and_holds_no_key(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_one_frame_is_printed_and_holds_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "option", "exit_code", "message"),
     [
-        ("none", ["--once"], 1, "No run there yet"),
+        ("none", ["--once"], 1, "No run yet; it appears here"),
         ("file", ["--once"], 2, "is a file; give the folder of a run"),
         ("", ["--every", "0"], 2, "Invalid value for '--every'"),
     ],
@@ -234,13 +234,13 @@ def test_on_a_terminal_it_follows_the_run_its_size_and_keys(
     process = start_process(
         command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=environ
     )
-    _read_until(outer, "No run there yet")
+    _read_until(outer, "No run yet; it appears here")
     tracked_run(folder, steps=2, games=False, MAX_STEPS="9")
     _read_until(outer, "step 2/9")
     add_row(folder, 3)
     _read_until(outer, "step 3/9")
     _resize(inner, 20, 60)
-    _read_until(outer, "tab brings the next panel up, q leaves")
+    _read_until(outer, "tab shows the next panel, q quits")
     os.write(outer, b"\t")
     _read_until(outer, "m\r\n╭─ alarms " + "─" * (60 - 11) + "╮")
     if key == "q":

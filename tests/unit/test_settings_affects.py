@@ -161,5 +161,5 @@ def test_a_comparison_names_conditions_and_neither_seeds_nor_records() -> None:
     first = arm("a", seed=1)
     second = arm("b", seed=2, beta=0.5, nproc_per_node=2, save_steps=7, wandb_name="b", port=8001)
     assert condition_notes([first, second]) == [
-        "Settings of b that differ from those of a: NPROC_PER_NODE=2 (there 1), BETA=0.5 (there 0)."
+        "Settings of b that differ from those of a: NPROC_PER_NODE=2 (vs. 1), BETA=0.5 (vs. 0)."
     ]

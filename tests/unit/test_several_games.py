@@ -72,7 +72,8 @@ def test_one_number_counts_for_every_game_and_preset_chooses_one() -> None:
     assert len(read_recordings(recording_files(Path("alone")))[0]) == 2
     again = run("collect", "random", "--out", "alone", "--tasks", "2")
     assert again.exit_code == 2
-    assert "--out alone: holds the games of one game, and these are of 2" in again.stderr
+    refusal = "already holds a collection of a single game, but this command collects 2"
+    assert f"--out alone: {refusal}" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -182,4 +183,4 @@ def test_the_json_of_several_games_is_one_document() -> None:
 def test_too_few_tasks_of_one_game_are_refused() -> None:
     answer = run("evaluate", "random", "--tasks", "5,1")
     assert answer.exit_code == 2
-    assert "--tasks 1: a mean with an error needs at least 2 tasks." in answer.stderr
+    assert "--tasks 1: a standard error needs at least 2 tasks." in answer.stderr

@@ -50,7 +50,7 @@ def test_one_table_and_one_file_for_all_workflows() -> None:
         "vote of 4, as",
         "round 1",
         "debate of 2",
-        "summary − that",
+        "summary − vote",
     ):
         assert part in answer.stdout
     assert max(map(len, answer.stdout.splitlines())) <= 120

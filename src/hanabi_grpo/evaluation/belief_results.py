@@ -1,4 +1,4 @@
-"""What `hanabi-grpo beliefs` measured: games of lineups, and their tables."""
+"""Results of `hanabi-grpo beliefs`: beliefs in the games of lineups, and their tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from hanabi_grpo.token_filter import ALL_TOKENS
 from hanabi_grpo.types import player_name
 
 SAMPLING_TEMPERATURE = 1.0
-"""The policies whose chances the server computes are those of this temperature."""
+"""The server computes the action probabilities of policies at this temperature."""
 _BELIEF_FIGURES = (
     "log_loss_rules",
     "log_loss_exact",
@@ -37,11 +37,11 @@ _BELIEF_FIGURES = (
 _BELIEF_COLUMNS = (
     "log loss, rules",
     "exact",
-    "said",
+    "stated",
     "Brier, rules",
     "exact",
-    "said",
-    "KL(exact‖said)",
+    "stated",
+    "KL(exact‖stated)",
     "KL of others'",
 )
 
@@ -57,18 +57,18 @@ class SeatOrder:
 
 
 def check_lineup(setup: Setup[Any], lineup: Lineup) -> None:
-    """Refuse what cannot be measured, before anything is played.
+    """Check that everything can be measured, before anything is played.
 
     Raises:
-        SettingsError: The game is too large, a model remembers more than its turn, or the chances
-            of a policy's moves cannot be known.
+        SettingsError: The game is too large, a model remembers more than its turn, or the action
+            probabilities of a policy are unknown.
     """
     check_setup(setup)
     for player, ref in enumerate(lineup.refs):
         if isinstance(ref, UrlRef):
             raise SettingsError(
-                f"beliefs beside {ref}: a model behind a URL gives no chances of its moves; choose "
-                "a script or a model of the rollout server."
+                f"beliefs with {ref}: a model behind a URL does not return the probabilities of "
+                "its moves; choose a script or a model on the rollout server."
             )
         if isinstance(ref, ScriptRef):
             script_chances(setup, str(ref), player)
@@ -95,7 +95,7 @@ def lineup_beliefs(
         suite: A held-out suite.
         served: How models are played; needed unless scripts fill every seat.
         rotate: Whether a list of different players changes seats.
-        progress: Receives the number of games that were played.
+        progress: Receives the number of games played.
 
     Raises:
         SettingsError: As `check_lineup`.
@@ -122,7 +122,7 @@ def lineup_beliefs(
 def asked_players(
     setup: Setup[Any], order: Sequence[Ref], served: Served | None
 ) -> list[AskedPlayer]:
-    """Return who sits where, as beliefs are measured.
+    """Return the player of each seat, for measuring beliefs.
 
     Args:
         setup: What is played.
@@ -182,16 +182,16 @@ def belief_sheets(
             columns=("lineup", "player", *_BELIEF_COLUMNS),
             groups=belief_groups,
             num_names=2,
-            note="Rules: without knowing how the others play. Exact: knowing their policies. Said: "
-            "by the player, asked at its turn. Others': what the player should expect the others "
-            "to believe. Brier: 0 at best, 2 at worst.",
+            note="Rules: without knowing how the others play. Exact: knowing their policies. "
+            "Stated: by the player, when asked on its turn. Others': what the player should expect "
+            "the others to believe. Brier: 0 at best, 2 at worst.",
         ),
         Sheet(
             title=f"{title}: what a move tells the other player, bits",
             columns=("lineup", "move", "moves", "by rules", "by convention", "± over games"),
             groups=message_groups,
             num_names=2,
-            note="By convention: what the choice of the move says beyond what it shows.",
+            note="By convention: what the choice of the move tells beyond what the rules reveal.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""What is played, and on which server, as options of a command or arguments choose it."""
+"""The game to play and the server to play it on, as command options or arguments choose them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,9 +22,7 @@ from hanabi_grpo.settings.game import default_preset
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.token_filter import ALL_TOKENS
 
-_WITHOUT_SERVER = (
-    "Or let this command start a server of its own: press Ctrl-C and add --own-server."
-)
+_WITHOUT_SERVER = "Or let this command start its own server: press Ctrl-C and add --own-server."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Chosen:
     temperature: float
     """Sampling temperature; 0 is greedy."""
     is_of_several: bool = False
-    """Whether the game is one of several of a dataset, which a server of this command reads."""
+    """Whether the game is one of several in a dataset, which this command's own server reads."""
 
     @contextmanager
     def serving(
@@ -86,7 +84,7 @@ class Chosen:
             )
 
     def _game_variables(self) -> dict[str, str]:
-        """Return the environment variables by which a server of this command plays the game."""
+        """Return the environment variables with which this command's own server plays the game."""
         if self.is_of_several:
             return {}
         variables = {"HANABI_ENV": self.game.env, "HANABI_PRESET": self.game.spec.preset}
@@ -112,7 +110,7 @@ def choose(
         players: Option --players.
         temperature: Option --temperature.
         loaded: The settings; None: those of this process.
-        game: What is played; None: what the other arguments and the settings say.
+        game: The game; None: as the other arguments and the settings say.
 
     Raises:
         SettingsError: There is no such game, or the temperature is negative or not finite.
@@ -128,7 +126,7 @@ def choose(
 def choose_all(
     env: str | None, preset: str | None, players: int | None, temperature: float | None
 ) -> list[Chosen]:
-    """Return every game that options and settings choose: the games of DATASET without options.
+    """Return every game that options and settings choose: without options, all games of DATASET.
 
     Args:
         env: Option --env; None: not given, like the others.
@@ -159,7 +157,7 @@ def choose_all(
 
 
 def _temperature(settings: Settings, given: float | None) -> float:
-    """Return the temperature that is given, else that of the settings."""
+    """Return the given temperature, or else that of the settings."""
     temperature = settings.temperature if given is None else given
     if not 0 <= temperature < float("inf"):
         raise SettingsError(f"--temperature {temperature}: must be 0 (greedy) or more.")
@@ -214,7 +212,7 @@ def _with_players(env: str, config: dict[str, Any], players: int | None) -> Setu
     try:
         game = registry.setup(env, {name: config[name] for name in fields if name in config})
     except SettingsError as error:
-        # Nobody has written an env_config here: the fields have the names of the options.
+        # The user wrote no env_config here: the fields are named like the options.
         raise SettingsError(str(error).removeprefix("env_config: ")) from error
     if players not in (None, game.spec.num_players):
         raise SettingsError(
@@ -230,6 +228,6 @@ def _dataset_setup(settings: Settings) -> Setup[Any]:
     if len(setups) > 1:
         presets = ", ".join(dict.fromkeys(setup.spec.preset for setup in setups))
         raise SettingsError(
-            f"DATASET={settings.dataset}: holds several games ({presets}); choose one by --preset."
+            f"DATASET={settings.dataset}: has several games ({presets}); choose one with --preset."
         )
     return setups[0]

@@ -1,14 +1,14 @@
-"""Collects games of a lineup as files of episodes, for supervised learning or to look at.
+"""Collects games of a lineup as files of episodes, for supervised learning or for reading.
 
 A folder holds
 
-- `games_000000.jsonl` and so on: an episode a line, see `rollout.wire`; the number is that of the
-  first task,
+- `games_000000.jsonl` and so on: one episode per line, see `rollout.wire`; the number is that of
+  the first task,
 - `collection.json`: what the games are,
 - `collection.ledger`: how far the collection got.
 
-A file appears at once, and its row in the ledger after it; a file without a row is played and
-written again.
+Each file is written atomically, and its row in the ledger after it. The games of a file without a
+row are played and written again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class Progress(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     tasks: int = 0
-    """Tasks done: those from 0 up to this number, without it."""
+    """Number of tasks done: tasks 0 to `tasks - 1`."""
     games: int = 0
     """Games of these tasks."""
     score: float = 0.0
@@ -90,7 +90,7 @@ def collect_games(
         rotate: Whether the seat order changes from task to task.
         served: How models are played; needed unless scripts fill every seat.
         progress: Receives the number of tasks done.
-        record: Receives how far the collection is after each file, and the games of the file.
+        record: Receives the progress after each file, and the games of that file.
 
     Raises:
         SettingsError: The folder holds other games, is damaged or cannot be written.
@@ -99,7 +99,7 @@ def collect_games(
     is_new = not (folder / _LEDGER).exists()
     if is_new and any(folder.glob("*.jsonl")):
         raise SettingsError(
-            f"--out {folder}: holds other games already (*.jsonl); choose a new folder."
+            f"--out {folder}: already holds other games (*.jsonl); choose a new folder."
         )
     key = lineup_key(lineup, setup, suite=suite, served=served, rotate=rotate)
     key["games_per_task"] = num_games
@@ -141,7 +141,7 @@ def collect_games(
 
 
 def check_folder(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return the folder of each game of a collection: the folder itself for a single one.
+    """Return the folder of each game of a collection; a single game gets the folder itself.
 
     Args:
         folder: Option --out.
@@ -154,9 +154,9 @@ def check_folder(folder: Path, names: Sequence[str]) -> list[Path]:
         return [folder]
     if (folder / _LEDGER).exists():
         raise SettingsError(
-            f"--out {folder}: holds the games of one game, and these are of {len(names)} "
-            f"({', '.join(names)}), each in a folder of its own; choose a new folder, or one game "
-            "by --preset."
+            f"--out {folder}: already holds a collection of a single game, but this command "
+            f"collects {len(names)} ({', '.join(names)}), each in its own subfolder; choose a new "
+            "folder, or one game with --preset."
         )
     return [folder / name for name in names]
 

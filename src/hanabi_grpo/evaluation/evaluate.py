@@ -1,7 +1,7 @@
 """Evaluation on held-out tasks: one lineup's scores, and the paired difference of two lineups.
 
-Every lineup plays the same tasks, so a difference is paired by task and the luck of the task drops
-out.
+Every lineup plays the same tasks, so a difference is paired by task, and variation between tasks
+cancels out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +37,11 @@ from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import ALL_STARTS, Episode, ReplyKind
 
 SUITE = "eval"
-"""Suite of an evaluation where none is named."""
+"""Default suite of an evaluation."""
 RETURN = "return"
-"""`EnvSpec.score` where lineups are compared by what their players earn."""
+"""Value of `EnvSpec.score` where lineups are compared by their players' return."""
 MOST_STARTS = 100_000
-"""Starts of the largest game of which all are played."""
+"""Largest number of starts of a game that is played on all of its starts."""
 _FORMAT = 2
 """Version of a ledger's rows."""
 
@@ -136,12 +136,12 @@ def check_tasks(num_tasks: int, suite: str) -> None:
     """
     if num_tasks < MIN_TASKS:
         raise SettingsError(
-            f"--tasks {num_tasks}: a mean with an error needs at least {MIN_TASKS} tasks."
+            f"--tasks {num_tasks}: a standard error needs at least {MIN_TASKS} tasks."
         )
     if suite == ALL_STARTS:
         raise SettingsError(
-            f"--suite {suite}: is of every start, and a part of it is no fair sample; evaluate "
-            "--all-starts plays all of it, or choose eval or test."
+            f"--suite {suite}: contains every start, and a part of it is not a fair sample; use "
+            "evaluate --all-starts to play all of it, or choose eval or test."
         )
     if not is_held_out(suite):
         raise SettingsError(
@@ -159,23 +159,24 @@ def tasks_of_all_starts(setup: Setup[Any]) -> int:
     if num_starts is None:
         raise SettingsError(
             f"--all-starts: {setup.env} {setup.spec.preset} does not number its starts; leave it "
-            "out, and say how many tasks by --tasks."
+            "out and set the number of tasks with --tasks."
         )
     if num_starts > MOST_STARTS:
         raise SettingsError(
-            f"--all-starts: {setup.env} {setup.spec.preset} has {num_starts:.3g} starts, and at "
-            f"most {MOST_STARTS} are played; leave it out, and say how many tasks by --tasks."
+            f"--all-starts: {setup.env} {setup.spec.preset} has {num_starts:.3g} starts, but at "
+            f"most {MOST_STARTS} can be played; leave it out and set the number of tasks with "
+            "--tasks."
         )
     return MIN_TASKS_PER_START * num_starts
 
 
 def _check_all_starts(setup: Setup[Any], num_tasks: int) -> None:
-    """Refuse a part of all starts, by a SettingsError."""
+    """Raise a SettingsError unless all starts are played."""
     needed = tasks_of_all_starts(setup)
     if num_tasks != needed:
         raise SettingsError(
             f"suite {ALL_STARTS}: {num_tasks} tasks are not all of {setup.spec.preset}; play "
-            f"{needed}, or take another suite."
+            f"{needed}, or choose another suite."
         )
 
 
@@ -287,10 +288,10 @@ def task_figures(setup: Setup[Any], games: Sequence[Episode]) -> TaskFigures:
 
 
 def lineup_score(spec: EnvSpec, game: Episode, order: int) -> float:
-    """Return the figure by which lineups are compared.
+    """Return the score by which lineups are compared.
 
-    Where that is the return, it is the same for all players of a team; elsewhere it is that of the
-    lineup's first policy, which moves one seat to the left from seat order to seat order.
+    If that is the return, all players of a team have the same one. In other games it is the return
+    of the lineup's first policy, which moves one seat to the left with each seat order.
 
     Args:
         spec: Rules of the game.
@@ -312,7 +313,7 @@ def played_facts(
     temperature: float | None,
     token_filter: TokenFilter,
 ) -> dict[str, Any]:
-    """Return what was played and how models sampled, as documents of several lineups have it."""
+    """Return what was played and how models sampled, for documents of several lineups."""
     spec = setup.spec
     return {
         **setup.row(),
@@ -344,7 +345,7 @@ def describe_sampling(temperature: float | None, token_filter: TokenFilter) -> s
 
 
 def score_range(spec: EnvSpec) -> tuple[float, float]:
-    """Return the least and the greatest of `EnvSpec.score`."""
+    """Return the lowest and the highest possible `EnvSpec.score`."""
     return spec.score_range
 
 
@@ -394,7 +395,7 @@ def summarise(
         spec_hash=spec.hash,
         score=spec.score,
         score_range=score_range(spec),
-        # The best known score is of the whole game, not of half of its starts.
+        # The best known score is for the whole game, not for half of its starts.
         attainable=None if suite.startswith(HALF) else spec.attainable,
         suite=suite,
         temperature=key.get("temperature"),
@@ -408,7 +409,7 @@ def summarise(
 
 
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
-    """Return the mean of `b - a` paired by task, with its error, clustered by start, and interval.
+    """Return the mean of `b - a`, paired by task, with its interval and error, clustered by start.
 
     Raises:
         SettingsError: The two did not play the same tasks.

@@ -1,6 +1,6 @@
-"""An evaluation of one lineup or several on the same tasks, with scripts to compare with.
+"""Evaluation of one or more lineups on the same tasks, with reference scripts.
 
-Its documents are kept with the runs whose adapters play.
+The results are saved with the runs whose adapters play.
 """
 
 import re
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas
 
 _MAX_STEM = 60
-"""Characters of a label that the name of a kept result has."""
+"""Largest number of characters of a label in the file name of a saved result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Team:
     """One lineup with its name in tables."""
 
     spec: str
-    """The lineup as somebody typed it."""
+    """The lineup as typed."""
     lineup: Lineup
     name: str
 
@@ -60,23 +60,26 @@ class Evaluation:
     """Scripts that played the same tasks."""
     _teams: tuple[Team, ...] = field(repr=False)
     _digests: tuple[str, ...] = field(repr=False)
-    """Of everything that each result depends on."""
+    """Per lineup, the digest of everything that its result depends on."""
     _ledgers: tuple[Path, ...] = field(repr=False)
-    """Of each lineup, its finished tasks, so that an interrupted evaluation can be continued."""
+    """Per lineup, the file of its finished tasks, with which an interrupted evaluation resumes."""
     _out: Path | None = field(repr=False)
-    """File that somebody wants the result in."""
+    """The user's output file, if any."""
 
     def document(self) -> dict[str, Any]:
-        """Return it as `hanabi-grpo evaluate --json` prints it."""
+        """Return the evaluation as `hanabi-grpo evaluate --json` prints it."""
         return evaluation_document(self.results, self.references)
 
     def kept_document(self) -> dict[str, Any]:
-        """Return it as a file holds it: of one lineup that `report` and others read."""
+        """Return the evaluation as it is saved.
+
+        A single lineup is saved in the form that `report` and other commands read.
+        """
         documents = self._documents()
         return documents[0] if len(documents) == 1 else self.document()
 
     def sheets(self) -> list[Sheet]:
-        """Return its tables."""
+        """Return the tables."""
         return evaluation_sheets(self.results, self.references)
 
     def frame(self) -> "pandas.DataFrame":
@@ -84,17 +87,17 @@ class Evaluation:
         return result_frame([*self.results, *self.references])
 
     def keep_with_runs(self, served: Served | None, say: Callable[[str], None]) -> bool:
-        """Keep each result with its runs on this machine, and forget how far it was.
+        """Save each result with its runs on this machine, and delete the ledgers.
 
-        The page and the model card of a run and comparisons of runs read it there. Nothing else is
-        left behind, not even the folder of the unfinished work.
+        A run's page, its model card and comparisons of runs read the result there. The folder of
+        the ledgers is removed too if it is then empty.
 
         Args:
             served: How models were played.
-            say: Receives what was kept, or why it was not.
+            say: Receives what was saved, or why it was not.
 
         Returns:
-            Whether a run keeps one of the results.
+            Whether one of the results is saved with a run.
         """
         lineups = [team.lineup for team in self._teams]
         written = self._out if len(lineups) == 1 else None
@@ -109,7 +112,7 @@ class Evaluation:
         return is_kept
 
     def _documents(self) -> list[dict[str, Any]]:
-        """Return per lineup its document, with the references, which become rows of tables."""
+        """Return the document of each lineup, with the references, which become table rows."""
         references = [result_to_json(reference) for reference in self.references]
         documents = []
         for result in self.results:
@@ -128,14 +131,16 @@ def parse_lineups(
         label: Name in tables of the only lineup; None: short names that differ.
 
     Raises:
-        SettingsError: A lineup cannot be read or is named twice, a script of it does not play this
-            game, or one label is given for several.
+        SettingsError: A lineup cannot be read or is given twice, one of its scripts does not play
+            this game, or a label is given for several lineups.
     """
     for spec in specs:
         if list(specs).count(spec) > 1:
-            raise SettingsError(f"lineup {spec!r}: is named twice; once is enough.")
+            raise SettingsError(f"lineup {spec!r}: is given twice; give each lineup once.")
     if label is not None and len(specs) > 1:
-        raise SettingsError(f"--label {label!r}: names one lineup, and {len(specs)} are given.")
+        raise SettingsError(
+            f"--label {label!r}: names a single lineup, but {len(specs)} are given; leave it out."
+        )
     scripts = game.environment.policies
     lineups = []
     for spec in specs:
@@ -167,7 +172,7 @@ def evaluate_lineups(
     folder: Path = OUTPUTS,
     begin: Callable[[str, int, str], Callable[[int], None]] = _quiet,
 ) -> Evaluation:
-    """Play the tasks with each lineup, and with scripts to compare with.
+    """Play the tasks with each lineup and with the reference scripts.
 
     Args:
         teams: The lineups, at least one.
@@ -176,10 +181,10 @@ def evaluate_lineups(
         suite: A held-out suite.
         served: How models are played; needed unless scripts fill every seat.
         rotate: Whether different players change seats.
-        out: File of the result, beside which finished tasks are kept meanwhile.
-        folder: Without `out`, the folder in whose `evaluations/` they are kept.
-        begin: Is told of a title, the number of tasks behind it and the lineup's name ("" for the
-            scripts), and returns what receives the number of tasks done.
+        out: Output file. Until the evaluation ends, finished tasks are kept in a ledger beside it.
+        folder: Without `out`, the ledgers are kept in `evaluations/` of this folder.
+        begin: Receives a title, the number of tasks and the lineup's name ("" for the scripts), and
+            returns a function that receives the number of tasks done.
 
     Raises:
         SettingsError: As `evaluate_lineup`.
@@ -215,7 +220,7 @@ def evaluate_lineups(
         results.append(result)
         digests.append(digest)
         ledgers.append(ledger)
-    # A script that was evaluated anyway is not played again.
+    # A script that is among the lineups is not played again.
     specs = [team.spec for team in teams]
     scripts = [name for name in reference_names(game) if name not in specs]
     references: list[EvaluationResult] = []
@@ -252,11 +257,11 @@ def distinct_labels(teams: Sequence[Lineup]) -> list[str]:
 
 
 def _runs_of(team: Lineup, teams: Sequence[Lineup], served: Served) -> list[Path]:
-    """Return the runs that keep a lineup's result.
+    """Return the runs with which a lineup's result is saved.
 
-    These are the runs whose adapters play. The base model alone, or with scripts, is what a run
-    was before its first step: its result is kept by the run of the server's session, and by the
-    runs whose adapters play in the other lineups of the command.
+    These are the runs whose adapters play. The base model alone, or with scripts, is the state of a
+    run before its first step. Its result is saved with the run of the server's session, and with
+    the runs whose adapters play in the command's other lineups.
     """
     resolver = served.resolver
     runs = dict.fromkeys(resolver.run_folders(team.refs))
@@ -276,24 +281,24 @@ def _keep_with_runs(
     out: Path | None,
     say: Callable[[str], None],
 ) -> bool:
-    """Keep a result with its runs on this machine.
+    """Save a result with its runs on this machine.
 
-    The page and the model card of a run and comparisons of runs read it there.
+    A run's page, its model card and comparisons of runs read it there.
 
     Args:
         runs: Run folders, see `_runs_of`.
         document: The result.
-        digest: Of everything that the result depends on.
+        digest: Digest of everything that the result depends on.
         out: Where the user wanted the result; a run that holds it already gets no second copy.
-        say: Receives what was kept, or why it was not.
+        say: Receives what was saved, or why it was not.
 
     Returns:
-        Whether a run keeps it.
+        Whether it is saved with a run.
     """
     is_kept = False
     temperature = document["temperature"]
     num_tasks = len(document["scores"])
-    # Without a temperature scripts alone played, whose result no run keeps.
+    # Without a temperature, only scripts played, and their result is saved with no run.
     sampling = f"T{temperature:g}" if temperature else "greedy"
     stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-_MAX_STEM:]
     for run in runs:

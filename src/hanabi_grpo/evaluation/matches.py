@@ -23,7 +23,7 @@ SCRIPTED_GAMES = 50
 SERVED_GAMES = 200
 """Games of one request: enough to fill the engine, few enough for a progress bar that moves."""
 _MAX_REASONS = 3
-"""Dropped games whose reason an error message gives."""
+"""Number of dropped games whose reasons an error message gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class Served:
     client: RolloutClient
     resolver: SeatResolver
     max_tokens: int
-    """Tokens of a reply at most."""
+    """Largest number of tokens of a reply."""
     temperature: float
     """Sampling temperature; 0 is greedy."""
     token_filter: TokenFilter = ALL_TOKENS
     """Which tokens models may draw."""
     seed: int | None = None
-    """Decides every sampled reply; None: other replies each time."""
+    """Seed of every sampled reply; None: replies differ each time."""
 
 
 class Table(NamedTuple):
@@ -54,9 +54,9 @@ def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[
     """Return for each task the number of its cluster, counted from 0 in order of appearance.
 
     Where a suite has only some of the starts, tasks of one start are one cluster. A suite that
-    draws from all starts generalises to no other starts: its tasks are independent draws from the
-    very game that the score is about. Where all starts are played, the tasks of one belong
-    together, see `task_statistics.estimate_of_all_starts`.
+    draws from all starts has no other starts to generalize to: its tasks are independent draws from
+    the game itself. Where all starts are played, the tasks of one start are one cluster, see
+    `task_statistics.estimate_of_all_starts`.
     """
     has_some_starts = setup.spec.disjoint_splits or suite.startswith(HALF)
     if not has_some_starts and suite != ALL_STARTS:
@@ -88,12 +88,12 @@ def play_tables(
         suite: Suite of the tasks.
         label: Name of the lineup in error messages.
         served: How models are played; needed unless scripts fill every seat.
-        num_games: Games of each table.
+        num_games: Number of games of each table.
         together: Consecutive tables that are always yielded together, e.g. the seat orders of a
             task.
 
     Yields:
-        The games of some tables at a time: per table a list.
+        The games of a batch of tables, one list per table.
 
     Raises:
         SettingsError: A checkpoint cannot be used.
@@ -142,16 +142,19 @@ def check_replay(setup: Setup[Any], episode: Episode) -> None:
         legal = {player: game.legal(player) for player in game.to_act()}
         if not _can_be_played(actions, legal):
             raise ServerError(
-                f"{where}, step {step}: {actions} cannot be played; legal is {legal}."
+                f"{where}, step {step}: {actions} cannot be played; legal actions: {legal}."
             )
         game.step(actions)
     result = dict(game.result())
     if result != dict(episode.result):
-        raise ServerError(f"{where}: its actions give {result}, but it has {dict(episode.result)}.")
+        raise ServerError(
+            f"{where}: replaying its actions gives {result}, but the record has "
+            f"{dict(episode.result)}."
+        )
 
 
 def _can_be_played(actions: Mapping[int, str], legal: Mapping[int, Sequence[str] | None]) -> bool:
-    """Tell whether exactly the players to act do, each by a legal action (None: any is)."""
+    """Tell whether exactly the players to act do so, each by a legal action (None: all are)."""
     if actions.keys() != legal.keys():
         return False
     for player, action in actions.items():
@@ -170,10 +173,10 @@ def _play_on_server(
     label: str,
     num_games: int,
 ) -> list[list[Episode]]:
-    """Return the games that the server plays, per table a list.
+    """Return the games that the server plays, one list per table.
 
-    A guest adapter that the server does not hold any more is uploaded again: other clients uploaded
-    theirs meanwhile, or it is another server process. The seats stay the same, because a guest
+    A guest adapter that the server no longer holds is uploaded again: uploads of other clients may
+    have replaced it, or the server was restarted. The seats stay the same, because a guest
     adapter's name is a digest of its weights.
     """
     sampling_seed = None
@@ -219,8 +222,8 @@ def _check_complete(result: RolloutResult, *, label: str, num_tables: int, num_g
     num_missing = num_wanted - sum(group_sizes)
     raise ServerError(
         f"{label}: {num_missing} of {num_wanted} games were not played "
-        f"({_drop_reasons(result.dropped)}); every task is needed. Look at the server's log, then "
-        "run the same command again."
+        f"({_drop_reasons(result.dropped)}), but an evaluation needs every task. Look at the "
+        "server's log, then run the same command again."
     )
 
 

@@ -19,7 +19,7 @@ FORFEIT_WIN = "bad-reply win"
 """A win because the other player lost by a bad reply; it counts as a win, too."""
 OUTCOMES = (WIN, DRAW, LOSS, FORFEIT_WIN)
 RETURN = "return"
-"""Return of the game, without what bad replies cost."""
+"""Return of the game, without the penalties of bad replies."""
 AS = " as "
 """Stands between an outcome and the role in which it was reached, e.g. "win as first"."""
 _BOTH = "both"
@@ -41,9 +41,9 @@ def seat_of(order: int, num_players: int) -> int:
 def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]:
     """Return the outcomes of one task's games, one game per seat order.
 
-    The winner has the greater return; what a bad reply costs beside the game does not count. A win
-    in which the other player lost by a bad reply, where the environment says so, counts as a win
-    and apart.
+    The winner has the greater return; penalties of bad replies do not count. A win in which the
+    environment made the other player lose by a bad reply counts as a win, and is also counted
+    separately.
 
     Example:
         {"win as first": 1.0, "draw as first": 0.0, "loss as first": 0.0,
@@ -78,12 +78,12 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
         return []
     sheet = Sheet(
         title="Outcomes of the first policy",
-        columns=("lineup", "seat", *OUTCOMES, "normalised"),
+        columns=("lineup", "seat", *OUTCOMES, "normalized"),
         groups=groups,
         num_names=2,
         note=(
-            "Shares with 95 % Wilson intervals. Normalised: 0 is the least return of the rules, "
-            "100 the greatest."
+            "Shares with 95 % Wilson intervals. Normalized: 0 is the lowest return that the rules "
+            "allow, 100 the highest."
         ),
     )
     return [sheet]
@@ -92,7 +92,7 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
 def played_roles(figures: Mapping[str, float]) -> list[str]:
     """Return the roles in which the first policy played; an empty list without a winner.
 
-    A role of which a file lacks an outcome, or has one that is no share, is left out.
+    A role is left out if one of its outcomes is missing or is not a share from 0 to 1.
     """
     prefix = f"{WIN}{AS}"
     roles = []
@@ -135,7 +135,7 @@ def _role_mean(figures: Mapping[str, float], name: str, roles: Sequence[str]) ->
 
 
 def _points(game: Episode, player: int) -> float:
-    """Return what a player earned in the game, without what bad replies cost."""
+    """Return what a player earned in the game, without the penalties of bad replies."""
     points = 0.0
     for turn in game.turns:
         for part, value in turn.rewards[player].items():
@@ -158,7 +158,7 @@ def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
 
 
 def _outcome_cells(result: EvaluationResult, roles: Sequence[str]) -> list[str]:
-    """Return wins, draws and losses with intervals, forfeit wins, and the normalised return."""
+    """Return wins, draws and losses with intervals, forfeit wins, and the normalized return."""
     num_games = result.num_tasks * len(roles)
     *shares, forfeit_share = outcome_shares(result.figures, roles)
     cells = []
@@ -168,8 +168,8 @@ def _outcome_cells(result: EvaluationResult, roles: Sequence[str]) -> list[str]:
     cells.append(figure(forfeit_share))
     least, greatest = result.score_range
     mean_return = _role_mean(result.figures, RETURN, roles)
-    # A file may say anything of the range.
+    # The range comes from a file and may be invalid.
     span = greatest - least if greatest > least else math.nan
-    normalised = 100 * (mean_return - least) / span
-    cells.append(f"{normalised:.1f}" if math.isfinite(normalised) else UNKNOWN)
+    normalized = 100 * (mean_return - least) / span
+    cells.append(f"{normalized:.1f}" if math.isfinite(normalized) else UNKNOWN)
     return cells

@@ -1,7 +1,7 @@
-"""Does a team pay where each seat holds a part: a puzzle against its ceilings, a seat and a vote.
+"""Puzzles in parts: the team against its exact ceilings, one seat alone and a vote.
 
-One seat and the vote answer the same puzzles and hear words that chance has drawn, so that they
-know their own part alone.
+One seat alone and the vote answer the same puzzles but hear randomly drawn words, so that each seat
+knows only its own part.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +28,15 @@ from hanabi_grpo.types import Episode, Turn
 PUZZLES = ("split_sum", "hat_line")
 """Names of the puzzles in parts."""
 LEAST_VOTES = 3
-"""Answers of a vote at least, where the team's tokens pay for fewer."""
+"""Least number of answers of a vote, even where the team's tokens pay for fewer."""
 _BITS_NEEDED = "bits needed"
 _FIGURES = ("words_used", "word_bits", _BITS_NEEDED, "no answer")
 """Columns of a row's `figures`."""
 _NOTE = (
-    "right: share of right answers. One seat and the vote hear words that chance has drawn. "
-    "tokens: sampled for a puzzle; a script's reply counts as one. words_used: different words of "
-    "the first seat; word_bits: their entropy; bits needed: to reach the best team. no answer: "
-    "replies that gave none. The best are exact."
+    "right: share of correct answers. One seat alone and the vote hear randomly drawn words. "
+    "tokens: sampled per puzzle; a script's reply counts as one. words_used: distinct words of the "
+    "first seat; word_bits: their entropy; bits needed: to match the best team. no answer: share "
+    "of replies without an answer. The two rows of the best are exact."
 )
 
 
@@ -63,7 +63,7 @@ def evaluate_puzzle(
     served: Served | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TeamResult:
-    """Play puzzles 0 to `num_tasks - 1` of a suite, then again without words.
+    """Play puzzles 0 to `num_tasks - 1` of a suite, then again with randomly drawn words.
 
     Args:
         lineup: The seat assignment.
@@ -71,7 +71,7 @@ def evaluate_puzzle(
         num_tasks: Number of puzzles.
         suite: Suite of the puzzles.
         served: How models are played; needed unless scripts fill every seat.
-        progress: Receives the number of puzzles done, at the end 2 `num_tasks`.
+        progress: Receives the number of puzzles done, up to 2 * `num_tasks`.
 
     Raises:
         SettingsError: As `evaluate_lineup`.
@@ -79,7 +79,7 @@ def evaluate_puzzle(
     """
     environment = setup.environment
     if not isinstance(environment, Puzzle):
-        raise TypeError(f"{setup.env} is no puzzle in parts")
+        raise TypeError(f"{setup.env} is not a puzzle in parts")
     problems = Problems(
         lineup=lineup,
         suite=suite,
@@ -142,7 +142,7 @@ def _answers(game: Episode, answering: set[int]) -> list[Turn]:
 
 
 def _exact(name: str, value: float, num_tasks: int) -> TeamRow:
-    """Return the row of a figure that is computed."""
+    """Return the row of an exactly computed figure."""
     right = Estimate(
         mean=value,
         standard_error=0.0,

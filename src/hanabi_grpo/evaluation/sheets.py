@@ -1,4 +1,4 @@
-"""Tables as text: for the terminal, as Markdown and for pages; and how their figures look."""
+"""Tables as text for the terminal, Markdown and pages, and the format of their figures."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _DECIMALS = 3
 _MARKUP = re.compile(r"[\\|*`~]|(?<!\w)_|_(?!\w)|(?<=\])\(")
 """Characters that begin or end markup; an underscore within a word does not."""
 _ENTITY = re.compile(r"&(?=#?\w+;)")
-"""The beginning of a character that HTML names, e.g. "&lt;"."""
+"""The beginning of an HTML character reference, e.g. "&lt;"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Sheet:
         return table
 
     def markdown(self) -> str:
-        """Return the table as Markdown, of characters that only show themselves."""
+        """Return the table as Markdown, without invisible characters."""
         num_figures = len(self.columns) - self.num_names
         rule = ["---"] * self.num_names + ["---:"] * num_figures
         lines = [f"**{markdown_text(self.title)}**", "", _markdown_row(self.columns)]
@@ -91,7 +91,7 @@ def figure_sheets(
         title: Title of every table.
         first: Heading of the column of names.
         groups: Groups of rows; a row is a name and its figures.
-        without: A figure that is left out, because it stands in another table.
+        without: A figure that is left out because another table shows it.
     """
     figure_names: dict[str, None] = {}
     for group in groups:
@@ -123,7 +123,7 @@ def _figure_rows(
 
 
 def markdown_text(text: str) -> str:
-    r"""Return a text as Markdown that shows it, on one line: names are no markup.
+    r"""Return a text as Markdown that shows it verbatim, on one line: names are not markup.
 
     Example:
         markdown_text("<b>a*b_c") == r"&lt;b>a\*b_c"

@@ -7,11 +7,11 @@ from itertools import pairwise
 def trailing_mean(values: Sequence[float], width: int) -> list[float]:
     """Return the mean of each value and those before it.
 
-    So the end of a line is the mean of the last steps; a centred mean would end in one step.
+    The last value is then the mean of the last steps; a centered mean would end in one step.
 
     Args:
         values: The curve.
-        width: Values in a mean; at the start there are fewer.
+        width: Number of values in a mean; the first means use fewer.
 
     Example:
         trailing_mean([0.0, 3.0, 6.0, 3.0], 3) == [0.0, 1.5, 3.0, 4.0]

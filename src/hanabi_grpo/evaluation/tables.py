@@ -18,22 +18,21 @@ from hanabi_grpo.settings.refs import is_frozen
 BEST_KNOWN = "best known"
 """Row of the best mean score that is known."""
 BEST_KNOWN_SOURCE = (
-    "best known: best mean score of any known players; not played here, not a proven maximum."
+    "best known: highest known mean score of any players; not measured here, not a proven maximum."
 )
 _NUM_REFERENCES = 3
-"""Scripts that stand beside a team's result."""
+"""Number of scripts shown beside a team's result."""
 _ALL_PAIRS_UP_TO = 4
-"""Lineups of which all pairs are compared; with more, each is compared with the first."""
+"""Up to this many lineups, all pairs are compared; with more, each is compared with the first."""
 _SCORE_COLUMNS = ("lineup", "mean score ± SE", "95 % interval")
 _DIFFERENCE_COLUMNS = ("paired difference", "mean ± SE", "95 % interval", "in SE")
 _ORDER_COLUMNS = ("lineup", "seat order", "mean score ± SE")
 
 
 def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
-    """Return the scripts that stand beside a team's result: the environment's first three.
+    """Return the scripts shown beside a team's result: the environment's first three.
 
-    Where one player wins what another loses, a script that plays itself is no level to compare
-    with, so there are none.
+    A competitive game has none: there a script's score against itself is not a useful reference.
     """
     if not setup.spec.has_common_score:
         return ()
@@ -50,20 +49,19 @@ def reference_results(
     """Let scripts play exactly the tasks of a result.
 
     Args:
-        result: The result to stand beside.
+        result: The result to compare with.
         names: The scripts; None: those of `reference_names`.
         setup: What was played; None: as the result names it.
         progress: Receives the number of tasks done by all scripts together.
 
     Raises:
-        SettingsError: The preset of this name has other rules by now, or the tasks are not 0 to
-            n-1.
+        SettingsError: The rules of the preset have changed since, or the tasks are not 0 to n-1.
     """
     setup = setup or make_setup(result.env, result.env_config)
     if setup.spec.hash != result.spec_hash:
         raise SettingsError(
-            f"{result.label}: played on {result.preset} {result.spec_hash}, which is "
-            f"{setup.spec.hash} in this version; evaluate it again."
+            f"{result.label}: played on {result.preset} with rules {result.spec_hash}, but "
+            f"its rules are {setup.spec.hash} in this version; evaluate it again."
         )
     references: list[EvaluationResult] = []
     for name in reference_names(setup) if names is None else names:
@@ -76,7 +74,7 @@ def reference_results(
         reference = evaluate_lineup(
             team, setup, result.num_tasks, suite=result.suite, progress=count
         )
-        # Refuses other tasks.
+        # Raises an error where the tasks differ.
         paired_difference(result, reference)
         references.append(reference)
     return references
@@ -96,7 +94,7 @@ def evaluation_sheets(
 ) -> list[Sheet]:
     """Return every table of an evaluation.
 
-    A difference is a later one of the results minus an earlier one.
+    A difference is a later result minus an earlier one.
 
     Args:
         results: The lineups, at least one, all on the same tasks.
@@ -192,7 +190,7 @@ def evaluation_document(
 
 
 def best_known_row(attainable: float, num_columns: int) -> tuple[str, ...]:
-    """Return the row of the best known players; nothing but their score is known here."""
+    """Return the row of the best known players; only their score is known here."""
     return (BEST_KNOWN, f"{attainable:.2f}", *[UNKNOWN] * (num_columns - 2))
 
 
@@ -201,7 +199,7 @@ def game_title(result: EvaluationResult) -> str:
     num_starts = len(set(result.starts))
     tasks = f"{result.num_tasks} tasks"
     if result.covers_all_starts:
-        tasks += f" (each of all {num_starts} starts equally often)"
+        tasks += f" (all {num_starts} starts, each equally often)"
     elif num_starts < result.num_tasks:
         tasks += f" ({num_starts} different starts)"
     return (
@@ -218,7 +216,7 @@ def _board_name(result: EvaluationResult) -> str:
 
 
 def temperature_name(temperature: float | None) -> str:
-    """Return "greedy", e.g. "T=0.7", or "" where scripts played."""
+    """Return "greedy", or e.g. "T=0.7"; "" where scripts played."""
     if temperature is None:
         return ""
     return "greedy" if temperature == 0 else f"T={temperature:g}"

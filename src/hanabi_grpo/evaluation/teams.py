@@ -1,7 +1,7 @@
 """Is a team worth its tokens? A workflow against one seat alone, and against a vote of equal cost.
 
 The vote has as many answers as the workflow's tokens pay for: independent first answers of the same
-seats, taken in turn. A team that is not better than this vote has gained nothing by its workflow.
+seats, taken in turn. A team that does not beat this vote gains nothing from its workflow.
 """
 
 import math
@@ -39,14 +39,14 @@ SHARED = (
 _NO_ANSWER = "no answer"
 _FIGURES = ("corrected", "misled", "agreement", _NO_ANSWER)
 """Columns of a row's `figures`."""
-_COLUMNS = ("lineup", "who answers", "right ± SE", "95 % interval", "tokens")
+_COLUMNS = ("lineup", "answered by", "right ± SE", "95 % interval", "tokens")
 """Columns before those of the figures."""
 _NOTE = (
-    "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's "
-    "reply counts as one. corrected: first answers that were wrong while the team's was right; "
-    "misled: the reverse. agreement: pairs of last answers that are the same. no answer: replies "
-    "that gave none. Errors are clustered by problem: answers to one that came up twice are one "
-    "observation."
+    "right: share of problems answered correctly; a tie counts as the mean of the tied answers. "
+    "tokens: sampled per problem; a script's reply counts as one. corrected: share of first "
+    "answers that were wrong while the team's was right; misled: the reverse. agreement: share of "
+    "pairs of last answers that are the same. no answer: share of replies without an answer. "
+    "Standard errors are clustered by problem: a problem that came up twice is one cluster."
 )
 _ROUND = "round_"
 """Prefix of the figures with the result of each round's answer."""
@@ -59,11 +59,11 @@ class TeamRow:
     name: str
     """E.g. "one seat alone", "vote of 4, as many tokens", "debate of 2"."""
     right: Estimate
-    """Share of problems that were answered right."""
+    """Share of problems that were answered correctly."""
     tokens: float
-    """Tokens sampled for a problem, mean over problems; 0 where nobody played."""
+    """Mean number of tokens sampled per problem; 0 where nobody played."""
     figures: dict[str, float]
-    """Values of those `_FIGURES` that it has."""
+    """Values of the `_FIGURES` that the row has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class TeamResult:
     """Label of the lineup."""
     rows: tuple[TeamRow, ...]
     gain: Estimate | None
-    """The workflow's team minus the vote at as many tokens, paired by problem; None: it is that
-    vote."""
+    """The workflow's team minus the vote at as many tokens, paired by problem; None: the workflow
+    is that vote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +134,9 @@ class Problems:
 
         Args:
             name: Name of the row.
-            shares_right: Per problem how right the answer was, 0 to 1.
-            turns: Per problem the turns that it took.
-            results: Per problem the result of the game, of which figures are averaged.
+            shares_right: Per problem, how correct the answer was, 0 to 1.
+            turns: Per problem, its turns.
+            results: Per problem, the result of its game; the figures are averages of these.
         """
         figures = {}
         for figure_name in _FIGURES:
@@ -190,7 +190,7 @@ def evaluate_team(
     served: Served | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TeamResult:
-    """Answer problems 0 to `num_tasks - 1` of a suite in a workflow, then by the vote beside it.
+    """Answer problems 0 to `num_tasks - 1` of a suite in a workflow, then by a vote of equal cost.
 
     Args:
         lineup: The seat assignment.
@@ -198,7 +198,7 @@ def evaluate_team(
         num_tasks: Number of problems.
         suite: Suite of the problems.
         served: How models are played; needed unless scripts fill every seat.
-        progress: Receives the number of problems done, at the end 2 `num_tasks`.
+        progress: Receives the number of problems done, up to 2 * `num_tasks`.
 
     Raises:
         SettingsError: As `evaluate_lineup`.
@@ -220,7 +220,7 @@ def evaluate_team(
     firsts = [result["alone"] for result in results]
     all_turns = [game.turns for game in games]
     first_turns = _turns_up_to(games, 0)
-    # Per problem the seats that answer first, and the tokens of one such answer with its calls.
+    # Per problem, the number of first answers, and the mean tokens of one with its tool calls.
     num_first_answers = [len(_answers(turns)) for turns in first_turns]
     tokens_alone = []
     for problem_turns, num_answers in zip(first_turns, num_first_answers, strict=True):
@@ -248,11 +248,11 @@ def evaluate_team(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vote:
-    """The vote at as many tokens."""
+    """The vote that samples as many tokens as the workflow."""
 
     row: TeamRow
     finals: list[float]
-    """Per problem how right its answer was."""
+    """Per problem, how correct its answer was."""
 
 
 def _play_vote(
@@ -267,9 +267,9 @@ def _play_vote(
     Args:
         problems: The problems of the workflow.
         setup: The workflow.
-        num_seats: Seats that give a first answer there, and answer here in turn.
+        num_seats: Seats that give a first answer in the workflow; in the vote they take turns.
         num_answers: Answers of each vote.
-        progress: Receives the number of problems done, counted on from those of the workflow.
+        progress: Receives the number of problems done, including those of the workflow.
     """
     vote_setup = shared_setup(setup, VOTE.name, players=num_seats)
     num_games = math.ceil(num_answers / num_seats)
@@ -281,10 +281,10 @@ def _play_vote(
     turns = []
     results = []
     for seed, group in enumerate(problems.play(vote_setup, refs, num_games, count)):
-        # Per seat and game its answer, behind its calls of tools.
+        # Per game and seat, its tool calls and then its answer.
         trajectories = [game.trajectory(seat) for game in group for seat in range(num_seats)]
         group_turns: list[Turn] = []
-        # The last game may have more seats than answers are wanted.
+        # The last game may give more answers than the vote has.
         for trajectory in trajectories[:num_answers]:
             group_turns += trajectory
         turns.append(group_turns)
@@ -324,7 +324,7 @@ def _turns_up_to(games: Sequence[Episode], step: int) -> list[list[Turn]]:
 
 
 def _answers(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns that answer, without calls of tools."""
+    """Return the turns that answer, without tool calls."""
     return [turn for turn in turns if not turn.is_call]
 
 
@@ -346,7 +346,7 @@ def result_sheet(
     Args:
         results: The results.
         title: Its title.
-        figure_names: Figures of the rows, which are its last columns.
+        figure_names: Figures of the rows, shown in the last columns.
         note: What the columns mean.
     """
     groups = []
@@ -360,7 +360,7 @@ def result_sheet(
             rows.append(tuple(cells))
         if result.gain is not None:
             unknown = [UNKNOWN] * (1 + len(figure_names))
-            name = f"{result.workflow} − that vote"
+            name = f"{result.workflow} − vote"
             rows.append(("", name, *estimate_cells(result.gain, "+"), *unknown))
         groups.append(rows)
     columns = (*_COLUMNS, *figure_names)
@@ -368,7 +368,7 @@ def result_sheet(
 
 
 def team_document(results: Sequence[TeamResult], **about: Any) -> dict[str, Any]:
-    """Return all figures as a JSON object; `about` are further facts of the evaluation."""
+    """Return all figures as a JSON object; `about` holds further facts of the evaluation."""
     documents = []
     for result in results:
         rows = []

@@ -1,1 +1,1 @@
-"""Eyes: charts, pages, terminal screens, and the card of an exported model."""
+"""Charts, pages, terminal screens, and the card of an exported model."""

@@ -68,10 +68,10 @@ def _visible_labels(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 def heat_map(summary: AdhocSummary) -> "Figure":
     """Draw the share of the bound with each partner, and the score below it.
 
-    The first column is the partner with itself. Of one candidate the other columns are its seats
-    and their mean, of several their means.
+    The first column is the partner with itself. With one candidate, the other columns are its seats
+    and their mean; with several, their means.
     """
-    columns = ["partner alone"]
+    columns = ["partner's self-play"]
     cells = [[_alone(summary, j) for j in range(len(summary.partner_labels))]]
     for label, candidate in zip(summary.candidate_labels, summary.candidates, strict=True):
         by_partner = {pairing.partner: pairing for pairing in candidate.pairings}
@@ -100,16 +100,16 @@ def heat_map(summary: AdhocSummary) -> "Figure":
             values=shares,
             texts=texts,
             scale=(0.0, 1.0),
-            scale_name="share of the bound (exact where nothing else is said); below: score",
+            scale_name="share of the bound (exact unless marked); below: score",
             row_title="partner",
-            column_title="beside it",
+            column_title="candidate",
             heading=describe_adhoc(summary),
         )
     )
 
 
 def _mark(summary: AdhocSummary, j: int) -> str:
-    """Return what a partner is to the candidates that have met it; "" where none has.
+    """Return how candidates have met a partner in training; "" if none has.
 
     Example:
         " [trained with]", or " [a: trained with]" where another candidate has not met it

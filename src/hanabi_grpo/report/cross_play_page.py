@@ -59,9 +59,9 @@ def render_cross_play(summary: Summary) -> str:
 
 
 def heat_map(summary: Summary) -> "Figure":
-    """Draw mean ± standard error of every cell, on the colour scale of the game's score range.
+    """Draw mean ± standard error of every cell, on the color scale of the game's score range.
 
-    In competitive games the second line has wins/draws/losses of the row in percent instead.
+    In competitive games the second line shows the row's wins/draws/losses in percent instead.
     """
     rows, columns = seat_titles(summary)
     scale_name = "return of the row; below: its wins/draws/losses in percent"

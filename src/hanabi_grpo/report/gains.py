@@ -1,8 +1,8 @@
-"""What training gained: the evaluations of a run that may be joined by an arrow.
+"""What training gained: the evaluations of a run that show a before and an after.
 
 Two evaluations show a gain where they differ in nothing but the training: the same tasks, messages,
 sampling and opponents, the run's players in the same seats, once as they were at step 0 and once
-after some steps. Any other pair, e.g. the trained team by itself and a trained player with a
+after some steps. Any other pair, e.g. the trained team alone and a trained player with a
 script, says nothing about what training changed.
 """
 
@@ -26,7 +26,7 @@ class Gain:
     path: tuple[EvaluationResult, ...]
     """These seats at every evaluated step, in the order of training; at least two."""
     partners: tuple[str, ...]
-    """Who sits in the other seats, e.g. ("iggi",); empty: the run's players fill them all."""
+    """The policies in the other seats, e.g. ("iggi",); empty: the run's players fill all seats."""
 
     @property
     def before(self) -> EvaluationResult:
@@ -45,7 +45,7 @@ def find_gain(
     """Return the gain of the longest training; None where no two results may be compared.
 
     Of several lineups that were evaluated after the same steps, that of the run's players alone is
-    preferred, then the first.
+    preferred, then the first one.
 
     Args:
         results: Evaluations of the same tasks.
@@ -84,8 +84,8 @@ def _seats(result: EvaluationResult, home: Path) -> frozenset[tuple[str, ...]] |
     """Return the seat orders with the run's players called "trained".
 
     Returns:
-        None where no player of the run sits there, where its players are of several steps or
-        runs, or of another run.
+        None if no player of the run plays, or if its players are from several steps or runs, or
+        from another run.
     """
     step = result.trained_steps
     orders = set()
@@ -95,7 +95,7 @@ def _seats(result: EvaluationResult, home: Path) -> frozenset[tuple[str, ...]] |
         for spec, seat in zip(order.words, order.seats, strict=True):
             adapter = seat_adapter(seat)
             if adapter is None:
-                # Beside trained players the base model is an opponent.
+                # Next to trained players, the base model is an opponent.
                 names.append(_TRAINED if seat == BASE and not step else seat)
                 continue
             if adapter[1] != step:
@@ -121,7 +121,7 @@ def _is_elsewhere(place: str, home: Path) -> bool:
 
 
 def _is_played_alike(a: EvaluationResult, b: EvaluationResult) -> bool:
-    """Tell whether two results have one way of sampling, base model and kind of messages."""
+    """Tell whether two results have the same sampling, base model and messages."""
     models = {result.policies.get(BASE) for result in (a, b)} - {None}
     is_sampled_alike = a.temperature == b.temperature and a.token_filter == b.token_filter
     return is_sampled_alike and len(models) < 2 and not different_messages([a, b])

@@ -23,12 +23,12 @@ from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, Method, Over,
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _POOLS = {
-    Over.GROUP: "the games of a task",
-    Over.TASK: "the games of a task",
-    Over.ENVIRONMENT: "all games of the step",
-    Over.STEP: "all games of the step, on all boards",
+    Over.GROUP: "the episodes of the group",
+    Over.TASK: "all episodes of the task",
+    Over.ENVIRONMENT: "all episodes of the step",
+    Over.STEP: "all episodes of the step, on all boards",
 }
-"""What the page calls the games that are compared."""
+"""What the page calls the episodes that are compared."""
 
 
 def settings_beside(path: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def advantages_of(
 
     The estimator is that of the run's settings, or the default where they name none that this
     version knows. The weights of the loss are not applied, and a moving baseline is not available
-    here: the mean of the step is used in its place.
+    here: the step's mean replaces it.
 
     Args:
         recordings: The games.
@@ -62,8 +62,8 @@ def advantages_of(
 
     Returns:
         Per game, by its number, the advantage of each turn, None for a game without others to
-        compare it with; and a description of the estimator, e.g. "turn, among the games of a task",
-        "" where no game has advantages.
+        compare it with; and a description of the estimator, e.g. "turn, among the episodes of the
+        group", "" where no game has advantages.
     """
     estimator = _estimator_of(settings)
     numbers = [recording.number for recording in recordings]
@@ -74,7 +74,7 @@ def advantages_of(
 
 
 def _estimator_of(settings: Mapping[str, Any]) -> Estimator:
-    """Return the estimator of a run's settings, or the default where this version knows none."""
+    """Return the estimator of a run's settings, or the default if this version does not know it."""
     name = settings.get("HANABI_ADVANTAGE")
     scale = settings.get("HANABI_ADVANTAGE_SCALE")
     if name not in ESTIMATORS or scale not in (None, "std", "none"):
@@ -99,10 +99,10 @@ def _member(kind: type[_Choice], value: object) -> _Choice | None:
 def turn_advantages(
     recordings: Sequence[Recording], estimate: Estimator
 ) -> list[tuple[float, ...] | None]:
-    """Return per game the advantage of each turn, None for a game with nothing to compare it with.
+    """Return per game the advantage of each turn, None without games to compare it with.
 
     Games of one file and one task are a group, as they were in training, and games of one file are
-    a step; for each player, those in which the same policy had the player's seat.
+    a step. Per player, only games with the same policy in the player's seat are compared.
 
     Args:
         recordings: The games.
@@ -241,7 +241,7 @@ def newest_games_page(run_folder: Path, settings: Settings) -> str:
     try:
         recordings, _ = read_recordings(recording_files(run_folder))
     except SettingsError:
-        # The file may be half-written just now; the next look finds it whole.
+        # The file may be half-written; the next call finds it complete.
         return ""
     if not recordings:
         return ""

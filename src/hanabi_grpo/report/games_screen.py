@@ -105,7 +105,7 @@ def _move_grid(move: Mapping[str, str]) -> Table:
     grid.add_row("", Text(move["player"], style="bold"))
     action = Text()
     if move["bad"]:
-        action.append(f"{move['bad']} reply; in its place: ", style="red")
+        action.append(f"{move['bad']} reply; played instead: ", style="red")
     action.append(move["did"])
     rows = {
         "saw": Text(move["prompt"]),

@@ -2,7 +2,7 @@
 
 Every text goes through a template, which escapes it. The content security policy names the hashes
 of the page's own style and script, so that nothing else in it can run or fetch anything; therefore
-colours are classes, and pictures are data: addresses.
+colors are classes, and pictures are data: addresses.
 """
 
 import base64
@@ -100,7 +100,7 @@ def _frame_address(frame: str) -> str:
 def templates(*, autoescape: bool) -> Environment:
     """Return the templates of this package; a missing value is an error.
 
-    Every text that they write has only characters that show themselves.
+    They write texts without invisible characters.
     """
     return Environment(
         loader=PackageLoader(_PACKAGE),
@@ -135,7 +135,7 @@ def _visible_data(data: Any) -> Any:
 
 
 def write_page(path: Path, page: str, option: str) -> str:
-    """Write a page and return a line that says so.
+    """Write a page and return a line that reports it.
 
     Args:
         path: The file.

@@ -18,7 +18,7 @@ from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, WeightedReply, task_name
 
 _ENDINGS = {
-    EpisodeStatus.FINISHED: "played to its end",
+    EpisodeStatus.FINISHED: "played to the end",
     EpisodeStatus.TRUNCATED_TURNS: "cut off",
     EpisodeStatus.TRUNCATED_TOKENS: "cut off: out of tokens",
 }
@@ -26,7 +26,7 @@ _OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
 """Modules of environments that draw their own games, by environment."""
 _SEPARATOR = " · "
 _MOST_REPLIES = 4
-"""Replies of a teacher that draws which are shown with a turn."""
+"""Largest number of a sampling teacher's replies that are shown with a turn."""
 
 
 def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
@@ -55,7 +55,7 @@ def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None
         settings: Settings of its run, by variable; empty where they are unknown.
 
     Returns:
-        The setup whose rules have the hash that the game names; None where there is none.
+        The setup whose rules have the hash that the game names; None if there is none.
     """
     candidates = [run_setup(settings)]
     # Presets with a fixed number of players do not take it as a field.
@@ -125,7 +125,7 @@ def _render_frames(recording: Recording, settings: Mapping[str, Any]) -> Sequenc
 
 
 def outcome(episode: Episode) -> str:
-    """Return the figures of a game and its ending, e.g. "score 3, bombed 0; played to its end"."""
+    """Return the figures of a game and its ending, e.g. "score 3, bombed 0; played to the end"."""
     figures = []
     for name, value in episode.result.items():
         figures.append(f"{name.replace('_', ' ')} {value:.4g}")
@@ -189,7 +189,7 @@ def game_texts(
 
 
 def _chances_text(replies: Sequence[WeightedReply]) -> str:
-    """Return among what a teacher draws.
+    """Return the replies that a teacher draws from, with their probabilities.
 
     Example:
         "raise 67 %, call 33 %"
@@ -217,7 +217,7 @@ def _move_texts(
     action = visible(turn.action)
     thought, message = map(visible, split_reply(turn.reply))
     if is_legal and message == action:
-        # A reply that is only the action would repeat it.
+        # A reply that is only the action is not shown twice.
         message = ""
     elif not message:
         message = "(nothing)"
@@ -231,7 +231,7 @@ def _move_texts(
         if turn.call.error is not None:
             facts.append(turn.call.error.value.replace("_", " "))
     elif turn.call is not None:
-        facts.append("a call too many")
+        facts.append("over the call limit")
     if advantage is not None:
         facts.append(f"adv {advantage:+.2f}")
     if turn.lesson is not None and turn.lesson.plays:
@@ -252,7 +252,7 @@ def _move_texts(
         "facts": _SEPARATOR.join(facts),
         "thought": thought,
         "said": message,
-        # Of a call of a tool: what the player, and nobody else, was told.
+        # The answer to a tool call, which only this player saw.
         "result": result,
         "is_call": turn.is_call,
         "prompt": visible(turn.prompt) if prompts else "",

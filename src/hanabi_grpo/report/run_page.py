@@ -79,13 +79,13 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
     player_titles = _first(player_figures(rows), notes)
     small_charts = _charts(state, player_titles, player_prefixes)
     first_charts = small_charts[:_NUM_FIRST]
-    phases_chart = _drawn(report, PHASES_CHART, "seconds a step")
+    phases_chart = _drawn(report, PHASES_CHART, "seconds per step")
     if phases_chart is not None:
         first_charts.append(phases_chart)
     curves_chart = _drawn(report, VALIDATION_CHART, "validation, a panel for each curve")
     if curves_chart is not None:
         first_charts.append(curves_chart)
-    beliefs_chart = _drawn(report, BELIEFS_CHART, "beliefs about hidden cards, bits a card")
+    beliefs_chart = _drawn(report, BELIEFS_CHART, "beliefs about hidden cards, bits per card")
     if beliefs_chart is not None:
         first_charts.append(beliefs_chart)
     team_titles = team_figures(rows)
@@ -146,7 +146,7 @@ def _facts(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _outcome_fact(report: RunReport) -> dict[str, str]:
-    """Return how well the players play now; {} where nothing says it."""
+    """Return how well the players play now; {} if that was not measured."""
     rows = report.state.rows
     if not report.is_versus:
         return {f"score of the last {WINDOW} steps": shown(recent(rows, SCORE))}
@@ -155,7 +155,7 @@ def _outcome_fact(report: RunReport) -> dict[str, str]:
 
 
 def _first(titles: Mapping[str, str], notes: list[str]) -> dict[str, str]:
-    """Return the first figures, as many as a page may have, and note how many are left out."""
+    """Return as many figures as a page may have, and note how many are left out."""
     first = dict(islice(titles.items(), _MOST_CHARTS))
     num_left_out = len(titles) - len(first)
     if num_left_out:
@@ -192,7 +192,7 @@ def _charts(
 
 
 def _drawn(report: RunReport, name: str, description: str) -> dict[str, str] | None:
-    """Return one of the large charts; None where the rows have no figures for it."""
+    """Return one of the large charts; None if the rows have no figures for it."""
     try:
         figure = report.pictures.draw(name)
     except SettingsError:
@@ -236,7 +236,7 @@ def _replays(home: Path, state: RunState) -> str:
             return page
         num_games //= 2
     raise SettingsError(
-        "replays: even one game is too large for a frame; hanabi-grpo view RUN --html shows it."
+        "replays: even one game is too large for this page; see hanabi-grpo view RUN --html."
     )
 
 
@@ -251,7 +251,7 @@ def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
             continue
         text = visible(typed(value))
         if text:
-            # Of the separators themselves none is a path.
+            # The separators themselves are never paths.
             parts = [_shortened(part) for part in _PARTS.split(text)]
             texts.append((visible(name), "".join(parts)))
     return texts

@@ -48,7 +48,7 @@ class SameTasks:
     is_own_game: bool = True
     """Whether these are tasks of a game that the run trained on."""
     is_only_game: bool = True
-    """Whether that is the only one, so that these scores may be held against the run's curve."""
+    """Whether it is the run's only game, so that these scores may be compared with its curve."""
 
     @property
     def last(self) -> EvaluationResult:
@@ -68,8 +68,8 @@ class SameTasks:
     def lead(self) -> str:
         """The results in one line, without the references.
 
-        An arrow stands only where the same seats were evaluated at step 0 and later; otherwise
-        each lineup is named, with the step that it was trained for.
+        An arrow appears only if the same seats were evaluated at step 0 and later; otherwise
+        each lineup is named, with its number of training steps.
 
         E.g. "held-out 1.10 → 2.27 of 4", or "held-out of 4: served (step 15) 1.65; served,iggi
         (step 15) 2.26"; the game is named unless it is the only one that the run trained on.
@@ -133,8 +133,8 @@ class RunReport:
         """The result in one line; "" where there is none.
 
         E.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; best known 3.97". Where the players play
-        against each other, the mean score says nothing: the line has their exploitability, or what
-        share of games they won from each seat.
+        against each other, the mean score says nothing: the line has their exploitability, or the
+        share of games that they won from each seat.
         """
         if self.is_versus:
             exploits = [exploit for exploit in self.exploits if self._is_of_own_game(exploit)]
@@ -174,7 +174,7 @@ class RunReport:
         levels: dict[str, float] = {}
         points: list[Point] = []
         lineups: dict[str, Point] = {}
-        # Scores of another game say nothing beside the curve, nor those of one of several.
+        # The curve is comparable only with scores of the only game that the run trained on.
         if self.evaluations and self.evaluations[0].is_only_game:
             group = self.evaluations[0]
             levels = group.levels
@@ -221,7 +221,7 @@ class RunReport:
         rows = [self._alarm_row(reading) for reading in readings]
         return Sheet(
             title=f"Alarms after step {self.state.step}, raised and nearest first",
-            columns=("alarm", "of", "figure", "last 10", "raised", "now"),
+            columns=("alarm", "subject", "figure", "last 10", "threshold", "state"),
             groups=[rows] if rows else [],
             num_names=3,
         )
@@ -256,21 +256,23 @@ class RunReport:
             raise SettingsError(
                 f"{self.folder}: --min-rise and --min-sigma compare two evaluations of the same "
                 "seats, opponents, tasks and temperature, at step 0 and after training, but "
-                f"found none among {len(self.results)}; run hanabi-grpo evaluate base to get "
-                "the one before training."
+                f"the {len(self.results)} evaluations found have no such pair; run hanabi-grpo "
+                "evaluate base to get the one before training."
             )
         rise = paired_difference(self.gain.before, self.gain.after)
         problems = []
-        # A NaN is too small, too.
+        # NaN counts as too small.
         if min_rise is not None and not rise.mean >= min_rise:
-            problems.append(f"the mean score rose by {rise.mean:+.3f}, required is {min_rise:+.3f}")
+            problems.append(
+                f"the mean score rose by {rise.mean:+.3f} (at least {min_rise:+.3f} required)"
+            )
         if min_sigma is not None and not rise.sigmas >= min_sigma:
             problems.append(
-                f"the rise is {rise.sigmas:.1f} standard errors, required are {min_sigma:g}"
+                f"the rise is {rise.sigmas:.1f} standard errors (at least {min_sigma:g} required)"
             )
         if not problems:
             return None
-        return f"too small an improvement on {rise.num_tasks} tasks: {'; '.join(problems)}."
+        return f"the improvement on {rise.num_tasks} tasks is too small: {'; '.join(problems)}."
 
 
 def _visible_sheet(sheet: Sheet) -> Sheet:
@@ -286,7 +288,7 @@ def _visible_sheet(sheet: Sheet) -> Sheet:
 
 
 def read_report(folder: Path) -> RunReport:
-    """Read a run, which may still be going on.
+    """Read a run, which may still be in progress.
 
     Alarms are recomputed from the metrics in `metrics.jsonl`, so a run with other thresholds can be
     inspected.
@@ -314,7 +316,7 @@ def read_report(folder: Path) -> RunReport:
 def levels_of(folder: Path) -> dict[str, float]:
     """Return `SameTasks.levels` of the evaluations that `report` leads with.
 
-    {} where there are none, or not of the only game that the run trained on.
+    {} if there are none, or if they are not of the only game that the run trained on.
     """
     home = run_home(folder)
     try:
@@ -334,10 +336,10 @@ def evaluations_by_tasks(
 ) -> tuple[list[SameTasks], list[str]]:
     """Return the evaluations of a run, and notes.
 
-    Those of a game that the run trained on come first; of them, those of the longest training.
+    Those of a game that the run trained on come first; among them, those of the longest training.
 
-    Where no file has the scores of the reference scripts on the tasks of the first group, the
-    scripts play these tasks now.
+    If no file has the scores of the reference scripts on the tasks of the first group, the scripts
+    play these tasks now.
 
     Args:
         folder: A run folder, or one that holds it as `train/`.
@@ -421,9 +423,9 @@ def _trained_games(
 def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]:
     """Return results under names that tell them apart.
 
-    That is the label where the file's name was generated; where another result has the label too,
-    after the digest of the file's name. A name that the user chose stands before the label, unless
-    it is the label.
+    If the file's name was generated, the name is the label; if another result has the same label,
+    the digest of the file's name precedes it. A file name that the user chose precedes the label,
+    unless the two are equal.
     """
     labels = [evaluation.result.label for evaluation in evaluations]
     results = []
@@ -442,8 +444,8 @@ def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]
 def _told_apart(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
     """Return results of the same tasks under different names.
 
-    The name says what models were shown where they were shown different things; files of one name
-    in two folders are numbered.
+    If models were shown different messages, the name says which; files of the same name in two
+    folders are numbered.
     """
     of_models = [result for result in results if result.temperature is not None]
     fields = different_messages(of_models)

@@ -1,8 +1,8 @@
 """The result of a run whose players play against each other, in one line.
 
-In self-play of a zero-sum game one player wins what another loses, so that no mean return says
-whether they got better. What they lose to a best responder does, and so does the share of games
-that they win against the same opponent from each seat.
+In self-play of a zero-sum game one player wins what the other loses, so the mean return does not
+show whether they got better. Their exploitability does, and so does the share of games that they
+win against the same opponent from each seat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ def versus_lead(
     results: Sequence[EvaluationResult],
     gain: Gain | None,
 ) -> str:
-    """Return the result; "" where nothing but returns was measured.
+    """Return the result; "" if only returns were measured.
 
     Args:
         rows: Rows of `metrics.jsonl`.
         exploits: What `exploit` measured.
         results: Evaluations of the same tasks.
-        gain: What training gained on them.
+        gain: What training gained on these tasks.
 
     Returns:
         E.g. "exploitability 0.376 at step 20 → 0.207 at step 150, 0 in an equilibrium;

@@ -1,1 +1,1 @@
-"""Ad-hoc teamwork: players of a run beside partners that they did not train with, and bounds."""
+"""Ad-hoc teamwork: players of a run with partners that they did not train with, and bounds."""

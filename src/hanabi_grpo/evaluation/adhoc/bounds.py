@@ -1,7 +1,7 @@
 """Exact best-response bounds of scripts on small boards, computed once and kept in a file.
 
-A bound is the greatest mean score, over all starts, that any player can reach beside the script: it
-is at least what the script scores with itself. Boards that are too large have none.
+A bound is the highest mean score, over all starts, that any player can reach with the script. It
+is at least the script's score with itself. Boards that are too large have no bounds.
 """
 
 import json
@@ -30,10 +30,10 @@ FOLDER = OUTPUTS / "bounds"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactBound:
-    """What the best of all players reaches beside a script."""
+    """The best score that any player can reach with a script."""
 
     seats: tuple[float, ...]
-    """By the seat of the player who answers best; the script has all others."""
+    """By the seat of the best responder; the script has all other seats."""
 
     @property
     def mean(self) -> float:
@@ -42,7 +42,7 @@ class ExactBound:
 
 
 def bounds_file(setup: Setup[Any], folder: Path = FOLDER) -> Path | None:
-    """Return the file of a game's bounds; None where there can be none.
+    """Return the file of a game's bounds; None if the game has no exact bounds.
 
     Its name has a hash of all that bounds depend on: the rules of the board and the code of rules
     and scripts. What messages look like does not matter.
@@ -56,7 +56,7 @@ def bounds_file(setup: Setup[Any], folder: Path = FOLDER) -> Path | None:
 
 
 def read_bounds(path: Path) -> dict[str, ExactBound]:
-    """Return the bounds that a file holds by script; nothing where there is none, or a torn one."""
+    """Return a file's bounds by script; {} if the file is missing or damaged."""
     bounds = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         scripts = json.loads(read_bytes(path, MAX_DOCUMENT_BYTES))["scripts"]
@@ -73,15 +73,15 @@ def compute_bounds(
     folder: Path = FOLDER,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, ExactBound]:
-    """Return the exact bounds of scripts; what the file of the game lacks is computed and added.
+    """Return the exact bounds of scripts; those missing in the game's file are computed and added.
 
-    Scripts of which none can be computed, because they search, are left out.
+    Scripts whose bound cannot be computed, because they search, are left out.
 
     Args:
         setup: Environment and configuration.
         scripts: Names of scripts.
         folder: Where files of bounds are.
-        progress: Receives the number of parts that are computed, and of all that are missing.
+        progress: Receives the number of values computed so far, and of all missing ones.
 
     Raises:
         SettingsError: The file cannot be written.
@@ -102,7 +102,7 @@ def compute_bounds(
         exact = tuple(value for value in found if value is not None)
         if len(exact) == len(seats):
             known[name] = ExactBound(seats=exact)
-            # At once: an interrupt loses no more than what is being computed.
+            # Written at once: an interrupt loses only what is being computed.
             write_document(path, _document(setup, known))
     return {name: known[name] for name in scripts if name in known}
 
@@ -132,7 +132,7 @@ def _computed(
                 yield name, seat, job.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            # What they compute takes minutes, and this process would not end before them.
+            # Their computations take minutes, and this process would wait for them.
             for worker in active_children():
                 if worker not in others:
                     worker.kill()

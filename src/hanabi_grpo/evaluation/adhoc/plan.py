@@ -1,7 +1,7 @@
 """Plan of an ad-hoc evaluation: candidates, partners, bounds, and the lineups that are played.
 
-All lineups play the same tasks. A candidate takes one seat beside a partner in every other seat,
-each seat once per task.
+All lineups play the same tasks. A candidate takes one seat and a partner every other seat; the
+candidate plays each seat once per task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +29,13 @@ class Adhoc:
     """What is evaluated."""
 
     candidates: tuple[Entry, ...]
-    """Whose players are evaluated; none: the partners alone, with their bounds."""
+    """Entries whose players are evaluated; empty: only the partners, with their bounds."""
     partners: tuple[Entry, ...]
-    """The pool."""
+    """The pool of partners."""
     given: Mapping[str, Given] = field(default_factory=dict)
     """By a partner's label, the bound that was given."""
     left_out: tuple[str, ...] = ()
-    """Scripts that are not in the pool because they take long on this board."""
+    """Scripts that are not in the pool because they are slow on this board."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class AdhocPlan:
     token_filter: TokenFilter
     """Which tokens models may draw."""
     histories: tuple[History, ...]
-    """Whom each candidate has met."""
+    """Per candidate, the partners that it has met."""
     lineups: Mapping[str, Lineup]
-    """By name, see `pair_name` and its like."""
+    """By name, see `pair_name` and the functions after it."""
 
 
 def pair_name(candidate: int, partner: int) -> str:
-    """Return the name of a lineup: a candidate beside a partner."""
+    """Return the name of a lineup: a candidate with a partner."""
     return f"candidate-{candidate}-with-{partner}"
 
 
@@ -75,7 +75,7 @@ def partner_name(partner: int) -> str:
 
 
 def response_name(partner: int) -> str:
-    """Return the name of a lineup: a trained best response beside its partner."""
+    """Return the name of a lineup: a trained best response with its partner."""
     return f"response-to-{partner}"
 
 
@@ -91,14 +91,14 @@ def parse_adhoc(
 
     Args:
         candidates: Policy specs, or NAME=SPEC.
-        partners: Those that are added to the environment's scripts, written alike.
+        partners: Partners added to the environment's scripts, in the same form.
         bounds: NAME=SCORE or NAME=SPEC, NAME being a partner of the pool.
         setup: Environment and configuration.
         only: Leave the environment's scripts out.
 
     Raises:
-        SettingsError: The game has no common score, a spec is unknown or given twice, nobody is in
-            the pool, or a bound is of nobody in it.
+        SettingsError: The game has no common score, a spec is unknown or given twice, the pool is
+            empty, or a bound names no partner in it.
     """
     if not setup.spec.has_common_score:
         raise SettingsError(
@@ -140,7 +140,7 @@ def _parse_bounds(
                 f"--bound {text!r}: give NAME=SCORE or NAME=RUN for one of {', '.join(labels)}."
             )
         if label in given:
-            raise SettingsError(f"--bound {text!r}: {label} has a bound already.")
+            raise SettingsError(f"--bound {text!r}: {label} already has a bound.")
         try:
             score = float(value)
         except ValueError:
@@ -149,7 +149,7 @@ def _parse_bounds(
             continue
         if not least < score <= greatest:
             raise SettingsError(
-                f"--bound {text!r}: a score is above {least:g} and at most {greatest:g} here."
+                f"--bound {text!r}: a score must be above {least:g} and at most {greatest:g}."
             )
         given[label] = score
     return given
@@ -158,7 +158,7 @@ def _parse_bounds(
 def make_adhoc_plan(
     adhoc: Adhoc, setup: Setup[Any], num_tasks: int, *, suite: str, served: Served | None
 ) -> AdhocPlan:
-    """List the lineups and look up whom the candidates have met.
+    """List the lineups and look up the partners that the candidates have met.
 
     Args:
         adhoc: What is evaluated.
@@ -228,7 +228,7 @@ def play_lineups(
             plan.num_tasks,
             suite=plan.suite,
             served=served if lineup.needs_server else None,
-            # By who plays: with further partners, what was played counts again.
+            # Named by the lineup: with more partners, finished tasks are not played again.
             ledger=folder / "lineups" / f"{stable_hash(lineup.text)}.jsonl",
             progress=progress,
         )

@@ -1,4 +1,4 @@
-"""With whom a run trained: such partners are no strangers to it."""
+"""The partners that a run has met in training: they are not held out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ TRAINED_WITH = "trained with"
 TAUGHT_BY = "taught by"
 OWN_RUN = "its own run"
 HELD_OUT = ""
-"""Of partners that a run has not met."""
+"""Relation of partners that a run has not met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Whom a candidate has met in training."""
+    """The partners that a candidate has met in training."""
 
     met: Mapping[str, str] = field(default_factory=dict)
     """By policy spec `TRAINED_WITH` or `TAUGHT_BY`."""
@@ -37,7 +37,7 @@ class History:
     """Its run's folder; None: unknown."""
 
     def relation(self, partner: Ref) -> str:
-        """Return what a partner is to the candidate; `HELD_OUT` where it has not met it."""
+        """Return how the candidate met a partner in training; `HELD_OUT` if it did not."""
         text = str(partner)
         if text in self.met:
             return self.met[text]
@@ -47,18 +47,18 @@ class History:
         if folder == self.run:
             return OWN_RUN
         for spec, relation in self.met.items():
-            # Another checkpoint of a run that it trained with is no stranger either.
+            # Another checkpoint of a run that it trained with is not held out either.
             if _same_run(spec, folder):
                 return relation
         return HELD_OUT
 
 
 def history_of(candidate: Ref, served: Served | None) -> History:
-    """Return whom a candidate has met, as its checkpoint and its run's settings say.
+    """Return the partners that a candidate has met, by its checkpoint and its run's settings.
 
     Args:
         candidate: A checkpoint, or an adapter of the server, whose session's run counts; others
-            have met nobody.
+            have met no partner.
         served: How models are played; None: no model plays.
     """
     folder: Path | None = None
@@ -79,7 +79,7 @@ def history_of(candidate: Ref, served: Served | None) -> History:
     met: dict[str, str] = {}
     for spec in _specs(settings.get("HANABI_TEACHER")):
         met[spec] = TAUGHT_BY
-    # Runs of earlier versions have not counted their games; what they were set to counts.
+    # Runs of earlier versions recorded no partners; the partners in their settings count.
     for spec in facts.get("trained_with") or _specs(settings.get("HANABI_PARTNERS")):
         met[str(spec)] = TRAINED_WITH
     return History(met=met, run=run)

@@ -3,13 +3,13 @@
 The share of a partner is the candidate's mean score with it, over all seats, divided by the bound
 (best-response proximity of ZSC-Eval, arXiv 2310.05208). A bound is
 
-- *exact*: what the best of all players reaches, computed on a small board;
+- *exact*: the best score of any player, computed on a small board;
 - *given*, or *trained*: a score, or the score of a policy that was trained as a best response;
 - *best known*: otherwise, the best score seen here with that partner, by any candidate or by the
-  partner itself. It is no bound: a share of 100 % only says that nobody here did better.
+  partner itself. It is not a bound: a share of 100 % only means that nobody here did better.
 
-Intervals hold over tasks (decks): all lineups play the same ones, so that a resampled set of tasks
-counts for scores and for measured bounds alike. Exact and given bounds are taken as they are.
+Intervals hold over tasks (decks): all lineups play the same ones, so a resampled set of tasks
+applies to scores and to measured bounds alike. Exact and given bounds are taken as they are.
 """
 
 import math
@@ -40,7 +40,7 @@ BoundKind = Literal["exact", "given", "trained", "best known"]
 _FORMAT = 1
 """Version of the JSON document."""
 _WORST_SHARE = 10
-"""One tenth of the partners are the worst ones, and one at least."""
+"""The worst tenth of the partners, at least one."""
 _SEED = 20240229
 _UNKNOWN = Interval(mean=math.nan, standard_error=math.nan, low=math.nan, high=math.nan)
 
@@ -49,25 +49,25 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What 100 % is with a partner."""
+    """The score that counts as 100 % with a partner."""
 
     kind: BoundKind
     mean: float
     """Mean score over all seats."""
     seats: tuple[float, ...] = ()
-    """By the seat of the player beside it; empty: unknown."""
+    """By the seat of the player with the partner; empty: unknown."""
     source: str = ""
-    """Who reached it, where somebody did."""
+    """Who reached it, or the option that gave it; empty for exact bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """A candidate beside a partner."""
+    """A candidate with a partner."""
 
     partner: int
     """Index in the pool."""
     relation: str
-    """What the partner is to the candidate, see `provenance`; `HELD_OUT`: a stranger."""
+    """How the candidate met the partner, see `provenance`; `HELD_OUT`: it did not."""
     score: Interval
     """Mean score over tasks and seats."""
     seats: tuple[float, ...]
@@ -78,7 +78,7 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateFigures:
-    """What a candidate does with everybody; NaN where there is nothing to average."""
+    """A candidate's figures with all partners; NaN if there is nothing to average."""
 
     self_play: Interval
     """Score of its own team."""
@@ -93,7 +93,7 @@ class CandidateFigures:
 
     @property
     def num_held_out(self) -> int:
-        """Number of partners that are strangers."""
+        """Number of partners that are held out."""
         return sum(pairing.relation == HELD_OUT for pairing in self.pairings)
 
 
@@ -103,9 +103,9 @@ class AdhocSummary:
 
     plan: AdhocPlan
     results: Mapping[str, EvaluationResult]
-    """By the lineup's name; fewer than planned where it was interrupted."""
+    """By the lineup's name; fewer than planned if the evaluation was interrupted."""
     bounds: tuple[Bound | None, ...]
-    """By partner; None: nothing was played with it yet."""
+    """By partner; None: nothing was played with that partner yet."""
     candidates: tuple[CandidateFigures, ...]
 
     @property
@@ -184,7 +184,7 @@ def _bound(
 def seat_means(result: EvaluationResult) -> tuple[float, ...]:
     """Return the mean score by the seat of a lineup's first policy.
 
-    A lineup that has one seat order only, because all of it are one policy, has that mean in each.
+    A lineup of a single policy has only one seat order, whose mean holds for every seat.
     """
     num_players = result.num_players
     if len(result.orders) == 1:
@@ -219,7 +219,7 @@ def _candidate_figures(
             scale = resampled.means(measured)
         share = _UNKNOWN
         if bound.mean > 0:
-            # A resample in which nobody scores says nothing against the candidate.
+            # A resample in which the bound is 0 does not count against the candidate.
             shares = np.divide(scores, scale, out=np.ones_like(scores), where=scale > 0)
             share = _interval(result.mean / bound.mean, shares)
         relation = plan.histories[i].relation(plan.adhoc.partners[j].ref)
@@ -299,12 +299,12 @@ def describe_adhoc(summary: AdhocSummary) -> list[str]:
     lines = [
         f"{board}, {spec.num_players} players, rules {spec.hash}, {spec.score} at most "
         f"{greatest:g}",
-        f"{plan.num_tasks} tasks of suite {plan.suite}, the same for everybody{sampling}",
+        f"{plan.num_tasks} tasks of suite {plan.suite}, the same for every lineup{sampling}",
     ]
     if plan.adhoc.left_out:
         lines.append(
             f"not in the pool, because they search at each move: {', '.join(plan.adhoc.left_out)} "
-            "(--with adds one)"
+            "(add one with --with)"
         )
     if len(summary.results) < len(plan.lineups):
         lines.append(f"not finished: {len(summary.results)} of {len(plan.lineups)} lineups")
@@ -349,19 +349,19 @@ def _candidates_sheet(summary: AdhocSummary) -> Sheet:
             )
         )
     note = (
-        "Means over partners that are held out, each counting alike; of the bound: over those with "
-        "whom somebody scores. In brackets: 95 % over tasks, for these partners. Worst tenth: of "
-        "the partners, by their share; one at least."
+        "Means over held-out partners with equal weights; shares of the bound only over partners "
+        "whose bound is above 0. In parentheses: 95 % intervals over tasks, for these partners. "
+        "Worst tenth: the partners with the lowest shares, at least one."
     )
     partial = _partial_strangers(summary)
     if partial:
         note += (
-            " The means are not over the same partners: strangers to some of the candidates only "
-            f"are {', '.join(partial)}."
+            " The candidates' means are not over the same partners; held out for only some of "
+            f"them: {', '.join(partial)}."
         )
     return Sheet(
-        title="With strangers",
-        columns=("", "self-play", "score", "of the bound", "worst tenth", "partners"),
+        title="With held-out partners",
+        columns=("", "self-play", "score", "share of the bound", "worst tenth", "partners"),
         groups=[rows],
         note=note,
     )
@@ -402,14 +402,15 @@ def _pairings_sheet(summary: AdhocSummary, label: str, candidate: CandidateFigur
             "partner",
             "score",
             *[f"in seat {seat}" for seat in range(num_players)],
-            "partner alone",
-            "100 %",
+            "partner's self-play",
+            "bound",
             "share",
         ),
         groups=groups,
         note=(
-            "Score: mean ± standard error over tasks and seats. Partner alone: with itself. "
-            "Marked partners were met in training and are in no mean."
+            "Score: mean ± standard error over tasks and seats. Partner's self-play: "
+            "the partner with itself. Partners marked in parentheses were met in training and are "
+            "left out of the means."
         ),
     )
 
@@ -432,18 +433,18 @@ def _pool_sheet(summary: AdhocSummary) -> Sheet:
             alone = with_error(itself.mean, itself.standard_error)
         rows.append((label, alone, best, *seats, kind))
     return Sheet(
-        title="The pool",
+        title="Pool of partners",
         columns=(
             "partner",
-            "with itself",
-            "100 %",
-            *[f"answering in seat {seat}" for seat in range(num_players)],
-            "which is",
+            "self-play",
+            "bound",
+            *[f"best response in seat {seat}" for seat in range(num_players)],
+            "kind of bound",
         ),
         groups=[rows],
         note=(
-            "Exact: no player can do better beside this partner, by a mean over all starts. Best "
-            "known: the best score seen here, which is no bound."
+            "Exact: the highest mean over all starts that any player can reach with this partner. "
+            "Best known: the best score seen here, which is not a bound."
         ),
     )
 

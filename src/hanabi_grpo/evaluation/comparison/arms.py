@@ -20,7 +20,7 @@ from hanabi_grpo.settings import Affects, variables
 from hanabi_grpo.settings.variables import typed
 
 SCORE = "score/mean"
-"""The metric of a step that is compared where none is named."""
+"""The metric that is compared by default."""
 _ARM_FORM = "give NAME=RUN,RUN,…, e.g. 'shared=outputs/b-0,outputs/b-1,outputs/b-2'"
 
 
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def seed(self) -> tuple[str, ...] | None:
-        """Values of the settings that are seeds; None where the run does not say its seed."""
+        """Values of the settings that are seeds; None if the run does not record its seed."""
         if "SEED" not in self.settings:
             return None
         return tuple(typed(self.settings.get(name)) for name in seed_settings())
@@ -85,7 +85,7 @@ def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
     for text in texts:
         name, patterns = _parse_arm(text)
         if name in arms:
-            raise SettingsError(f"two arms are called {name!r}; give each a name of its own.")
+            raise SettingsError(f"two arms are called {name!r}; give each a different name.")
         arms[name] = []
         for pattern in patterns:
             arms[name] += _matching_folders(pattern, name)
@@ -96,8 +96,8 @@ def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
                 real = real.parent
             if real in arm_of_folder:
                 raise SettingsError(
-                    f"{folder}: is in {arm_of_folder[real]!r} and again in {name!r}; a run is one "
-                    "seed of one arm."
+                    f"{folder}: is in {arm_of_folder[real]!r} and again in {name!r}; give each run "
+                    "once, in one arm."
                 )
             arm_of_folder[real] = name
     return arms
@@ -142,10 +142,10 @@ def load_arms(
         metric: The metric of `metrics.jsonl` that is compared.
 
     Returns:
-        The preset of the training games, empty where the runs do not say it, and the arms.
+        The preset of the training games, empty if it is unknown, and the arms.
 
     Raises:
-        SettingsError: A folder is no run or has no step with the metric, or the presets differ.
+        SettingsError: A folder is not a run or has no step with the metric, or the presets differ.
     """
     rows: dict[Path, list[dict[str, Any]]] = {}
     for arm_folders in folders.values():
@@ -182,7 +182,7 @@ def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
         return rows
     reason = "the run ended before its first step"
     if metric != SCORE:
-        reason = f"there are {', '.join(sorted(numeric_metrics))}"
+        reason = f"choose one of {', '.join(sorted(numeric_metrics))}"
     raise SettingsError(f'{path}: no step has a "{metric}"; {reason}.')
 
 
@@ -196,7 +196,8 @@ def _common_preset(rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
         descriptions.append(f"{folder}: {preset or 'unknown'}")
     if len(set(presets)) > 1:
         raise SettingsError(
-            f"the runs have different presets ({'; '.join(descriptions)}); compare runs of one."
+            f"the runs have different presets ({'; '.join(descriptions)}); compare runs of one "
+            "preset."
         )
     return presets[0]
 
@@ -243,6 +244,6 @@ def _wall_time(rows: Sequence[Mapping[str, Any]]) -> float | None:
             clock.append(seconds)
     if not clock:
         return None
-    # A clock that runs backwards marks the end of a part.
+    # A clock that jumps back marks the end of a part.
     ends_of_parts = [before for before, after in pairwise(clock) if after < before]
     return sum(ends_of_parts) + clock[-1]

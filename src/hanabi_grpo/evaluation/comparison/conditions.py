@@ -60,7 +60,7 @@ def _notes_between(later: _ArmValues, first: _ArmValues) -> list[str]:
     for name, texts in later.values.items():
         first_texts = first.values.get(name, [])
         if len(texts) == len(first_texts) == 1 and texts != first_texts:
-            changed.append(f"{name}={_shortened(texts[0])} (there {_shortened(first_texts[0])})")
+            changed.append(f"{name}={_shortened(texts[0])} (vs. {_shortened(first_texts[0])})")
     if not changed:
         return []
     note = (

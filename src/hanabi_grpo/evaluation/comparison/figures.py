@@ -1,8 +1,8 @@
 """Figures of arms: learning curves with bands, and held-out scores with errors over seeds.
 
-A run is one observation: figures of one run say nothing about how another seed would have fared.
-Few seeds have wide intervals (with three, the 95 % interval is 4.3 standard errors to each side):
-so little is known.
+A run is one observation: figures of one run say nothing about how another seed would have done.
+With few seeds the intervals are wide: with three, the 95 % interval is 4.3 standard errors to each
+side.
 """
 
 import math
@@ -28,7 +28,7 @@ from hanabi_grpo.runs.task_statistics import COVERAGE, Interval
 MIN_SEEDS_FOR_T = 3
 """Least number of runs for which a curve gets a t interval.
 
-That of two runs is 12.7 standard errors to each side.
+With two runs, the interval is 12.7 standard errors to each side.
 """
 _MIN_RUNS_FOR_ERROR = 2
 _NO_SAMPLING = "scripts"
@@ -54,7 +54,7 @@ class Curve:
 
     @property
     def has_band(self) -> bool:
-        """Whether there are runs enough for a band."""
+        """Whether there are enough runs for a band."""
         return self.num_runs >= MIN_SEEDS_FOR_T
 
 
@@ -64,7 +64,7 @@ class ArmScore:
 
     name: str
     num_runs: int
-    """Runs of the arm, those without this evaluation included."""
+    """Runs of the arm, including those without this evaluation."""
     means: tuple[float, ...]
     """Mean score of each run that was evaluated."""
     seeds: Interval
@@ -72,9 +72,9 @@ class ArmScore:
     figures: Mapping[str, float]
     """Mean over runs of each figure."""
     difference: Interval | None
-    """Minus the first arm; None for the first arm, and where that was not evaluated."""
+    """Difference from the first arm; None for the first arm, and if that was not evaluated."""
     num_pairs: int = 0
-    """Pairs of runs of one seed behind the difference; 0: it is not paired, but by Welch."""
+    """Pairs of runs with the same seed; 0: the difference is unpaired, by Welch's t."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class HeldOut:
     lineups: tuple[str, ...]
     """The different lineups that were evaluated, see `lineup_form`."""
     messages: Mapping[str, Sequence[str]]
-    """What players were shown differently, see `different_messages`."""
+    """Differences in what players were shown, see `different_messages`."""
     trained_steps: tuple[int, ...]
     """The different numbers of optimizer steps behind the evaluated players, ascending."""
     same_tasks: bool
@@ -97,12 +97,12 @@ class HeldOut:
     arms: tuple[ArmScore | None, ...]
     """Per arm; None where none of its runs has this evaluation."""
     names_tasks: bool = False
-    """Whether `name` says the tasks, because another kind has the same name otherwise."""
+    """Whether `name` includes the tasks, because another kind has the same name."""
 
     @property
     def name(self) -> str:
         """Name in tables, e.g. "sampled (T=1)"."""
-        # A file that is called greedy.json need not say it twice.
+        # The name greedy.json already says how models sampled.
         name = self.kind.name
         if list(self.samplings) != [name]:
             name = f"{name} ({'; '.join(self.samplings)})"
@@ -147,10 +147,9 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval
 def paired_values(
     first: Sequence["_Score"], other: Sequence["_Score"]
 ) -> list[tuple[float, float]]:
-    """Return the scores of two arms seed by seed; nothing where they have other seeds.
+    """Return the scores of two arms seed by seed; [] if their seeds differ.
 
-    Every run has to have a partner: the mean of the differences is then the difference of the
-    means.
+    Every run must have a partner: the mean of the differences is then the difference of the means.
     """
     seeds = [{score.seed for score in scores} for scores in (first, other)]
     is_paired = seeds[0] == seeds[1] and None not in seeds[0]
@@ -172,9 +171,8 @@ def paired_by_seed(pairs: Sequence[tuple[float, float]]) -> Interval:
 def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     """Return an arm's curve of trailing means.
 
-    Each run is smoothed by itself and interpolated linearly at the steps of all runs of its arm.
-    The band is the pointwise 95 % t interval of the mean over runs, from three
-    runs on.
+    Each run is smoothed separately and interpolated linearly at the steps of all runs of its arm.
+    With three runs or more, the band is the pointwise 95 % t interval of the mean over runs.
 
     Args:
         arm: The arm.
@@ -188,8 +186,8 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     start = float(latest.x[0])
     if start > end:
         raise SettingsError(
-            f"arm {arm.name!r}: {latest.folder} begins at {start:g}, after {end:g}, where the "
-            "shortest run ends; leave one of them out."
+            f"arm {arm.name!r}: {latest.folder} begins at step {start:g}, but the shortest run "
+            f"ends at step {end:g}; leave one of them out."
         )
     all_steps = np.concatenate([run.x for run in arm.runs])
     steps = np.unique(all_steps)
@@ -266,7 +264,7 @@ def _sampling_key(result: EvaluationResult) -> tuple[float, float, int]:
 def _check_same_game(
     arms: Sequence[Arm], results_of_arms: Sequence[Sequence[EvaluationResult]], kind: EvaluationKind
 ) -> None:
-    """Raise a SettingsError where two evaluations are of different rules."""
+    """Raise a SettingsError if two evaluations have different rules."""
     first: tuple[str, EvaluationResult] | None = None
     for arm, results in zip(arms, results_of_arms, strict=True):
         for result in results:
@@ -276,7 +274,7 @@ def _check_same_game(
             if result.spec_hash != example.spec_hash:
                 raise SettingsError(
                     f"{kind.title}: {first_name!r} was evaluated on {_game(example)}, "
-                    f"{arm.name!r} on {_game(result)}; compare runs of one game."
+                    f"{arm.name!r} on {_game(result)}; compare runs of the same game."
                 )
 
 
@@ -306,7 +304,7 @@ def _arm_score(
     Args:
         arm: The arm.
         results: Evaluations of its runs, at least one.
-        scores: Those of the results.
+        scores: Scores of these evaluations.
         baseline: Scores of the first arm's runs; empty: there is no difference.
     """
     means = [score.mean for score in scores]

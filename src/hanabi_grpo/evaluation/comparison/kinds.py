@@ -1,10 +1,10 @@
-"""Kinds of evaluations: which evaluations of different runs may stand in one table.
+"""Kinds of evaluations: which evaluations of different runs may share a table.
 
 A file whose name the user chose, e.g. `sampled.json`, is compared with the files of the same name
 in the other runs. Files that `evaluate` stored in `evaluations/` have generated names, which differ
 between runs; they are compared where the lineup has the same form and everything that the games
-depend on is the same: rules, tasks and temperature. Where a run has several such evaluations, e.g.
-of two checkpoints, the one of the longest training counts.
+depend on is the same: rules, tasks and temperature. If a run has several such evaluations, e.g. of
+two checkpoints, the one with the most training steps counts.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _VERSION_MARK = "@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskKey:
-    """Everything but the players that the games of an evaluation depend on."""
+    """Everything that the games of an evaluation depend on, except the players."""
 
     spec_hash: str
     preset: str
@@ -48,7 +48,7 @@ class TaskKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationKind:
-    """Key that the evaluations of one table have in common.
+    """Key that is the same for all evaluations of one table.
 
     Example:
         EvaluationKind(name="sampled") is a file `sampled.json` in each run;
@@ -97,7 +97,7 @@ def evaluations_by_kind(evaluations: RunEvaluations) -> dict[EvaluationKind, Eva
         if kind is None:
             continue
         known = results.get(kind)
-        # Of two named files, in the run folder and beside it, the one in the run folder counts.
+        # Of two files of one name, in the run folder and next to it, the one in the folder counts.
         is_better = known is None
         if known is not None and kind.tasks is not None:
             is_better = result.trained_steps > known.trained_steps
@@ -122,7 +122,7 @@ def lineup_form(result: EvaluationResult) -> str | None:
     Returns:
         E.g. "trained team" where the run's adapters fill every seat, "trained, iggi", "trained
         player_1, iggi" where that adapter was chosen, or "hint-bot, hint-bot" for scripts; with "in
-        one seat order" behind it where others would be possible. None where adapters of several
+        one seat order" appended where other orders are possible. None where adapters of several
         runs play.
     """
     order = result.orders[0]

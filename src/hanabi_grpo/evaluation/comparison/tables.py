@@ -37,7 +37,7 @@ class Comparison:
     """Everything that is known about arms, side by side."""
 
     preset: str
-    """Preset of the training games; empty where runs do not say it."""
+    """Preset of the training games; empty where it is unknown."""
     end: float
     """Last step that every run has reached."""
     window: int
@@ -118,7 +118,7 @@ def _last_steps(runs: Sequence[Run]) -> list[float]:
 
 
 def _named_apart(evaluations: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
-    """Return the evaluations; names that several share get their tasks appended."""
+    """Return the evaluations, with the tasks appended to names that several share."""
     names = [evaluation.name for evaluation in evaluations]
     named = []
     for evaluation in evaluations:
@@ -254,26 +254,24 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     notes = []
     if comparison.evaluations:
         notes.append(
-            "± runs: standard error over training seeds, of the runs' means: how much other seeds "
-            "would change the figure. Differences of arms that have the same seeds are paired by "
-            "seed, with Student's t over the pairs; others are by Welch's t, without pairs. How "
-            "much other tasks would change a single run's figure, evaluate says."
+            "± runs: standard error of the runs' means over training seeds, i.e. how much other "
+            "seeds would change the figure. Differences between arms with the same seeds are "
+            "paired by seed and use Student's t over the pairs; other differences use Welch's t, "
+            "without pairs. For the error of a single run over tasks, see evaluate."
         )
     for evaluation in comparison.evaluations:
         notes += _evaluation_notes(evaluation)
     for run in _all_runs(comparison.arms):
-        # Tables are published: of a path the last two names are enough.
+        # Tables are published, so only the last two names of a path are shown.
         name = "/".join(run.folder.parts[-2:])
         for problem in run.problems:
-            notes.append(f"{name}: {problem}; it is left out.")
+            notes.append(f"{name}: {problem}; this evaluation is left out.")
     single_arms = []
     for arm in comparison.arms:
         if len(arm.runs) == 1:
             single_arms.append(arm.name)
     if single_arms:
-        notes.append(
-            f"One run only, so nothing is known about other seeds: {', '.join(single_arms)}."
-        )
+        notes.append(f"Only one run, so there is no error over seeds: {', '.join(single_arms)}.")
     notes += _length_notes(comparison)
     notes += condition_notes(comparison.arms)
     if _has_best_known(comparison):
@@ -287,13 +285,12 @@ def _evaluation_notes(evaluation: HeldOut) -> list[str]:
     notes = []
     if not evaluation.same_tasks:
         notes.append(
-            f"{title}: runs were evaluated on different tasks, so ± runs holds the luck of the "
-            "tasks too."
+            f"{title}: runs were evaluated on different tasks, so ± runs also includes the "
+            "variation between tasks."
         )
     if len(evaluation.samplings) > 1:
-        notes.append(
-            f"{title}: models of the runs sampled differently: {'; '.join(evaluation.samplings)}."
-        )
+        samplings = "; ".join(evaluation.samplings)
+        notes.append(f"{title}: runs were evaluated with different sampling: {samplings}.")
     if len(evaluation.lineups) > 1:
         notes.append(
             f"{title}: runs were evaluated in different lineups: {'; '.join(evaluation.lineups)}."
@@ -317,9 +314,9 @@ def _length_notes(comparison: Comparison) -> list[str]:
     if min(ends) != max(ends):
         notes.append(
             f"Runs have {min(ends):.0f} to {max(ends):.0f} steps: curves and training means use "
-            f"the first {comparison.end:.0f}. Games, seconds and evaluations are of whole runs."
+            f"the first {comparison.end:.0f}. Games, seconds and evaluations cover whole runs."
         )
     rates = [run.num_games / run.last_step for run in runs]
     if max(rates) > _SAME_GAMES_PER_STEP * min(rates):
-        notes.append("Runs differ in games per step: at equal steps some have seen more games.")
+        notes.append("Runs differ in games per step: at equal steps some have played more games.")
     return notes

@@ -1,7 +1,7 @@
-"""Entries of several base models: which servers it takes, one after the other, to play every cell.
+"""Entries with several base models: the servers that play every cell, one server after another.
 
-A server holds as many base models as a game has seats, so a pair of runs with a base model each
-needs a server with both. Cells are gathered so that few servers are started.
+A server holds at most as many base models as a game has seats, so a pair of runs with different
+base models needs a server with both. Cells are grouped so that few servers are started.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def base_models_of(entry: Entry, model: str) -> tuple[str, ...]:
 
     Args:
         entry: The entry.
-        model: MODEL of this command, for those whose checkpoint does not name theirs.
+        model: MODEL of this command, for entries whose checkpoint names no base model.
     """
     if isinstance(entry.ref, ScriptRef):
         return ()
@@ -57,7 +57,7 @@ def base_models_of(entry: Entry, model: str) -> tuple[str, ...]:
 
 
 def group_cells(plan: Plan, model: str) -> list[ServerGroup]:
-    """Return the servers that it takes to play every cell, and the cells of each.
+    """Return the servers that are needed to play every cell, and the cells of each.
 
     Args:
         plan: The cross-play.
@@ -77,8 +77,8 @@ def group_cells(plan: Plan, model: str) -> list[ServerGroup]:
         if len(needed[name]) > most:
             raise SettingsError(
                 f"a pair of entries needs {len(needed[name])} base models "
-                f"({', '.join(needed[name])}); a server of a game with {most} seats holds {most}. "
-                "Cross one adapter of each run (RUN:player_0), or give models by URL "
+                f"({', '.join(needed[name])}); a server of a game with {most} seats holds at "
+                f"most {most}. Enter one adapter of each run (RUN:player_0), or give models by URL "
                 "(HANABI_PARTNER_URLS)."
             )
         _add(groups, name, needed[name])

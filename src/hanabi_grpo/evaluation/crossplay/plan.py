@@ -1,6 +1,6 @@
 """Plan of a cross-play: every entry in seat 0 with every other one.
 
-The tasks of a cell are a ledger in the folder's `cells/`.
+The finished tasks of a cell are a ledger in the folder's `cells/`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,8 +33,8 @@ class Entry:
     label: str
     """Name in tables."""
     ref: Ref
-    """The policy. A run's folder is resolved to its newest checkpoint here, which may not change
-    while the cells are played."""
+    """The policy. A run's folder is resolved to its newest checkpoint once, so that it does not
+    change while the cells are played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Plan:
     token_filter: TokenFilter = ALL_TOKENS
     """Which tokens models may draw."""
     seats: tuple[tuple[str, ...], ...]
-    """Per entry, what each seat of its self-play team is; see `settings.refs`."""
+    """Per entry, the policy of each seat of its self-play team; see `settings.refs`."""
     cells: Mapping[str, Lineup]
     """Seat assignment of a cell by its name "<row>-<column>": N x N, row by row."""
 
@@ -61,7 +61,7 @@ class Plan:
     def is_team(self) -> bool:
         """Whether a game has one score for all players.
 
-        If not, a cell changes seats and has the row's return.
+        If not, a cell is played in every seat order, and its score is the row's return.
         """
         return self.setup.spec.has_common_score
 
@@ -100,7 +100,7 @@ def name_entries(parsed: Sequence[tuple[str, Ref]]) -> tuple[Entry, ...]:
         entries.append(Entry(label=entry_label, ref=ref))
     labels = [entry.label for entry in entries]
     specs = [str(entry.ref) for entry in entries]
-    _refuse_twice("name", labels, "name them apart: NAME=ENTRY")
+    _refuse_twice("name", labels, "give them different names: NAME=ENTRY")
     _refuse_twice("entry", specs, "give each entry once")
     return tuple(entries)
 
@@ -110,7 +110,7 @@ def _refuse_twice(what: str, values: Sequence[str], next_step: str) -> None:
     for value in values:
         count = values.count(value)
         if count > 1:
-            raise SettingsError(f"{what} {value!r} is there {count} times; {next_step}.")
+            raise SettingsError(f"{what} {value!r} is given {count} times; {next_step}.")
 
 
 def parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
@@ -131,8 +131,8 @@ def parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
         raise SettingsError(f"entry {text!r}: a name needs visible characters.")
     if "," in spec:
         raise SettingsError(
-            f"entry {text!r}: an entry is one policy; cross-play makes the pairs itself. For a "
-            "list of different players there is hanabi-grpo evaluate."
+            f"entry {text!r}: an entry is one policy; cross-play forms the pairs itself. To play a "
+            "list of different players, use hanabi-grpo evaluate."
         )
     lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
     ref = lineup.refs[0]
@@ -160,8 +160,8 @@ def make_plan(
         num_tasks: Tasks 0 to `num_tasks - 1` are played in every cell.
         suite: Suite of the tasks.
         served: How models are played; needed unless every entry is a script.
-        resolve: Whether to look up now what each entry stands for on the server. Without, as where
-            servers come one after the other, entries are what was typed.
+        resolve: Whether to look up now what each entry stands for on the server. If False, as for
+            servers that are started one after another, entries stay as typed.
 
     Raises:
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
@@ -198,7 +198,7 @@ def make_plan(
 
 
 def with_sampling(plan: Plan, served: Served | None) -> Plan:
-    """Return a plan whose models sample as on a server; as it is where there is none."""
+    """Return a plan whose models sample as on a server; without a server, the same plan."""
     if served is None:
         return plan
     return replace(plan, temperature=served.temperature, token_filter=served.token_filter)

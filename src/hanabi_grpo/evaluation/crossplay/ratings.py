@@ -2,22 +2,23 @@
 
 **Opponents.** Bradley and Terry, Rank Analysis of Incomplete Block Designs I, Biometrika 39, 1952,
 with an effect of the seat: entry i in role r beats entry j with chance 1 / (1 + exp(-(t_i - t_j +
-s_r))), the effects of the two roles being opposite. A draw is half a win. Each entry has one more
+s_r))), the effects of the two roles being opposite. A draw is half a win. Each entry has one extra
 drawn game against a player of rating 0, and the two roles have one between equals, so that the fit
-exists where an entry or a role wins every game. Ratings are on Elo's scale: 400 points are odds of
-ten to one; their mean is 0. The cells [i, j] and [j, i] are the same tasks in the same seats: one
-set of games, which counts once. Intervals resample games, within each pair and role, with
-replacement, from the games and a draw: who has won all games so far may lose the next one.
+exists even if an entry or a role wins every game. Ratings are on the Elo scale: 400 points are
+odds of ten to one; their mean is 0. The cells [i, j] and [j, i] are the same tasks in the same
+seats: one set of games, which counts once. Intervals resample games, within each pair and role,
+with replacement, from the games plus one draw: an entry that won every game may still lose the
+next.
 
-**Partners.** A team's score belongs to all of its players, so that no Elo can tell them apart. The
-scores of pairs are taken apart instead, by least squares over the cells off the diagonal: S[i, j] =
-m + r_i + c_j, the row in the first seat, the column in all others. Row and column effects sum to 0.
-An entry's rating as a partner is r_i + c_i, in points, as if it sat in both places. A plain mean
-over the others would not do: each entry is missing among its own partners, so that the best one is
-judged with worse partners than the rest. The model is linear in the scores, so a rating is a mean
-over tasks with the usual error; a second error leaves out one other entry at a time (jackknife).
+**Partners.** A team's score belongs to all of its players, so Elo cannot separate them. The scores
+of pairs are decomposed instead, by least squares over the cells off the diagonal: S[i, j] = m + r_i
++ c_j, the row in the first seat, the column in all others. Row and column effects sum to 0. An
+entry's rating as a partner is r_i + c_i, in points, as if it sat in both places. A plain mean over
+the others is not enough: no entry is among its own partners, so the best one is judged with worse
+partners than the rest. The model is linear in the scores, so a rating is a mean over tasks with the
+usual error; a second error leaves out one other entry at a time (jackknife).
 What the model does not explain is how well two entries understand each other beyond how good they
-are as partners; for an entry with itself that is its convention's worth.
+are as partners; for an entry with itself, this is the value of its convention.
 """
 
 import math
@@ -35,7 +36,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.task_statistics import COVERAGE
 
 RESAMPLES = 500
-"""Fits of an interval."""
+"""Number of fits per interval."""
 MIN_TEAMS = 3
 """Row and column effects of two entries are not determined by their two cells."""
 _MIN_TEAMS_FOR_JACKKNIFE = 4
@@ -59,12 +60,12 @@ class Rating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerRatings:
-    """Ratings of a game that one wins and the other loses, in Elo points."""
+    """Ratings of a game with a winner and a loser, in Elo points."""
 
     entries: tuple[Rating, ...]
     """By entry; they sum to 0."""
     first_role: str
-    """The role whose effect is told."""
+    """The role that `seat_effect` is about."""
     seat_effect: Rating
     """Points that the first role is worth: with equal players, the log odds of its win."""
     num_games: int
@@ -83,7 +84,7 @@ class PartnerRating:
     column: Estimate
     """Effect in the other seats."""
     own_convention: Estimate
-    """Score with itself beyond what the model says; NaN where that was not played."""
+    """Self-play score minus what the model predicts; NaN if self-play was not played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +93,8 @@ class PartnerRatings:
 
     entries: tuple[PartnerRating, ...]
     explained: float
-    """Share of the variance of mean scores off the diagonal that the model explains; NaN where all
-    are alike."""
+    """Share of the variance of mean scores off the diagonal that the model explains; NaN if all
+    are equal."""
 
 
 # --- Players
@@ -123,7 +124,7 @@ def rate_players(
                 seen.append(_outcome_counts(mirrored, other_role)[::-1])
             if seen:
                 games.append((i, j, sign))
-                # Models behind a URL may have answered otherwise the second time.
+                # Models behind a URL may have answered differently the second time.
                 counts.append(np.mean(seen, axis=0))
     if not games:
         return None
@@ -137,7 +138,7 @@ def rate_players(
     best = _fit(design, outcomes, num_entries)
     rng = np.random.default_rng(_SEED)
     resampled = []
-    # With a draw more, see the module.
+    # With one extra draw, see the module.
     shares = (outcomes + np.array([0.0, 1.0, 0.0])) / (totals[:, None] + 1)
     for _ in range(RESAMPLES):
         resampled.append(_fit(design, rng.multinomial(totals, shares), num_entries, start=best))

@@ -2,10 +2,10 @@
 
 Notation: S[i, j, d] is the score of task d with entry i in seat 0 and entry j in every other seat;
 N entries, n tasks. Every task is played by every pair, so each figure is first computed per task
-and then averaged: what a task gives to all pairs alike drops out of every difference.
+and then averaged: whatever a task adds to all pairs alike cancels in every difference.
 
-Two errors answer two questions. *Over tasks*: how would the figure vary with other tasks, for these
-very entries? Tasks of one start are one cluster. *Over entries*: how would it vary with other
+Two errors answer two questions. *Over tasks*: how would the figure vary with other tasks, for the
+same entries? Tasks of one start are one cluster. *Over entries*: how would it vary with other
 entries of the same kind (training seeds)? That is the delete-one-entry jackknife; it is the one to
 quote for a claim about a training method.
 
@@ -61,7 +61,7 @@ class EntryFigures:
     """`self_play` - `cross_play`, paired by task."""
     worst: Estimate
     """The lowest other cell of the row. It is chosen by the same noisy scores, which biases it
-    downwards."""
+    downward."""
     worst_partner: int | None
     """The entry of that cell; None where a cell is missing."""
 
@@ -171,7 +171,7 @@ def _weighted_mean(
     """
     is_diagonal = np.eye(len(cells), dtype=bool)
     total = np.zeros(cells.shape[2:])
-    # A weight of 0 must not let a missing cell in.
+    # With a weight of 0, a missing cell must not make the sum NaN.
     if diagonal_weight:
         total = total + diagonal_weight * cells[is_diagonal].mean(axis=0)
     if other_weight:

@@ -56,14 +56,14 @@ class Summary:
     """By name of the cell."""
     matrix: Matrix
     whole: Mapping[str, BothErrors]
-    """Figures of a team game, see `Matrix.whole`; empty elsewhere."""
+    """Figures of a team game, see `Matrix.whole`; empty for others."""
     entries: tuple[EntryFigures, ...]
     opponents: PlayerRatings | None = None
-    """Ratings where one wins what the other loses; None elsewhere."""
+    """Ratings of a competitive game; None for others."""
     partners: PartnerRatings | None = None
-    """Ratings of a team game; None elsewhere, and with fewer than three entries."""
+    """Ratings of a team game; None for others, and with fewer than three entries."""
     methods: tuple[MethodFigures, ...] = ()
-    """Of entries that are named as seeds of one method; empty where none are."""
+    """Methods with several seeds among the entries; empty if there are none."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
 
 
 def _methods(plan: Plan, matrix: Matrix) -> tuple[MethodFigures, ...]:
-    """Return the figures of each method of which there are several seeds."""
+    """Return the figures of each method that has several seeds."""
     members: dict[str, list[int]] = {}
     for number, entry in enumerate(plan.entries):
         method, is_seed, _ = entry.label.rpartition(SEED_MARK)
@@ -313,15 +313,15 @@ def all_sheets(summary: Summary) -> list[Sheet]:
 def _matrix_sheet(summary: Summary) -> Sheet:
     if not summary.plan.is_team:
         note = (
-            "Mean return of the row ± standard error over tasks, in every seat. Diagonal: of "
-            "player_0."
+            "Mean return of the row ± standard error over tasks, over all seats. Diagonal: return "
+            "of player_0."
         )
     elif summary.plan.setup.spec.num_players == 2:
         note = "Mean score ± standard error over tasks. Diagonal: self-play."
     else:
         note = (
-            "Mean score ± standard error over tasks. Diagonal: self-play. Off it: one newcomer, "
-            "the row, in seat 0 of a team of the column."
+            "Mean score ± standard error over tasks. Diagonal: self-play. Off the "
+            "diagonal: the row in seat 0, the column in all other seats."
         )
     rows = []
     for label, estimates in zip(summary.labels, summary.estimates, strict=True):
@@ -347,9 +347,10 @@ def _whole_sheet(summary: Summary) -> Sheet:
         columns=("", "mean", "± over tasks", "± over entries"),
         groups=[rows],
         note=(
-            "Cross-play is the mean off the diagonal, both orders of each pair. ± over tasks: "
-            "with other tasks, for these entries. ± over entries: with others of the same kind, "
-            "e.g. training seeds (delete-one jackknife, from 3 entries on)."
+            "Cross-play: mean off the diagonal, over both orders of each pair. ± over tasks: "
+            "standard error over tasks, for these entries. ± over entries: standard error over "
+            "entries of the same kind, e.g. training seeds (delete-one jackknife, with 3 entries "
+            "or more)."
         ),
     )
 
@@ -378,8 +379,8 @@ def _methods_sheet(summary: Summary) -> Sheet:
         columns=("", "seeds", *_TITLES_OF_FIGURES.values(), *others),
         groups=[rows],
         note=(
-            "Entries that are named METHOD#SEED; cross-play among the seeds of a method. ± over "
-            "seeds (delete-one jackknife, from 3 seeds on)."
+            "Entries named METHOD#SEED. Cross-play: among the seeds of a method. ±: standard error "
+            "over seeds (delete-one jackknife, with 3 seeds or more)."
         ),
     )
 
@@ -398,10 +399,10 @@ def _opponents_sheet(summary: Summary, ratings: PlayerRatings) -> Sheet:
         columns=("entry", "rating", "95 %"),
         groups=[rows],
         note=(
-            f"Bradley-Terry on Elo's scale, mean 0, from {ratings.num_games} games off the "
-            "diagonal, a draw being half a win; intervals resample games. To be "
+            f"Bradley-Terry ratings on the Elo scale, mean 0, from {ratings.num_games} games off "
+            "the diagonal; a draw counts as half a win. Intervals resample games. Playing as "
             f"{ratings.first_role} is worth {seat.mean:+.0f} points ({seat.low:+.0f} to "
-            f"{seat.high:+.0f}) against an equal."
+            f"{seat.high:+.0f}) against an equal opponent."
         ),
     )
 
@@ -427,23 +428,23 @@ def _partners_sheet(summary: Summary, ratings: PartnerRatings) -> Sheet:
         )
     explained = ""
     if math.isfinite(ratings.explained):
-        explained = f" It explains {100 * ratings.explained:.0f} % of their variance."
+        explained = f" The fit explains {100 * ratings.explained:.0f} % of their variance."
     return Sheet(
         title="Ratings as partners",
         columns=("entry", "rating", "± over partners", first, others, "own convention"),
         groups=[rows],
         note=(
-            "Points that an entry adds to a team of others, in both places together: cells off the "
-            f"diagonal as mean + row + column.{explained} ± over tasks. Own convention: its "
-            "self-play above what the ratings say."
+            "Points that an entry adds to a team of others, row effect plus column effect: the "
+            f"cells off the diagonal are fitted as mean + row + column.{explained} ± over tasks. "
+            "Own convention: self-play score minus what the fit predicts."
         ),
     )
 
 
 def _entries_sheet(summary: Summary) -> Sheet:
-    """Return each entry with the others, best first.
+    """Return each entry's scores with the others, best first.
 
-    Teams rank entries as partners; where there are no teams, entries are ranked as players.
+    Team games rank entries as partners, competitive games as players.
     """
     if summary.plan.is_team:
         first, others = seat_titles(summary)
@@ -477,8 +478,8 @@ def _entries_sheet(summary: Summary) -> Sheet:
         columns=("entry", *titles.values(), "worst with"),
         groups=[rows],
         note=(
-            "With the others, best first. The worst is chosen by the same tasks, which its ± does "
-            "not count."
+            "Scores with the other entries, best first. The worst one is chosen on the same tasks; "
+            "its ± does not account for this."
         ),
     )
 

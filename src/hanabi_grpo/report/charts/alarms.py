@@ -151,7 +151,7 @@ def _panels(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> list[
 
 
 def _colors_of_subjects(panels: Sequence[_Panel]) -> dict[str, str]:
-    """Return a colour for each player or board, players first; colours repeat when used up."""
+    """Return a color for each player or board, players first; colors repeat when used up."""
     players = set()
     boards = set()
     for panel in panels:
@@ -176,7 +176,7 @@ def _draw_panel(axes: "Axes", panel: _Panel, color_of: Mapping[str, str]) -> Non
     for (_, subject), line in panel.lines.items():
         _draw_threshold(axes, line, color_of[subject])
         _shade_raised_steps(axes, line)
-    # A threshold far away would press the curve flat.
+    # A distant threshold would flatten the curve.
     margin = _MARGIN * (high - low)
     axes.set_ylim(low - margin, high + margin)
     color = ALERT if panel.was_raised else "black"
@@ -186,7 +186,7 @@ def _draw_panel(axes: "Axes", panel: _Panel, color_of: Mapping[str, str]) -> Non
 
 
 def _draw_threshold(axes: "Axes", line: _Line, color: str) -> None:
-    """Draw the threshold of an alarm: red where it is fixed, else in the player's colour."""
+    """Draw the threshold of an alarm: red if it is fixed, else in the player's color."""
     steps = []
     levels = []
     for step, reading in zip(line.steps, line.readings, strict=True):

@@ -25,7 +25,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """B. Wong, Points of view: Color blindness, Nature Methods 8, 2011, without its yellow, which is
 pale on white."""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-"""Markers, which tell arms apart where colours are lost."""
+"""Markers, which tell arms apart without colors."""
 _NUM_MARKERS = 8
 """Markers along a line."""
 _WIDTH = 10.0
@@ -39,7 +39,7 @@ _CAPTION_WRAP = 125
 def draw_bands(path: Path, comparison: Comparison) -> None:
     """Draw a line with a band per arm, and the best known score; write a PNG.
 
-    Of more than seven arms, colours repeat.
+    With more than seven arms, colors repeat.
 
     Args:
         path: The file.
@@ -94,7 +94,7 @@ def _draw_curve(axes: "Axes", curve: Curve) -> None:
 
 
 def _limit_scores(axes: "Axes", comparison: Comparison) -> None:
-    """Cut the axis where a band reaches beyond what can be scored."""
+    """Cut the axis if a band reaches beyond the score range."""
     if comparison.example is not None:
         least, greatest = comparison.example.score_range
         low, high = axes.get_ylim()
@@ -114,12 +114,12 @@ def _score_label(comparison: Comparison) -> str:
 
 
 def _caption(comparison: Comparison) -> str:
-    """Return an explanation of lines and bands."""
+    """Return an explanation of the lines and bands."""
     window = comparison.window
     trailing = f"mean of the last {window} steps, " if window > 1 else ""
     caption = f"Lines: {trailing}mean over runs."
     num_runs = {curve.num_runs for curve in comparison.curves if curve.has_band}
     if num_runs:
         numbers = " or ".join(map(str, sorted(num_runs)))
-        caption += f" Bands: 95 % t interval of the mean over {numbers} runs, step by step."
+        caption += f" Bands: 95 % t interval of the mean over {numbers} runs, pointwise."
     return caption

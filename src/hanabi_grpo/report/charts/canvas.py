@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#1f5fa8", "#b5651d", "#2e7d32", "#6a3d9a", "#c2185b")
-"""Colours of players, and of other lines in one chart."""
+"""Colors of players, and of other lines in one chart."""
 LEVEL = "#555555"
-"""Colour of reference lines."""
+"""Color of reference lines."""
 ALERT = "#c62828"
-"""Colour of alarms and of held-out scores."""
+"""Color of alarms and of held-out scores."""
 SMOOTH = 9
 """Steps of the trailing mean of bold lines."""
 _CAPTION = "#333333"
@@ -59,7 +59,7 @@ def draw_line(
         axes: The axes to draw on.
         steps: x, ascending.
         values: y.
-        color: Colour of both lines.
+        color: Color of both lines.
         name: Name of the bold line, to which its last value is added; "": no name.
         width: Width of the bold line in points.
         style: Style of the bold line.
@@ -79,7 +79,7 @@ def draw_line(
 
 
 def draw_level(axes: "Axes", name: str, height: float) -> None:
-    """Draw a dotted line to hold others against."""
+    """Draw a dotted reference line."""
     label = line_label(fill(f"{name} {height:.2f}", _NAME_WRAP))
     axes.axhline(height, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1, label=label)
 
@@ -116,7 +116,7 @@ def tidy(axes: "Axes") -> None:
 
 
 def add_caption(figure: "Figure", text: str) -> None:
-    """Write small text below."""
+    """Write small text below the figure."""
     figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left", color=_CAPTION, parse_math=False)
 
 

@@ -31,7 +31,7 @@ _LARGEST_FONT = 12.0
 _CHARACTERS_PER_INCH = 11
 """Characters of the heading per inch."""
 _UNPLAYED = "#d9d9d9"
-"""Colour of cells that were not played."""
+"""Color of cells that were not played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class Matrix:
     columns: Sequence[str]
     """Names of the columns."""
     values: NDArray[np.float64]
-    """(rows, columns): what colours a cell; NaN: not played."""
+    """(rows, columns): the value that colors a cell; NaN: not played."""
     texts: Sequence[Sequence[str]]
-    """What stands in each cell."""
+    """Text of each cell."""
     scale: tuple[float, float]
-    """Least and greatest value of the colours."""
+    """Least and greatest value of the color scale."""
     scale_name: str
     row_title: str
     column_title: str
@@ -58,7 +58,7 @@ class Matrix:
 
 
 def draw_matrix(matrix: Matrix) -> "Figure":
-    """Draw a matrix; names that are too long are wrapped, and cut at their beginning."""
+    """Draw a matrix; names that are too long are wrapped, and cut at their start."""
     num_rows = len(matrix.rows)
     num_columns = len(matrix.columns)
     row_names = [_wrapped(label) for label in matrix.rows]
@@ -116,7 +116,7 @@ def _write_cells(axes: "Axes", matrix: Matrix, *, font_size: float) -> None:
 
 def _wrapped(label: str) -> str:
     """Return a label in a few lines; a long label is cut at its beginning."""
-    # Paths have no blanks at which a line could be broken.
+    # Paths have no spaces at which a line could break.
     with_blanks = label.replace("/", "/ ")
     lines = []
     for line in textwrap.wrap(with_blanks, _LABEL_WRAP):

@@ -49,7 +49,7 @@ _BAD_REPLIES = {
     "illegal_per_game": ("illegal", COLORS[0]),
     "unparsable_per_game": ("unparsable", COLORS[1]),
 }
-"""Metric to name and colour."""
+"""Metric to name and color."""
 _PHASE_COLORS = {
     "push": "#c2185b",
     "rollout": "#1f5fa8",
@@ -60,12 +60,12 @@ _PHASE_COLORS = {
 }
 _BELIEF_LINES = {
     "belief_bits_rules": ("by the rules alone", ":"),
-    "belief_bits_exact": ("knowing its partner", "--"),
-    "belief_bits": ("as it says itself", "-"),
+    "belief_bits_exact": ("knowing the partner", "--"),
+    "belief_bits": ("stated by the player", "-"),
 }
 """Metric of a player to its name and the style of its line, see HANABI_BELIEFS_EVERY."""
 _MOST_LEGEND_COLUMNS = 3
-"""Names of players beside each other above a small chart."""
+"""Largest number of player names side by side above a small chart."""
 _SHOWN_ERRORS = 2
 """Standard errors that an error bar reaches to each side."""
 
@@ -80,25 +80,25 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPictures:
-    """A run to draw: its rows, and what the score is held against."""
+    """A run to draw: its rows, and what the score is compared with."""
 
     title: str
     rows: Sequence[Mapping[str, Any]]
     """Rows of `metrics.jsonl`, by step."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """By variable; they say what was played."""
+    """By variable; they tell what was played."""
     levels: Mapping[str, float] = field(default_factory=dict)
     """Heights of level lines by name."""
     points: Sequence[Point] = ()
     """The same seats at step 0 and later, by step."""
     lineups: Mapping[str, Point] = field(default_factory=dict)
-    """Evaluations of which no two are comparable, each by the name of its lineup."""
+    """Evaluations that are not comparable with each other, by the name of the lineup."""
     validations: Sequence[Validated] = ()
     """By step."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of this run's charts; several curves of validations have one, and beliefs."""
+        """Names of this run's charts; several validation curves add one, and so do beliefs."""
         names: tuple[str, ...] = PICTURES
         if len(curves_of(self.validations)) > 1:
             names = (*names, VALIDATION_CHART)
@@ -153,7 +153,7 @@ class RunPictures:
         measured_steps, _ = series(self.rows, EXPLOITABILITY)
         if measured_steps:
             self._draw_exploitability(upper)
-            caption = f"Above: measured exactly. Below: mean of the last {SMOOTH}, thin: each step."
+            caption = f"Top: measured exactly. Bottom: mean of the last {SMOOTH}; thin: each step."
         else:
             self._draw_scores(upper)
             if self.points or self.lineups or self.validations:
@@ -168,7 +168,7 @@ class RunPictures:
 
     def _draw_exploitability(self, axes: "Axes") -> None:
         steps, values = series(self.rows, EXPLOITABILITY)
-        label = f"last players {values[-1]:.3f}"
+        label = f"last version {values[-1]:.3f}"
         axes.plot(steps, values, "o-", color=_SCORE_COLOR, markersize=3, label=label)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("exploitability, 0 in an equilibrium")
@@ -185,7 +185,7 @@ class RunPictures:
     def _draw_scores(self, axes: "Axes") -> None:
         """Draw training scores, level lines, validations and evaluations.
 
-        Of the validations only the curve of the games of training belongs here; others have other
+        Of the validations, only the curve of the training games belongs here; others have other
         scales, or other players.
         """
         own_curve = curves_of(self.validations).get(TRAINING_CURVE, [])
@@ -226,7 +226,7 @@ class RunPictures:
         heights += [point.mean for point in (*points, *lineups.values(), *validations)]
         if min(heights, default=0) >= 0:
             axes.set_ylim(bottom=0)
-        axes.set_ylabel(self._score_label() if is_one_game else "mean share of the greatest score")
+        axes.set_ylabel(self._score_label() if is_one_game else "mean share of the maximum score")
 
     @property
     def curve_caption(self) -> str:
@@ -269,10 +269,10 @@ class RunPictures:
         return believers
 
     def _draw_beliefs_chart(self) -> "Figure":
-        """Draw how surprising each player finds hidden cards, in a panel of its own."""
+        """Draw how surprising each player finds hidden cards, one panel per player."""
         believers = self._believers()
         if not believers:
-            raise SettingsError("no beliefs were measured; HANABI_BELIEFS_EVERY does.")
+            raise SettingsError("no beliefs were measured; set HANABI_BELIEFS_EVERY.")
         figure = make_figure(4.9, 0.9 + 1.7 * len(believers))
         panels = figure.subplots(len(believers), 1, sharex=True, squeeze=False)[:, 0]
         for number, (axes, player) in enumerate(zip(panels, believers, strict=True)):
@@ -282,7 +282,7 @@ class RunPictures:
                     color = COLORS[number % len(COLORS)]
                     axes.plot(steps, values, style, color=color, markersize=3, label=label)
             axes.set_ylim(bottom=0)
-            axes.set_ylabel(f"{player}\nbits a card")
+            axes.set_ylabel(f"{player}\nbits per card")
             name_lines(axes)
             tidy(axes)
         panels[-1].set_xlabel("training step")
@@ -294,8 +294,8 @@ class RunPictures:
         curves = curves_of(self.validations)
         if len(curves) < 2:
             raise SettingsError(
-                "the run was not validated on several curves; HANABI_EVAL_LINEUPS and "
-                "HANABI_EVAL_DATASET add some."
+                "the run was not validated on several curves; add some with HANABI_EVAL_LINEUPS "
+                "or HANABI_EVAL_DATASET."
             )
         figure = make_figure(4.9, 0.9 + 1.7 * len(curves))
         panels = figure.subplots(len(curves), 1, sharex=True)
@@ -304,7 +304,7 @@ class RunPictures:
             _draw_points(axes, points, _VALIDATION_COLOR, name=visible(name), marker="o-", size=3)
             if rows[-1].chooses:
                 _draw_star(axes, max(rows, key=lambda row: row.score))
-            axes.set_ylabel("score" if rows[-1].metric == SCORE else "share of greatest")
+            axes.set_ylabel("score" if rows[-1].metric == SCORE else "share of maximum")
             name_lines(axes)
             tidy(axes)
         panels[0].set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
@@ -312,7 +312,7 @@ class RunPictures:
         add_caption(
             figure,
             f"Validations, ±{_SHOWN_ERRORS} standard errors; each panel has its own scale. The "
-            "star is the best version of the curve that chooses.",
+            "star marks the best version, on the curve that chooses the best checkpoint.",
         )
         return figure
 
@@ -341,7 +341,7 @@ class RunPictures:
         colors = [_PHASE_COLORS[name] for name in names]
         axes.stackplot(steps, *layers, labels=names, colors=colors, alpha=0.85)
         axes.margins(0)
-        axes.set_ylabel(f"seconds a step,\nmean of the last {SMOOTH}", fontsize=8)
+        axes.set_ylabel(f"seconds per step,\nmean of the last {SMOOTH}", fontsize=8)
         axes.set_xlabel("training step", fontsize=8)
         axes.tick_params(labelsize=8)
         figure.legend(loc="outside right upper", fontsize=8, frameon=False, reverse=True)
@@ -363,7 +363,7 @@ def _draw_points(
     Args:
         axes: The axes to draw on.
         points: At least one score, by step.
-        color: Colour of points and bars.
+        color: Color of points and bars.
         name: Name of the line, to which the last mean is added.
         marker: Format string of matplotlib, e.g. "o-".
         size: Size of a point.
@@ -412,7 +412,7 @@ def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> 
     axes = figure.subplots()
     for number, (name, (steps, values)) in enumerate(lines.items()):
         color = COLORS[number % len(COLORS)]
-        # More players than colours: the others are dashed.
+        # With more players than colors, the others are dashed.
         style = "-" if number < len(COLORS) else "--"
         draw_line(axes, steps, values, color, width=1.7, style=style)
         axes.plot([], [], color=color, linestyle=style, label=name)

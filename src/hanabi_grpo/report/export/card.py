@@ -30,7 +30,7 @@ _GAME_SETTINGS = (
 )
 """Settings of a game that must be the same as in training."""
 _DEFAULT_PARTNER = "random"
-"""Script in the card's example where the environment is not installed, or has none."""
+"""Script in the card's example if the environment is not installed or has no scripts."""
 
 
 def write_card(
@@ -87,10 +87,10 @@ def _facts(origin: Origin, base: str) -> dict[str, Any]:
     saved = origin.saved
     return {
         "base model": base,
-        "weights of the base model (fingerprint)": saved.facts.get("model_fingerprint", "unknown"),
+        "base model weights (fingerprint)": saved.facts.get("model_fingerprint", "unknown"),
         "optimizer steps": saved.step,
         "LoRA rank": _ranks(saved),
-        "played": ", ".join(presets(origin)) or "unknown",
+        "trained on": ", ".join(presets(origin)) or "unknown",
         "score of the last training games": origin.score.text if origin.score else "unknown",
         **origin.settings,
     }
@@ -105,7 +105,7 @@ def _ranks(saved: SavedAdapters) -> str:
 
 
 def _example_lineup(origin: Origin, env: str, players: Sequence[str]) -> str:
-    """Return the lineup of the card's command: a team by itself, a single player with scripts."""
+    """Return the lineup of the card's command: a whole team alone, a single player with scripts."""
     if len(players) > 1:
         return "FOLDER"
     partner = _DEFAULT_PARTNER
@@ -154,7 +154,7 @@ def _settings_prefix(origin: Origin, base: str) -> str:
             values[name] = origin.settings[name]
     if "HANABI_PRESET" not in values:
         names = presets(origin)
-        # "laptop with half of its decks" is no preset.
+        # "laptop with half of its decks" is not a preset.
         if len(names) == 1 and " " not in names[0]:
             values["HANABI_PRESET"] = names[0]
     prefix = ""

@@ -1,4 +1,4 @@
-"""The exported folder: it appears at once, by a rename, or not at all.
+"""The exported folder, written atomically: it appears whole, by a rename, or not at all.
 
     FOLDER/
     ├── README.md                the card
@@ -9,7 +9,7 @@
     │   └── adapter_model.safetensors
     └── player_1/ …
 
-PEFT makes one model of base and adapter, for software without PEFT:
+For software without PEFT, merge the adapter into the base model:
 `PeftModel.from_pretrained(base, "FOLDER/player_0").merge_and_unload().save_pretrained(…)`.
 """
 
@@ -30,7 +30,7 @@ from hanabi_grpo.settings.per_player import OTHERS
 from hanabi_grpo.tracking.artifact import base_name, write_sample_games
 
 _NOT_OF_LORA = ("peft_type", "inference_mode")
-"""Keys of a stored configuration that `LoraConfig` does not take, or gets set here."""
+"""Keys of a stored configuration that `LoraConfig` does not take, or that are set here."""
 _KEPT_FACTS = ("spec_hashes", "board_hashes", *SAME_FACTS)
 """Facts of the checkpoint's manifest that are repeated."""
 
@@ -49,7 +49,7 @@ def export(
         origin: Where the adapters come from.
         out: The folder, which must not exist.
         players: Names of the adapters.
-        base_model: Hub name of the base model; None: as it was trained on, if that is one.
+        base_model: Hub name of the base model; None: the name used in training, if that is one.
         say: Receives messages for the user.
 
     Raises:
@@ -57,7 +57,7 @@ def export(
             models.
     """
     if out.exists() or out.is_symlink():
-        raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
+        raise SettingsError(f"--out {out}: already exists; choose a folder that does not.")
     origin = _of_one_base(origin, players)
     base, is_on_hub = base_name(origin.model)
     if base_model is not None:
@@ -65,8 +65,8 @@ def export(
         is_on_hub = True
     if not is_on_hub:
         say(
-            f"the base model is called {base} on the card; --base-model ORG/NAME says what it is "
-            "on the hub."
+            f"the card calls the base model {base}; use --base-model ORG/NAME to give its name on "
+            "the hub."
         )
     try:
         with new_folder(out) as folder:
@@ -85,10 +85,10 @@ def export(
 
 
 def _of_one_base(origin: Origin, players: Sequence[str]) -> Origin:
-    """Return an origin whose base model is the one of some players of a team.
+    """Return an origin with the base model of some players of a team.
 
     Raises:
-        SettingsError: They have different ones, and a folder's card is of one.
+        SettingsError: They have different base models, and a folder's card names only one.
     """
     if not names_several(origin.model):
         return origin
@@ -97,8 +97,8 @@ def _of_one_base(origin: Origin, players: Sequence[str]) -> Origin:
     if len(set(bases.values())) > 1:
         each = ", ".join(f"{name} on {base_name(base)[0]}" for name, base in bases.items())
         raise SettingsError(
-            f"{origin.folder}: its players have different base models ({each}), and the card of a "
-            "folder names one; export one player, with :player_0 behind the folder."
+            f"{origin.folder}: its players have different base models ({each}), but the card of a "
+            "folder names only one; export a single player by appending :player_0 to the folder."
         )
     facts = {**origin.saved.facts, **facts_of_base(origin.saved.facts, players[0])}
     return replace(origin, model=bases[players[0]], saved=replace(origin.saved, facts=facts))
@@ -117,7 +117,7 @@ def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
         config = LoraConfig(**options, base_model_name_or_path=base, inference_mode=True)
     except (TypeError, ValueError) as error:
         raise SettingsError(
-            f"{origin.folder}/{name}/{CONFIG}: no LoRA configuration ({error})."
+            f"{origin.folder}/{name}/{CONFIG}: not a LoRA configuration ({error})."
         ) from error
     config.save_pretrained(str(folder))
     # PEFT writes a set, whose order is random; a server names adapters by their configuration.

@@ -1,7 +1,7 @@
 """Where adapters come from: the settings, the score and the evaluations of their training.
 
-An evaluation is of certain adapters by the digests of their weights, not by names, which repeat
-over runs.
+Evaluations are matched to adapters by the digests of their weights, not by names, which repeat
+across runs.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from hanabi_grpo.tracking.record import RunningScore, running_score
 PUBLISHED = "settings"
 """Fact of an exported manifest: the settings that are fit for publishing."""
 OTHER = "another adapter"
-"""Name of adapters that are not of this checkpoint."""
+"""Name of adapters that do not belong to this checkpoint."""
 _TRAINING_SETTINGS = (
     "HANABI_ADAPTERS",
     "HANABI_ADVANTAGE",
@@ -77,7 +77,7 @@ class Origin:
     settings: Mapping[str, Any]
     """By variable; no paths, no addresses, no secrets. Empty where the settings are unknown."""
     model: str
-    """MODEL as it was trained on: a folder or a hub name; empty where that is unknown."""
+    """MODEL in training: a folder or a hub name; empty if unknown."""
     score: RunningScore | None
     """Score of the last training games."""
     results: tuple[PlayedResult, ...]
@@ -119,7 +119,7 @@ def read_origin(folder: Path) -> Origin:
 
 
 def _places(checkpoint: Path) -> tuple[Path, ...]:
-    """Return the checkpoint's folder and that of its run, where it lies in one."""
+    """Return the checkpoint's folder, and its run's folder if it lies in one."""
     absolute = checkpoint.absolute()
     run_candidates = [absolute.parent]
     if absolute.parent.name == "artifacts":
@@ -132,7 +132,7 @@ def _places(checkpoint: Path) -> tuple[Path, ...]:
 
 
 def _first_settings(places: Sequence[Path]) -> dict[str, Any]:
-    """Return the settings of the first folder that has some; {} where none has."""
+    """Return the settings of the first folder that has some; {} if none has."""
     for folder in places:
         settings = recorded_settings(folder)
         if settings:
@@ -157,7 +157,7 @@ def _publishable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> RunningScore | None:
-    """Return the score that an artifact has, else the one of the run's rows; None without both."""
+    """Return the score of an artifact, or else of the run's rows; None without either."""
     try:
         data = json.loads(read_bytes(checkpoint / SCORE, MAX_DOCUMENT_BYTES))
         error = data["standard_error"]
@@ -168,7 +168,7 @@ def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> Runn
             num_steps=int(data["steps"]),
         )
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        # The folder is no artifact.
+        # The folder is not an artifact.
         pass
     for folder in places:
         metrics = folder / "metrics.jsonl"
@@ -240,7 +240,7 @@ def _digests_when_pushed(saved: SavedAdapters) -> dict[str, str]:
             tensors = load(weights)
         except SafetensorError as error:
             raise SettingsError(
-                f"{name}: its weights are no safetensors file ({error})."
+                f"{name}: its weights are not a safetensors file ({error})."
             ) from error
         for dtype in _DTYPES:
             converted = {}

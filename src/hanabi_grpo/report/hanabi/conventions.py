@@ -1,4 +1,4 @@
-"""Conventions as sentences and tables: what the hints of a team mean to their receivers."""
+"""Conventions in sentences and tables: what a team's hints mean to their receivers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,10 @@ _HEEDED = 0.1
 _MIN_COUNT = 30
 """Least number of answered hints about which the report makes a statement."""
 _NOTE = (
-    "Per cent. On the receiver's next turn: plays it (a touched card), plays (any), discards, "
-    "hints; of plays where several were touched the oldest and the newest; of touched cards played "
-    "those that score; of cards touched those that fit. Signal: plays it, minus plays without a "
-    "new hint; 0 or less of a receiver that does not listen."
+    "All in percent. What the receiver does on its next turn: plays it (a touched card), plays "
+    "(any card), discards, hints. Oldest, newest: of plays of a touched card where several were "
+    "touched. Scores: of touched cards played. Fits: of touched cards, those playable when hinted. "
+    "Signal: plays it, minus plays without a new hint; 0 or less for a receiver that ignores hints."
 )
 
 
@@ -48,7 +48,7 @@ def count_conventions(path: Path) -> tuple[ConventionReport, list[str]]:
     if len(boards) > 1:
         raise SettingsError(
             f"{path}: holds games of several boards ({', '.join(boards.values())}); give files of "
-            "one."
+            "one board."
         )
     label = "/".join(path.resolve().parts[-2:])
     return convention_report(label, games), notes
@@ -78,20 +78,20 @@ def convention_sheet(report: ConventionReport) -> Sheet:
 
 
 def convention_sentence(report: ConventionReport) -> str:
-    """Return what hints mean to this team in one plain sentence; "" from too few hints."""
+    """Return what hints mean to this team in one sentence; "" with too few hints."""
     answers = report.sides["team"][ANY_HINT]
     play_share = answers.shares["plays_touched"]
     if answers.count < _MIN_COUNT or play_share is None or answers.signal is None:
         return ""
     if answers.signal < _HEEDED:
         return "Hints hardly change what the next player does."
-    sentence = f"After a hint its receiver plays a touched card in {play_share:.0%} of cases"
+    sentence = f"After a hint, the receiver plays a touched card in {play_share:.0%} of cases"
     oldest = answers.shares["oldest_of_choices"]
     newest = answers.shares["newest_of_choices"]
     if oldest is not None and newest is not None:
         choice = "oldest" if oldest >= newest else "newest"
         share = max(oldest, newest)
-        sentence += f"; where it could choose, the {choice} one in {share:.0%}"
+        sentence += f"; with several to choose from, the {choice} one in {share:.0%}"
     return f"{sentence}."
 
 

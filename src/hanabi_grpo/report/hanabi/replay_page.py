@@ -40,7 +40,7 @@ def draw_games(
 
 
 def _with_calls(moves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a game's moves alone, each with the calls of tools before it in what was said.
+    """Return a game's moves only, with the tool calls before each move added to what was said.
 
     The board has a picture for each move.
     """

@@ -1,4 +1,4 @@
-"""One run as people look at it: its state on disk, its figures and the dashboard.
+"""Views of one run: its state on disk, its figures and the dashboard.
 
 Nothing here imports torch or matplotlib, and nothing writes into the run folder.
 """

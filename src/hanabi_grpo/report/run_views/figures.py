@@ -1,6 +1,6 @@
 """The metrics of `metrics.jsonl` that are shown, with their order and titles.
 
-Metrics that every environment has come first, then the environment's own counts, under its own
+Metrics that every environment has come first, then the environment's own counts under their own
 names.
 """
 
@@ -23,12 +23,12 @@ EXPLOITABILITY = "exploitability"
 _PLAYER_METRIC = re.compile(r"(player_[0-9]+)/(.+)", re.ASCII | re.DOTALL)
 _TEAM_TITLES = {
     SCORE: "score",
-    "illegal_per_game": "illegal replies a game",
-    "unparsable_per_game": "unparsable replies a game",
+    "illegal_per_game": "illegal replies per game",
+    "unparsable_per_game": "unparsable replies per game",
     "out_of_tokens_per_game": "games out of tokens",
-    "turns_per_game": "turns a game",
+    "turns_per_game": "turns per game",
     "flat_group_share": "zero-variance groups",
-    "repeated_episode_share": "episodes equal to another of their group",
+    "repeated_episode_share": "duplicate episodes in their group",
     "resample/flat_after": "zero-variance groups, used",
     "loss": "loss",
     "kl": "KL to the base model, nats",
@@ -36,19 +36,19 @@ _TEAM_TITLES = {
 _PLAYER_TITLES = {
     "reward": "mean return",
     "bad_reply_share": "bad replies",
-    "entropy_estimate": "entropy, nats a token",
-    "tokens_per_reply": "tokens a reply",
+    "entropy_estimate": "entropy, nats per token",
+    "tokens_per_reply": "tokens per reply",
     "grad_norm": "gradient norm",
     "parity": "logprob mismatch, nats",
-    "parity_slope": "sampler: 0 this version, 1 the one before",
-    "parity_scale": "sampler's adapter, times the trained one",
-    "parity_temperature": "sampler's temperature, times the set one",
-    "update_kept": "share of an update that 16 bits keep",
+    "parity_slope": "sampler's version: 0 this one, 1 the previous",
+    "parity_scale": "sampler's adapter scale, 1 as trained",
+    "parity_temperature": "sampler's temperature, 1 as set",
+    "update_kept": "share of an update kept in 16 bits",
     "belief_loss": "surprise at hidden cards in training, nats",
-    "belief_kl": "KL(exact belief to what it says), bits a card",
-    "belief_bits": "surprise at hidden cards, bits a card",
-    "belief_bits_exact": "the same, knowing its partner's policy",
-    "belief_bits_rules": "the same, by the rules alone",
+    "belief_kl": "KL(exact‖stated belief), bits per card",
+    "belief_bits": "surprise at hidden cards, bits per card",
+    "belief_bits_exact": "surprise, knowing the partner, bits per card",
+    "belief_bits_rules": "surprise, by the rules alone, bits per card",
     "belief_answered": "share of answers that name a card",
     "parity_surprise": "surprise of sampled tokens, standard errors",
 }
@@ -85,13 +85,13 @@ _HIDDEN_METRICS = frozenset(
 )
 _HIDDEN_PREFIXES = ("games_", "groups_")
 _LONGEST_SECONDS = 10**10
-"""Of a time span that is shown, some 300 years."""
+"""Longest time span that is shown, about 300 years."""
 _PHASES = ("push", "rollout", "resample", "wait", "recall", "train")
 """Phases of a step, in their order."""
 
 
 def team_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the figures of all players together that the rows have: metric to title with unit."""
+    """Return the rows' figures of all players together: metric to title with unit."""
     names = []
     for name in _metric_names(rows):
         if not _PLAYER_METRIC.fullmatch(name):
@@ -100,7 +100,7 @@ def team_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def player_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the figures of single players: metric, without its `player_N/`, to title with unit."""
+    """Return the rows' figures of single players: metric without `player_N/` to title with unit."""
     names = []
     for name in _metric_names(rows):
         match = _PLAYER_METRIC.fullmatch(name)
@@ -110,7 +110,7 @@ def player_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the players that the last row has figures of."""
+    """Return the players with figures in the last row."""
     possible = player_names(MAX_PLAYERS)
     names = set()
     for name in _metric_names(rows[-1:]):
@@ -133,7 +133,7 @@ def series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], lis
 
 
 def recent(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return the mean of a metric over the last steps; None without a value among them."""
+    """Return the mean of a metric over the last steps; None if they have no value."""
     _, values = series(rows[-WINDOW:], name)
     return sum(values) / len(values) if values else None
 
@@ -183,7 +183,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float | None, zone: tzinfo | None = None) -> str:
-    """Return a time since 1970 as people read it, e.g. "2026-01-31 09:30:00"; "" for none.
+    """Return a time since 1970 in readable form, e.g. "2026-01-31 09:30:00"; "" for none.
 
     Args:
         seconds: Seconds since 1970.
@@ -214,7 +214,7 @@ def _titles(names: Sequence[str], titles: Mapping[str, str]) -> dict[str, str]:
     for name in names:
         if name not in titles and not _is_hidden(name):
             base_name = name.removesuffix("/mean")
-            title = base_name.replace("_per_", " a ").replace("_", " ")
+            title = base_name.replace("_per_", " per ").replace("_", " ")
             shown_titles[name] = visible(title)
     return shown_titles
 

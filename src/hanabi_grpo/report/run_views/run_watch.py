@@ -1,4 +1,4 @@
-"""The state of a run folder, read again and again while a trainer writes, resumes or creates it."""
+"""The state of a run folder, read repeatedly while a trainer writes, resumes or creates it."""
 
 import contextlib
 import json
@@ -118,7 +118,7 @@ class _FileVersion(NamedTuple):
 
 
 class RunWatch:
-    """Looks at one run folder; a file is read when it has changed.
+    """Watches one run folder; a file is read only when it has changed.
 
     Example:
         watch = RunWatch(Path("outputs/my-run"))
@@ -132,10 +132,10 @@ class RunWatch:
         self._start(folder)
 
     def _start(self, home: Path) -> None:
-        """Forget everything and begin with the run in a folder."""
+        """Reset, and start with the run in a folder."""
         self._home = home
         self._versions: dict[str, _FileVersion | None] = {}
-        """Versions of the files when they were read; None: it was missing."""
+        """Versions of the files when they were read; None: the file was missing."""
         self._rows: list[dict[str, Any]] = []
         self._history_note = ""
         """What was left out of `metrics.jsonl`."""
@@ -189,7 +189,7 @@ class RunWatch:
         )
 
     def _name(self) -> str:
-        """Return the folder's name; one called train/ is named by what it belongs to."""
+        """Return the folder's name; that of train/ includes its parent's name."""
         path = self.folder.resolve()
         if path.name == TRAIN:
             return visible_line(f"{path.parent.name}/{TRAIN}")
@@ -212,7 +212,7 @@ class RunWatch:
         num_known = len(self._rows)
         is_continued = num_known > 0 and rows[:num_known] == self._rows
         if not is_continued:
-            # A resumed run makes steps again.
+            # A resumed run repeats steps.
             self._forget_alarms()
             num_known = 0
         for row in rows[num_known:]:
@@ -261,7 +261,7 @@ def read_run(folder: Path) -> RunState:
     """Return what a run folder holds, for commands that need its steps.
 
     Raises:
-        SettingsError: The folder is no run, or the run has no step.
+        SettingsError: The folder is not a run, or the run has no step.
     """
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "no such folder"
@@ -270,14 +270,14 @@ def read_run(folder: Path) -> RunState:
     if not state.rows:
         reason = f" ({state.notes[0]})" if state.notes else ""
         raise SettingsError(
-            f"{folder}: its metrics.jsonl holds no step{reason}; the run ended before its first "
-            "one, or this is no run."
+            f"{folder}: its metrics.jsonl has no step{reason}; the run ended before its first one, "
+            "or this is not a run folder."
         )
     return state
 
 
 def _parse_incident(line: bytes) -> Incident | None:
-    """Return the incident of a line; None for any other line: the last one may still be written."""
+    """Return the incident of a line; None for any other line: the last one may be incomplete."""
     try:
         row = json.loads(line)
         step = row.get("step")

@@ -43,15 +43,15 @@ _UNKNOWN_HEIGHT = 40
 """Height of the terminal, in lines, that is assumed where it is not known."""
 _LEAST_CURVE = 4
 _MOST_CURVE = 12
-"""Lines of the score's curve at least and at most."""
+"""Least and largest number of lines of the score's curve."""
 _LEAST_CURVE_WIDTH = 4
 _CURVE_SMOOTH = 9
 """Steps of the trailing mean of the score's curve."""
 _MOST_FIGURES = 11
-"""Figures of the team, and of each player, that are shown; the page of `report` has all."""
+"""Figures shown for the team, and for each player; the page of `report` shows all."""
 _MOST_INCIDENTS = 2
-_TITLE_WIDTH = 26
-"""Characters of a figure's title."""
+_TITLE_WIDTH = 27
+"""Characters of a figure's title; longer titles are cut."""
 _VALUE_WIDTH = 8
 _PADDING = 3
 """Characters between a value and its curve."""
@@ -78,7 +78,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class RunScreen:
-    """A frame of the dashboard; its lower parts are cut off where the terminal is low."""
+    """A frame of the dashboard; its lower part is cut off if the terminal is too short."""
 
     def __init__(
         self, state: RunState, levels: Mapping[str, float] | None = None, first: int = 0
@@ -96,7 +96,7 @@ class RunScreen:
         self.first = first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Lay the frame out for the width and height at hand."""
+        """Lay the frame out for the available width and height."""
         if not self.state.rows:
             yield self._waiting()
             return
@@ -113,7 +113,7 @@ class RunScreen:
             yield from line
             yield Segment.line()
         num_hidden = len(lines) - height + 1
-        more = f"{num_hidden} more lines; tab brings the next panel up, q leaves"
+        more = f"{num_hidden} more lines; tab shows the next panel, q quits"
         yield Text(
             more,
             style="yellow",
@@ -124,13 +124,13 @@ class RunScreen:
 
     def _waiting(self) -> RenderableType:
         """Return the frame before the first step."""
-        text = "No run there yet; it appears when the trainer starts."
+        text = "No run yet; it appears here when the trainer starts."
         if self.state.is_there:
-            text = "No step yet: waiting for the trainer's first one."
+            text = "No step yet; waiting for the trainer's first one."
         return Group(_header(self.state), Text(text, style="yellow"), *_note_lines(self.state))
 
     def _body(self, width: int, height: int | None) -> list[RenderableType]:
-        """Return the panels, side by side where there is room and none is asked for."""
+        """Return the panels, side by side if there is room and none is chosen."""
         state = self.state
         first = self.first % _NUM_PANELS
         is_wide = width >= _WIDE and first == 0
@@ -144,7 +144,7 @@ class RunScreen:
             f"means of the last {WINDOW} steps; curves: the whole run",
             _figures(state, inner_width),
         )
-        phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
+        phases = _panel(f"seconds per step, last {WINDOW}", _phases(state))
         if is_wide:
             grid = Table.grid(expand=True)
             grid.add_column(ratio=1)
@@ -156,7 +156,7 @@ class RunScreen:
 
     def _score_panel(self, width: int, height: int) -> Panel:
         """Return the score's curve, with the levels to compare it with below."""
-        title = "score, mean of the training games"
+        title = "mean score of the training games"
         levels = dict(self.levels)
         setup = run_setup(self.state.settings)
         metric = SCORE
@@ -165,7 +165,7 @@ class RunScreen:
                 metric = EXPLOITABILITY
                 title = "exploitability, 0 in an equilibrium"
             else:
-                title = "return of player_0 in training; in self-play no measure of play"
+                title = "return of player_0 in training; in self-play it does not measure skill"
         elif setup is not None:
             least, greatest = score_range(setup.spec)
             title += f", {least:g} to {greatest:g}"
@@ -215,14 +215,14 @@ def _title(state: RunState) -> Text:
 
 
 def _progress(state: RunState) -> Text:
-    """Return e.g. "step 3/10  games by version 2  checkpoint 3  2.0 s a step  0:00:14 left"."""
+    """Return e.g. "step 3/10  played by version 2  checkpoint 3  2.0 s/step  0:00:14 left"."""
     of_steps = f"/{state.max_steps}" if state.max_steps else ""
     line = Text(f"step {state.step}{of_steps}", style="bold")
-    text = f"  games by version {state.version}"
+    text = f"  played by version {state.version}"
     if state.checkpoints:
         text += f"  checkpoint {state.checkpoints[-1]}"
     if state.step_seconds is not None:
-        text += f"  {state.step_seconds:.1f} s a step"
+        text += f"  {state.step_seconds:.1f} s/step"
     if state.seconds_left and state.trainer:
         text += f"  {duration(state.seconds_left)} left"
     return Text.assemble(line, text)
@@ -244,9 +244,7 @@ def _panel(title: str, content: RenderableType) -> Panel:
 
 
 def _curve(state: RunState, metric: str, width: int, height: int) -> RenderableType:
-    """Return a metric's trailing means with their scale.
-
-    The noise of single steps would hide the curve.
+    """Return a metric's trailing means with their scale: single steps are too noisy.
 
     Args:
         state: The run.
@@ -386,10 +384,10 @@ def _figure_table(
 
 
 def _phases(state: RunState) -> RenderableType:
-    """Return the phases of a step as bars one after another."""
+    """Return the phases of a step as consecutive bars."""
     seconds_of_phases = recent_phases(state.rows)
     if not seconds_of_phases:
-        return Text("no times in these rows", style="dim")
+        return Text("no phase times recorded", style="dim")
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)

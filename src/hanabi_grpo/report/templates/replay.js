@@ -74,12 +74,12 @@ function start() {
   const player = button("play", "play or pause (space)", play);
   const hider = button("hide", "hide the mover's own cards (h)", hide);
   controls.append(button("|◀", "first turn (home)", () => go(state.game, 0)),
-    button("◀", "turn before (left)", () => go(state.game, state.turn - 1)), player,
+    button("◀", "previous turn (left)", () => go(state.game, state.turn - 1)), player,
     button("▶", "next turn (right)", () => go(state.game, state.turn + 1)),
     button("▶|", "end (end)", () => go(state.game, Infinity)), hider, slider);
   const table = make("div");
   table.id = "table";
-  const keys = make("p", "keys", "Under a card: the colours and ranks that hints leave possible; underlined: named by a hint.\n" +
+  const keys = make("p", "keys", "Under a card: the colors and ranks that hints leave possible; underlined: named by a hint.\n" +
     "←\u00a0→ turn · home end · space plays · ↑\u00a0↓ game · h hides the mover's own cards");
   find("board").append(controls, table, keys);
 
@@ -149,7 +149,7 @@ function start() {
     const item = section.querySelectorAll("li")[state.turn];
     if (item) {
       item.classList.add("now");
-      // A phone shows this one alone, and hidden items are not counted.
+      // A phone shows only this item, and hidden items are not counted.
       item.value = state.turn + 1;
       reveal(find("turns"), item);
     }
