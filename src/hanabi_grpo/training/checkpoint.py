@@ -303,8 +303,7 @@ class OptimizerState:
         return torch.device("cpu")
 
     def _allocate(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Allocate the state of DeepSpeed's partitions, which is missing before the first update.
-        """
+        """Allocate the state of DeepSpeed's partitions, missing before the first update."""
         if self._zero is None:
             return
         for name, parameter in self._parameters:

@@ -300,7 +300,7 @@ def is_far_enough(
 
 
 def spans(steps: Sequence[Sequence[float]]) -> Iterable[tuple[int, list[float]]]:
-    """Yield (n, column sums over the last n steps) for n = 1, 2, 3, 4, 6, …"""
+    """Yield each number of steps in `SPANS` with the column sums over that many last steps."""
     for num_steps in SPANS:
         if num_steps > len(steps):
             return

@@ -122,8 +122,7 @@ class PlayedStep:
 
 
 class Events(Protocol):
-    """Events of the loop that the rest of the process is notified of, see `trainer.TrainerEvents`.
-    """
+    """Events of the loop that other parts are notified of, see `trainer.TrainerEvents`."""
 
     @property
     def should_stop(self) -> bool:
