@@ -276,7 +276,7 @@ def test_a_step_that_nobody_announced_is_refused_and_one_that_never_came_is_coun
     run.guard.begin_update({"player_0", "player_1"})
     run.guard.end_update()
     assert run.guard.dropped == ["player_0", "player_1"]
-    assert "skipped before the optimizer" in run.reports[0][1]
+    assert "the optimizer step was skipped" in run.reports[0][1]
     run = _Training()
     run.optimizer.step()
     run.step(player_0=1.0)

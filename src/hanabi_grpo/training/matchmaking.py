@@ -112,8 +112,7 @@ class PartnerRecord:
         return [chance / total for chance in chosen]
 
     def figures(self, pool: Sequence[Partner], num_players: int, power: float) -> dict[str, float]:
-        """Return `partners/NAME/chance`: the probability that a task with a partner has this one.
-        """
+        """Return `partners/NAME/chance`: the share of tasks with a partner that have this one."""
         figures: dict[str, float] = {}
         chances = self.chances(pool, num_players, power)
         for (partner, _), chance in zip(pairs(pool, num_players), chances, strict=True):

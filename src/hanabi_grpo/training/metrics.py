@@ -258,8 +258,7 @@ def _seat_figures(
     reply_limit: int,
     end_id: int | None,
 ) -> dict[str, float]:
-    """Return the figures of training progress of one seat, over the games in which it is trained.
-    """
+    """Return one seat's figures of training progress, over the games in which it is trained."""
     replies: list[Turn] = []
     returns: list[float] = []
     num_without_turn = 0

@@ -259,8 +259,7 @@ class MicroBatch:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Number of tokens that a forward pass computes: with padding, shared prefixes only once.
-        """
+        """Number of tokens in a forward pass: padding counts, and shared prefixes count once."""
         return self.ids.numel() if self.tree is None else self.tree.ids.numel()
 
 

@@ -184,7 +184,7 @@ class _Gap:
         )
 
     def is_too_large(self, tolerance: float) -> bool:
-        """Tell whether the gap stops the run; `PlayerGuard` handles a trainer mean of NaN or inf."""
+        """Tell whether the gap stops the run; the guard handles a trainer mean of NaN or inf."""
         if math.isnan(self.trainer) or math.isinf(self.trainer):
             return False
         return not self.mean <= tolerance

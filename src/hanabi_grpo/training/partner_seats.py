@@ -227,8 +227,7 @@ class PartnerSeats:
         return self._guest(partner.place, adapter, checkpoint)
 
     def _earlier_version(self, seat: int, version: int, task: int) -> str | None:
-        """Return the seat of an earlier version in a checkpoint of this run; None if there is none.
-        """
+        """Return the seat of an earlier version of this run; None if there is no checkpoint."""
         adapter = self._settings.adapter_of(player_name(seat))
         checkpoints = checkpoints_of(self._run_folder)
         # Only regular checkpoints: one that was saved on an interrupt must not change the draws of

@@ -57,8 +57,7 @@ class Reference:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use the reference's weights in the block; the current adapters are restored bit by bit.
-        """
+        """Use the reference's weights in the block; current adapters are restored bit by bit."""
         if self._is_base:
             yield
             return
@@ -66,8 +65,7 @@ class Reference:
             yield
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Return [rows, tokens - 1] logprobs of replies under the reference; call within `in_use`.
-        """
+        """Return [rows, tokens - 1] logprobs under the reference; call it within `in_use`."""
         if self._is_base:
             return self._policy.reference_logprobs(batch)
         return self._policy.fixed_logprobs(batch)

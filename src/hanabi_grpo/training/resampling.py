@@ -1,5 +1,4 @@
-"""HANABI_RESAMPLE_FLAT=k: replaces tasks whose groups are flat with further tasks, in up to k
-rounds.
+"""HANABI_RESAMPLE_FLAT=k: further tasks replace those with flat groups, in up to k rounds.
 
 A group is flat (zero-variance) if the estimator gives the advantage 0 to all turns of the players
 that learn in the step. With most estimators this happens if all games of the task have the same
