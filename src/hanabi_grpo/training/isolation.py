@@ -248,7 +248,7 @@ class PlayerGuard:
         if self._with_data is None:
             if self._has_begun:
                 raise SettingsError(
-                    "unexpected second optimizer step on the same games: its players are unknown. "
+                    "a second optimizer step on the same games, whose players are not known. "
                     "Do not set ms-swift's options --num_iterations and --steps_per_generation; "
                     "set HANABI_UPDATES_PER_STEP for several updates per step."
                 )
