@@ -1,4 +1,4 @@
-"""Groups: the NUM_GENERATIONS episodes of one task, of which a step has several."""
+"""Groups: the NUM_GENERATIONS episodes of one task. A step has several groups."""
 
 from collections.abc import Sequence
 

@@ -327,7 +327,7 @@ class TrainingRun:
             self._restore(parts.resume_folder)
 
     def _make_value_learner(self) -> ValueLearner | AdapterCritics | None:
-        """Return the learner of values beside the model; None if the estimator needs no values."""
+        """Return the learner of values; None if the run's estimator needs no learned values."""
         if self._settings.critic == "adapter":
             return AdapterCritics(
                 self._settings,
