@@ -235,10 +235,10 @@ def see_gpus(monkeypatch: pytest.MonkeyPatch, num_gpus: int, num_processes: int)
     ("num_gpus", "num_processes", "visible", "problem"),
     [
         # A driver that is too old, or a list whose first GPU is not there.
-        (0, 1, "4", "1 trainer process(es) on this machine, and torch sees 0 GPU(s) "),
-        (2, 4, "0,1,2,3", "4 trainer process(es) on this machine, and torch sees 2 GPU(s) "),
+        (0, 1, "4", "1 trainer process(es) on this machine, but torch sees 0 GPU(s) "),
+        (2, 4, "0,1,2,3", "4 trainer process(es) on this machine, but torch sees 2 GPU(s) "),
         # `hanabi-grpo train` without the script.
-        (8, 4, None, "4 trainer process(es) on this machine, and torch sees 8 GPU(s) "),
+        (8, 4, None, "4 trainer process(es) on this machine, but torch sees 8 GPU(s) "),
         (4, 4, "4,5,6,7", ""),
         (1, 1, None, ""),
     ],

@@ -221,8 +221,8 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
     cut = tmp_path / "cut"
     settings = write_settings(whole, tiny_model, MAX_STEPS="9", **variables)
     output = run_trainer(settings, processes=2)
-    assert "phase 1: player_1 is trained now" in output
-    assert "a full round of players gave no version" in output
+    assert "phase 1: now training player_1" in output
+    assert "a full round of players found no version" in output
     # Interrupted within a phase, and between the validation that ends the run and its last step.
     for start, end in ((0, 3), (3, 4), (4, 9)):
         if start > 0:

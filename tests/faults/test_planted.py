@@ -127,7 +127,7 @@ def test_modules_that_the_engine_does_not_find_are_named_before_the_first_step(
     assert trainer.returncode == 2, trainer.stdout[-4000:]
     kinds = first_match(
         r"ParityError: player_0: an adapter with random weights moves the sampler's logprobs by "
-        r".* Without effect on the sampler: ([\w, ]+)\.",
+        r".* No effect on the sampler: ([\w, ]+)\.",
         trainer.stdout,
     )
     assert kinds.split(", ") == sorted(WRAPPER_FAULTS[fault])

@@ -147,12 +147,12 @@ def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
     kept, sentences = usable_groups(groups, [_dropped(1, 1), _dropped(2, 0), _dropped(2, 1), *lost])
     assert kept == [groups[2], groups[4]]
     assert sentences == [
-        "task train 1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is "
-        "left out.",
+        "task train 1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so the "
+        "task is left out.",
         "task train 2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a "
-        "group needs 2, so it is left out.",
+        "group needs 2, so the task is left out.",
         "task train 5: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
-        "task train 4: 1 game(s) played; a group needs 2, so it is left out.",
+        "task train 4: 1 game(s) played; a group needs 2, so the task is left out.",
     ]
 
 

@@ -257,7 +257,7 @@ def test_the_belief_loss_of_one_player_moves_the_other_by_nothing_and_falls(
 def test_games_without_questions_and_thoughts_are_refused() -> None:
     settings = Settings(**BASE_SETTINGS, belief_weight=1.0)
     game = registry.setup("tic_tac_toe", {"preset": "tic_tac_toe"})
-    with pytest.raises(SettingsError, match=r"players of tic_tac_toe tic_tac_toe can be asked"):
+    with pytest.raises(SettingsError, match=r"tic_tac_toe tic_tac_toe has no questions"):
         belief_labels(settings, {"y": game}, dict.fromkeys(NAMES, TOKENIZER))
     assert belief_labels(Settings(**BASE_SETTINGS), {"y": game}, {}) is None
     with pytest.raises(SettingsError, match="right answers have no thoughts"):

@@ -181,7 +181,7 @@ def test_a_gradient_that_is_not_finite_is_dropped_counted_and_leaves_the_other_p
     [(kind, message)] = run.reports
     assert kind == "update_dropped"
     assert message.startswith(
-        f"player_1: the gradient's norm is {bad if bad == bad else 'nan'}; its weights"
+        f"player_1: the gradient's norm is {bad if bad == bad else 'nan'}; the update is dropped, "
     )
 
 
@@ -276,12 +276,12 @@ def test_a_step_that_nobody_announced_is_refused_and_one_that_never_came_is_coun
     run.guard.begin_update({"player_0", "player_1"})
     run.guard.end_update()
     assert run.guard.dropped == ["player_0", "player_1"]
-    assert "skipped before the optimizer" in run.reports[0][1]
+    assert "the optimizer step was skipped" in run.reports[0][1]
     run = _Training()
     run.optimizer.step()
     run.step(player_0=1.0)
     with pytest.raises(
-        SettingsError, match=r"a second optimizer step on the same games: .*--num_iterations"
+        SettingsError, match=r"a second optimizer step on the same games, .*--num_iterations"
     ):
         run.optimizer.step()
 

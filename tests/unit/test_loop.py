@@ -402,7 +402,7 @@ def test_an_interrupted_step_saves_the_state_of_the_step_before(tmp_path: Path) 
         for batches in update.passes:
             run.backward(run.loss(run.logprobs(batches, update), batches), batches, update)
         run.optimizer_step(update)
-        assert "the update was cut in the middle" in run.save_interrupted()
+        assert "an optimizer update was interrupted" in run.save_interrupted()
 
 
 def play_and_learn(made: RunOfATest, step: int) -> None:
@@ -467,7 +467,7 @@ def test_what_is_measured_of_the_final_adapters_is_in_the_log(
         train(made.run)
     # A row has what was measured of the version that its step began with.
     assert [row.get("exploitability") for row in made.events.rows] == [0.5, None, 0.25, None]
-    assert "version 4, the last one: exploitability 0.1667" in caplog.text
+    assert "final version 4: exploitability 0.1667" in caplog.text
 
 
 def test_a_log_that_cannot_be_copied_does_not_cost_the_recorded_games(

@@ -236,7 +236,7 @@ def test_a_request_is_used_once_and_by_its_own_deals_only() -> None:
     ahead.ask(FIRST, 8)
     assert ahead.take(SECOND, 9).version == 9
     assert source.played == [(FIRST, 8), (SECOND, 9)]
-    assert "they are of other tasks than this step's" in source.recorded[0][1]
+    assert "their tasks are not this step's tasks" in source.recorded[0][1]
 
 
 def test_whatever_else_happens_in_the_thread_is_raised_in_the_trainer() -> None:
@@ -302,7 +302,9 @@ def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_b
     assert not any(torch.equal(now[name], before[name]) for name in PLAYERS)
     kept.keep(6)
     with (
-        pytest.raises(VersionError, match=r"version 4 are not kept here \(kept: \[5, 6\]\)"),
+        pytest.raises(
+            VersionError, match=r"version 4 are no longer available \(available: \[5, 6\]\)"
+        ),
         kept.using(4),
     ):
         pass

@@ -136,10 +136,11 @@ def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_end
     assert all(active == whole[step // 10 * 10][0] for step, (active, _) in enumerate(whole))
     assert [step for step, (_, ends) in enumerate(whole) if ends] == [100]
     assert (
-        "phase 1: player_2 is trained now; the team has 2.000 ± 0.000 at step 10" in caplog.messages
+        "phase 1: now training player_2; the team starts from 2.000 ± 0.000 at step 10"
+        in caplog.messages
     )
     assert caplog.messages[-1] == (
-        "a full round of players gave no version better than 3.000 ± 0.000 at step 40: "
+        "a full round of players found no version better than 3.000 ± 0.000 at step 40: "
         "the run ends after step 101"
     )
     kept = (tmp_path / FILE).read_text()

@@ -180,12 +180,12 @@ class Checked:
         (
             {"sampled_by": "stale"},
             r"player_0@5: the sampler's logprobs are closer to those of version 4 of its adapter .*"
-            r"a stale adapter.* Likeliest: version 4 of its adapter, which explains 100%",
+            r"a stale adapter.* Most likely: version 4 of its adapter, which explains 100%",
         ),
         # Which suspect is looked at besides these changes from step to step.
         (
             {"sampled_by": "player_1"},
-            r"closer to those of adapter player_1 .* a swapped adapter.* Likeliest: adapter pl",
+            r"closer to those of adapter player_1 .* a swapped adapter.* Most likely: adapter pl",
         ),
         (
             {"sampled_by": "base", "version": 6},
@@ -195,8 +195,8 @@ class Checked:
             {"sampled_by": "player_0", "scale": 0.9},
             r"closer to those of its own adapter times 0\.9\d* .* was scaled, or not loaded",
         ),
-        ({"sampled_by": "player_0", "scale": 0.99}, r"Likeliest: its own adapter times 0\.99,"),
-        ({"sampled_by": "player_0", "scale": 1.02}, r"Likeliest: its own adapter times 1\.02,"),
+        ({"sampled_by": "player_0", "scale": 0.99}, r"Most likely: its own adapter times 0\.99,"),
+        ({"sampled_by": "player_0", "scale": 1.02}, r"Most likely: its own adapter times 1\.02,"),
         (
             {"sampled_by": "player_0", "temperature": 0.97},
             r"its own adapter at 0\.9[67]\d* times TEMPERATURE .* at another temperature",
@@ -324,7 +324,7 @@ def test_a_gap_is_an_incident_at_three_times_the_median_and_a_stop_at_six_times(
         assert [kind for kind, _ in checked.incidents] == kinds
     with pytest.raises(
         ParityError,
-        match=r"the median of the last 20 step\(s\) is 0.01, above 0.03 .* above 0.06 a",
+        match=r"the median of the last 20 step\(s\) is 0.01; a gap above 0.03 .* above 0.06 s",
     ):
         checked.check.check_games(checked.games("player_0", 0.1), evidence)
 
@@ -335,7 +335,7 @@ def test_in_float32_a_gap_far_below_the_tolerance_stops_once_its_own_noise_is_kn
     # The first step knows the tolerance alone.
     evidence, _ = checked.check.check_games(checked.games("player_0", 5e-5), {})
     assert [kind for kind, _ in checked.incidents] == ["mismatch_rose"]
-    assert "in a first step above 1e-05 is an incident" in checked.incidents[0][1]
+    assert "in a first step, a gap above 1e-05 is an incident" in checked.incidents[0][1]
     evidence, _ = checked.check.check_games(checked.games("player_0"), {})
     assert evidence["player_0|gap"][0][0] < 1e-6
     with pytest.raises(ParityError, match=r"differ by [34]e?.*e-05 on average.* No suspect expl"):

@@ -208,7 +208,7 @@ def test_a_layer_that_meets_other_rows_than_the_passs_makes_players_pass_apart(
         policy = Policy(model, TEAM, temperature=1.0, has_whole_weights=True)
     assert policy.shares_prefixes
     assert not policy.shares_passes
-    assert "each player has forward passes of its own: a layer was called with a" in caplog.text
+    assert "each player has separate forward passes: a layer was called with a" in caplog.text
 
 
 def weighed(player: str, *weights: float) -> list[MicroBatch]:

@@ -120,7 +120,8 @@ def test_what_an_optimizer_reads_in_a_kernel_is_restored_to_the_device_of_its_we
 def test_the_state_of_another_model_is_refused() -> None:
     _, optimizer = _made(1)
     with pytest.raises(
-        RunFolderError, match=r"names 'lora_A.player_7.weight', which this model does not have"
+        RunFolderError,
+        match=r"names the parameter 'lora_A.player_7.weight', which this model does not have",
     ):
         OptimizerState(dict(_Model().named_parameters()), optimizer).restore(
             {"lora_A.player_7.weight|exp_avg": torch.zeros(1)}

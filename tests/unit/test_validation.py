@@ -134,7 +134,7 @@ def test_validations_wait_while_the_disk_is_full_and_are_written_with_the_next_c
         metrics = add(validation, 10, make_groups(2, 4))
         validation.write()
     assert metrics["validation/score/mean"] == 3.0
-    assert caplog.text.count("validation.json cannot be written (No space left on device)") == 2
+    assert caplog.text.count("validation.json could not be written (No space left on device)") == 2
     assert [row.step for row in made_validation(tmp_path, first_step=10).rows] == [0]
     validation.write()
     assert [row.step for row in made_validation(tmp_path, first_step=10).rows] == [0, 10]

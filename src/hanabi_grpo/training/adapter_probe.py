@@ -1,24 +1,26 @@
-"""The probe of adapters: does an adapter change the sampler as it changes the trainer?
+"""The adapter check: does an adapter change the sampler the way it changes the trainer?
 
-vLLM leaves out, without an error, the weights of modules whose names it does not find in its own
-model, as in a class that wraps the model under another prefix, and a replica may miss an upload
-that the others got. Before its first update an adapter changes nothing, so nothing else would tell,
-and the mismatch check only later, once the policy has moved.
+Two failures are silent. vLLM skips the weights of modules whose names it does not find in its own
+model, e.g. in a class that wraps the model under another prefix, and a replica may miss an upload
+that the others received. An adapter changes nothing before its first update, so no other check
+would notice at the start, and the mismatch check would notice only after the policy has moved.
 
-So each player's adapter gets a random B in the place of its own, of a size that changes the output
-of every module by `STRENGTH` of what its weight makes of a random input. It is sent on the way of
-every upload, under a name that no seat can have. Every replica of the player's base model scores a
-few fixed token sequences with and without it, and it is dropped. With t the change of the trainer's
-logprobs and s that of the sampler's, both a vector over all tokens, the run goes on where
+So the B matrices of each player's adapter are replaced with random ones, scaled to change the
+output of every module by `STRENGTH` times what its weight makes of a random input. This probe
+adapter is uploaded like any other, under a name that no seat can have. Every replica of the
+player's base model scores a few fixed token sequences with and without it, then drops it. With t
+the change of the trainer's logprobs and s the change of the sampler's, both vectors over all
+tokens, the run continues if
 
     |s - t| <= limit · |t|.
 
-Where it does not, one such adapter for each kind of module (q_proj, …) finds those that do nothing.
-In 16 bits the limit of the whole is above what a single kind may make, so these are asked from a
-smaller difference on, and decide (`Limits`).
+Otherwise one probe adapter per kind of module (q_proj, …) finds the kinds that have no effect. In
+16 bits the limit for all modules together is larger than the difference that a single ineffective
+kind may cause, so each kind is probed from a smaller difference on, and these probes decide
+(`Limits`).
 
-Neither the run's random numbers nor its adapters are touched: the weights of now come back bit by
-bit.
+Neither the run's random numbers nor its adapters are changed: the current weights are restored bit
+by bit.
 """
 
 import logging
@@ -39,26 +41,27 @@ from hanabi_grpo.training.policy import Policy
 logger = logging.getLogger(__name__)
 
 STRENGTH = 0.3
-"""Norm of what the adapter adds to a module's output, over that of the output, for an input whose
-entries are random."""
+"""Norm of what the adapter adds to a module's output, divided by the norm of the output, for a
+random input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Largest differences of sampler and trainer, as shares of the trainer's change.
+    """Largest allowed differences between sampler and trainer, as shares of the trainer's change.
 
-    Rounding alone made 3e-6 in float32 and 0.03 to 0.05 in bfloat16, a kind of module that did
-    nothing 0.15 to 0.8 (small models on a CPU).
+    Measured on small models on a CPU: rounding alone caused 3e-6 in float32 and 0.03 to 0.05 in
+    bfloat16, and a kind of module without effect caused 0.15 to 0.8.
     """
 
     suspicion: float
-    """Of all modules; from here on each kind of module is looked at."""
+    """For all modules together; above it each kind of module is probed."""
     whole: float
-    """Of all modules; from here on the run stops whatever the kinds say."""
+    """For all modules together; above it the run stops, whatever the single kinds show."""
     kind: float
-    """Of one kind of module alone, as a share of its own change."""
+    """For one kind of module alone, as a share of its own change."""
     noise: float
-    """The same as a share of the change by all modules; less says nothing."""
+    """For one kind of module, as a share of the change by all modules; smaller differences are
+    ignored."""
 
 
 _16_BITS = Limits(suspicion=0.08, whole=0.25, kind=0.5, noise=0.05)
@@ -67,16 +70,17 @@ LIMITS = {
     "bfloat16": _16_BITS,
     "float16": _16_BITS,
 }
-"""By number format."""
+"""Limits by number format."""
 SILENT = 0.1
-"""A kind of module whose change of the sampler is a smaller share of the trainer's does nothing."""
+"""A kind of module has no effect if it changes the sampler by less than this share of its change
+of the trainer."""
 _VISIBLE = 1e-3
-"""Nats by which the trainer's logprobs change at least where an adapter is used."""
+"""Smallest change of the trainer's logprobs, in nats, if an adapter is used."""
 _NUM_SEQUENCES = 4
 _NUM_IDS = 24
-"""Of a sequence; the first id is scored by none."""
+"""Length of a sequence; the first id has no logprob."""
 _SEED = 29
-"""Of the probe's own random numbers."""
+"""Seed of the probe's own random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +92,17 @@ class Effect:
     sampler: float
     """Mean |change| of the sampler's logprobs, in nats."""
     trainer: float
-    """The same of the trainer's."""
+    """Mean |change| of the trainer's logprobs, in nats."""
     sampler_norm: float
     """Root mean square of the sampler's changes."""
     trainer_norm: float
-    """The same of the trainer's."""
+    """Root mean square of the trainer's changes."""
     difference_norm: float
-    """The same of what the two changes differ by."""
+    """Root mean square of the difference between the two changes."""
 
     @classmethod
     def of(cls, trainer: torch.Tensor, replica: ProbedReplica) -> "Effect":
-        """Return it.
+        """Return the effect on one replica.
 
         Args:
             trainer: [tokens] change of the trainer's logprobs.
@@ -117,22 +121,22 @@ class Effect:
 
     @property
     def difference(self) -> float:
-        """What the two changes differ by, as a share of the trainer's."""
+        """Difference between the two changes, as a share of the trainer's."""
         return self.difference_norm / self.trainer_norm if self.trainer_norm else 0.0
 
     @property
     def is_silent(self) -> bool:
-        """Whether the adapter does nothing on the sampler, or next to nothing."""
+        """Whether the adapter has no effect, or almost none, on the sampler."""
         return self.sampler_norm < SILENT * self.trainer_norm
 
     def agrees(self, tolerance: float, noise: float = 0.0) -> bool:
-        """Tell whether the sampler moves as the trainer does.
+        """Tell whether the sampler changes as the trainer does.
 
         Args:
-            tolerance: Largest difference of the two changes over that of the trainer's.
-            noise: Norm of a difference that says nothing.
+            tolerance: Largest allowed difference between the changes, as a share of the trainer's.
+            noise: Norm up to which a difference is ignored.
         """
-        # Not "larger than": what is not a number agrees with nothing.
+        # Written with <= so that NaN never agrees.
         return self.difference_norm <= max(tolerance * self.trainer_norm, noise)
 
 
@@ -141,18 +145,18 @@ def _norm(change: torch.Tensor) -> float:
 
 
 class AdapterProbe:
-    """Sends each player's probe to the rollout servers; the main process has one."""
+    """Sends each player's probe to the rollout servers; used by the main process only."""
 
     def __init__(
         self, policy: Policy, link: Link, *, dtype: str, pad_id: int, device: torch.device
     ) -> None:
-        """Begin without having asked anybody.
+        """Prepare; nothing is sent yet.
 
         Args:
-            policy: What is trained.
-            link: To the rollout servers.
+            policy: The trained policy.
+            link: Link to the rollout servers.
             dtype: HANABI_DTYPE.
-            pad_id: The token that fills rows up.
+            pad_id: Token id of the padding.
             device: Where the model is.
         """
         self._policy = policy
@@ -162,17 +166,17 @@ class AdapterProbe:
         self._pad_id = pad_id
         self._device = device
         self._probed: tuple[str, ...] = ()
-        """The server processes that were asked."""
+        """The server processes that have been probed."""
 
     def find_problem(self) -> str:
-        """Ask the server processes that are new; returns what is wrong, "" where nothing is."""
+        """Probe new server processes; returns a description of the problem, "" if there is none."""
         instances = self._link.instances
         if instances == self._probed:
             return ""
         if not self._policy.has_whole_weights:
             logger.warning(
-                "under ZeRO-3 no process holds whole adapters, so it is not asked whether the "
-                "server's model ignores them"
+                "under ZeRO-3 no process holds whole adapters, so the adapter check is skipped: a "
+                "server whose model ignores adapters is not detected by it"
             )
             self._probed = instances
             return ""
@@ -194,7 +198,7 @@ class AdapterProbe:
             100 * worst,
             time.monotonic() - start,
         )
-        # Not those of before: a server may have been replaced meanwhile.
+        # Not `self._link.instances`: a server that was replaced during the probe is probed again.
         self._probed = instances
         return ""
 
@@ -202,8 +206,8 @@ class AdapterProbe:
         """Return how far a player's probe moves logprobs on each replica of its base model.
 
         Args:
-            name: Of the adapter.
-            kind: The kind of module that it is of; None: of all modules.
+            name: Name of the adapter.
+            kind: The only kind of module that the probe changes; None: all kinds.
         """
         batch = self._batch(name)
         model = self._policy.model
@@ -220,9 +224,9 @@ class AdapterProbe:
         return logprobs.double().cpu()
 
     def _batch(self, name: str) -> MicroBatch:
-        """Return the token sequences of a probe, which are the same for all of a base model."""
+        """Return the token sequences of a probe, the same for all adapters of a base model."""
         config = self._policy.model_of(name).config.get_text_config()
-        # Special tokens are at the beginning or the end of a vocabulary.
+        # Special tokens are usually at the beginning or the end of a vocabulary.
         first = config.vocab_size // 4
         last = max(config.vocab_size // 2, first + 1)
         generator = torch.Generator().manual_seed(_SEED)
@@ -242,21 +246,21 @@ class AdapterProbe:
         )
 
     def _probe_values(self, name: str, kind: str | None) -> dict[str, torch.Tensor]:
-        """Return the matrices B of a probe, by the names of the parameters.
+        """Return the B matrices of a probe, by parameter name.
 
-        For x with random entries |W x| is about |W| |x| / √in, and so |s B A x| is about
-        s σ √out |A| |x| / √in where the entries of B have the deviation σ.
+        For x with random entries, |W x| is about |W| |x| / √in. If the entries of B have the
+        standard deviation σ, |s B A x| is about s σ √out |A| |x| / √in.
 
         Args:
-            name: Of the adapter.
-            kind: The kind of module that B is not 0 of; None: all.
+            name: Name of the adapter.
+            kind: The only kind of module with nonzero B; None: all kinds.
         """
         values = {}
         generator = torch.Generator().manual_seed(_SEED + self._policy.adapter_names.index(name))
         for path, layer in self._layers(name).items():
             up = layer.lora_B[name].weight
             down = layer.lora_A[name].weight
-            # Drawn in any case, so that a kind alone has the numbers that it has among all.
+            # Always drawn, so that a single kind gets the same numbers as in the probe of all.
             value = torch.randn(up.shape, generator=generator)
             if kind in (None, _kind_of(path)):
                 weight = layer.get_base_layer().weight
@@ -268,7 +272,7 @@ class AdapterProbe:
         return values
 
     def _layers(self, name: str) -> Mapping[str, LoraLayer]:
-        """Return the layers that an adapter is on, by their paths in the model."""
+        """Return the layers that have the adapter, by their paths in the model."""
         layers = {}
         for path, module in self._policy.model.named_modules():
             if isinstance(module, LoraLayer) and name in module.lora_A:
@@ -276,7 +280,7 @@ class AdapterProbe:
         return layers
 
     def _judge(self, name: str, effects: Sequence[Effect]) -> str:
-        """Return what is wrong with the probe of a player, "" where nothing is."""
+        """Return what is wrong with the probe of a player, "" if nothing is."""
         limits = self._limits
         base = self._policy.base_name(name)
         whose = f"{name} on {base}" if base else name
@@ -284,8 +288,8 @@ class AdapterProbe:
             return (
                 f"{whose}: an adapter with random weights moves the trainer's own logprobs by "
                 f"{effects[0].trainer:.3g} nats on average, so the trainer does not use it. "
-                "Nothing was updated. Another version of transformers or peft may name the "
-                "model's modules otherwise; `hanabi-grpo doctor` lists the versions that belong "
+                "Nothing was updated. Another version of transformers or peft may use different "
+                "names for the model's modules; `hanabi-grpo doctor` lists the versions that work "
                 "together."
             )
         suspicious = [effect for effect in effects if not effect.agrees(limits.suspicion)]
@@ -295,8 +299,8 @@ class AdapterProbe:
         worst = max(suspicious, key=lambda effect: effect.difference)
         if worst.agrees(limits.whole) and not kinds.names:
             logger.warning(
-                "probe of %s: the changes of sampler and trainer differ by %.1f %%, but each kind "
-                "of module alone acts there as it does here",
+                "adapter check of %s: the changes of sampler and trainer differ by %.1f %%, but "
+                "each kind of module on its own has the same effect on both",
                 name,
                 100 * worst.difference,
             )
@@ -305,15 +309,15 @@ class AdapterProbe:
         return (
             f"{whose}: an adapter with random weights moves the sampler's logprobs by "
             f"{worst.sampler:.3g} nats on average and the trainer's by {worst.trainer:.3g} over "
-            f"{num_tokens} tokens; the two changes differ by {worst.difference:.1%}, allowed are "
-            f"{limits.suspicion:.0%}.{_where(suspicious, len(effects))}{kinds.sentence} "
+            f"{num_tokens} tokens; the two changes differ by {worst.difference:.1%} (allowed: "
+            f"{limits.suspicion:.0%}).{_where(suspicious, len(effects))}{kinds.sentence} "
             f"Nothing was updated. {_remedy(suspicious, len(effects))}"
         )
 
     def _kinds(self, name: str, suspicious: Sequence[Effect]) -> "_Kinds":
-        """Return the kinds of modules that do not act on these replicas as they should."""
+        """Return the kinds of modules that have a wrong effect on these replicas."""
         places = {effect.where for effect in suspicious}
-        # A kind of module that hardly moves anything here is not judged by its rounding.
+        # A kind of module that changes almost nothing must not be judged by its rounding error.
         noise = self._limits.noise * max(effect.trainer_norm for effect in suspicious)
         silent = []
         different = []
@@ -329,12 +333,12 @@ class AdapterProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kinds:
-    """The kinds of modules that do not act on the sampler as they do on the trainer."""
+    """The kinds of modules whose effect on the sampler differs from that on the trainer."""
 
     silent: Sequence[str]
-    """Those without an effect."""
+    """Kinds without effect on the sampler."""
     different: Sequence[str]
-    """Those with another one."""
+    """Kinds with a different effect."""
 
     @property
     def names(self) -> list[str]:
@@ -342,23 +346,23 @@ class _Kinds:
 
     @property
     def sentence(self) -> str:
-        """What a message says of them, with a space before it."""
+        """The sentence about them in a message, with a leading space."""
         sentence = ""
         if self.silent:
-            sentence += f" Without effect on the sampler: {', '.join(self.silent)}."
+            sentence += f" No effect on the sampler: {', '.join(self.silent)}."
         if self.different:
-            sentence += f" Of another effect than on the trainer: {', '.join(self.different)}."
-        return sentence or " Each kind of module alone acts as it does on the trainer."
+            sentence += f" Different effect than on the trainer: {', '.join(self.different)}."
+        return sentence or " Each kind of module on its own acts as it does on the trainer."
 
 
 def _where(suspicious: Sequence[Effect], num_replicas: int) -> str:
-    """Return a sentence on the replicas that are not as they should be."""
+    """Return a sentence that names the affected replicas, "" if there is only one replica."""
     places = [effect.where for effect in suspicious if effect.where]
     if not places:
         return ""
     rest = num_replicas - len(suspicious)
     others = f"; the other {rest} agree" if rest else ""
-    return f" So it is on {'; '.join(places)}{others}."
+    return f" Affected: {'; '.join(places)}{others}."
 
 
 def _remedy(suspicious: Sequence[Effect], num_replicas: int) -> str:
@@ -366,8 +370,8 @@ def _remedy(suspicious: Sequence[Effect], num_replicas: int) -> str:
         return "A replica missed an upload: restart the server, then the trainer."
     return (
         "vLLM skips the weights of modules whose names it does not find in its class for this "
-        "MODEL. Take a MODEL whose names are alike in transformers and vLLM (a plain ...ForCausalLM"
-        "), or a version of vLLM that knows them, see docs/troubleshooting.md."
+        "MODEL. Use a MODEL whose module names are the same in transformers and vLLM (a plain "
+        "...ForCausalLM), or a vLLM version that recognizes them, see docs/troubleshooting.md."
     )
 
 

@@ -1,7 +1,8 @@
-"""A step's advantages: which episodes an estimator compares, and the state that it hands on.
+"""A step's advantages: which episodes an estimator compares, and its state for the next step.
 
-In this order: the estimator's advantages, or its credits normalised as HANABI_NORMALIZE says;
-`whiten` (HANABI_WHITEN_ADVANTAGES); `clip` (HANABI_ADVANTAGE_CLIP). It is ROLL's order.
+Advantages are computed in ROLL's order: the estimator's advantages, or its credits normalized as
+HANABI_NORMALIZE says; then `whiten` (HANABI_WHITEN_ADVANTAGES); then `clip`
+(HANABI_ADVANTAGE_CLIP).
 """
 
 from collections import defaultdict
@@ -26,7 +27,7 @@ from hanabi_grpo.types import Episode
 
 
 class _Place(NamedTuple):
-    """Where a game is among the step's groups."""
+    """Position of a game in the step's groups."""
 
     group: int
     game: int
@@ -38,16 +39,16 @@ def step_advantages(
     estimator: Estimator,
     context: EstimatorContext = NOTHING_KNOWN,
 ) -> list[TurnValues]:
-    """Return per group, per game and per own turn of a player its advantage.
+    """Return the advantages of a player's own turns, per group and per game.
 
-    Games of different boards are compared with HANABI_NORMALIZE_OVER=step alone: their returns have
-    other ranges.
+    Games of different boards are compared only with HANABI_NORMALIZE_OVER=step, because their
+    returns have different ranges.
 
     Args:
         groups: The step's groups, with the games in which the player's seat is trained.
         player: Number of the seat.
-        estimator: That of the run.
-        context: What the estimator knows beside these games.
+        estimator: The run's estimator.
+        context: What the estimator knows besides these games.
     """
     is_within_group = estimator.pool is Pool.GROUP
     own_pool = Over.GROUP if is_within_group else Over.ENVIRONMENT
@@ -75,13 +76,13 @@ def _pool_by_pool(
     over: Over,
     compare: Callable[[Sequence[_Place]], TurnValues],
 ) -> list[TurnValues]:
-    """Return per group and game what a function makes of all the games that are compared."""
+    """Apply a function to each pool of compared games; returns its values per group and game."""
     pools: dict[Hashable, list[_Place]] = defaultdict(list)
     values: list[TurnValues] = []
     for group_number, group in enumerate(groups):
         for game, episode in enumerate(group):
             pools[pool_key(episode, group_number, over)].append(_Place(group_number, game))
-        # Filled in below, as every game is in one pool.
+        # Filled in below: every game is in exactly one pool.
         values.append([[] for _ in group])
     for places in pools.values():
         for place, game_values in zip(places, compare(places), strict=True):
@@ -98,8 +99,8 @@ def pool_key(episode: Episode, group: Hashable, over: Over) -> Hashable:
 
     Args:
         episode: One of them.
-        group: Number of its group, or another name of it.
-        over: What is compared.
+        group: Number of its group, or any other key of the group.
+        over: The pool over which episodes are compared.
     """
     match over:
         case Over.GROUP:
@@ -113,16 +114,16 @@ def pool_key(episode: Episode, group: Hashable, over: Over) -> Hashable:
 
 
 def whiten(values: TurnValues, lengths: Sequence[Sequence[int]]) -> TurnValues:
-    """Return (x − μ) / (σ + ε), μ and σ over a player's trained tokens of the step.
+    """Return (x − μ) / (σ + ε), with μ and σ over a player's trained tokens of the step.
 
-    Each token has the value of its turn, so a turn counts as often as it has tokens. σ² is divided
-    by n − 1. Fewer than two tokens stay as they are.
+    Each token has the value of its turn, so a turn is weighted by its number of tokens. σ² is the
+    sample variance (divided by n − 1). With fewer than two tokens the values are unchanged.
 
     Source: ROLL's `masked_whiten`, over the tokens of all processes.
 
     Args:
-        values: Per game the value of each own turn.
-        lengths: Per game and own turn the number of its trained tokens.
+        values: Per game, the value of each own turn.
+        lengths: Per game and own turn, the number of trained tokens.
     """
     moments = token_moments(values, lengths)
     if moments is None:
@@ -134,11 +135,11 @@ def whiten(values: TurnValues, lengths: Sequence[Sequence[int]]) -> TurnValues:
 def token_moments(
     values: TurnValues, lengths: Sequence[Sequence[int]]
 ) -> tuple[float, float] | None:
-    """Return mean and sample deviation over tokens of values of turns; None of fewer than two.
+    """Return mean and sample deviation of turn values over tokens; None for fewer than two tokens.
 
     Args:
-        values: Per game the value of each own turn.
-        lengths: Per game and own turn the number of its tokens.
+        values: Per game, the value of each own turn.
+        lengths: Per game and own turn, the number of tokens.
     """
     counted: list[tuple[float, int]] = []
     for game, game_lengths in zip(values, lengths, strict=True):
@@ -152,10 +153,10 @@ def token_moments(
 
 
 def clip(values: TurnValues, limit: float) -> TurnValues:
-    """Return values within [−limit, limit].
+    """Return the values clipped to [−limit, limit].
 
     Args:
-        values: Per game the value of each own turn.
+        values: Per game, the value of each own turn.
         limit: HANABI_ADVANTAGE_CLIP.
     """
     return [[min(max(value, -limit), limit) for value in game] for game in values]
@@ -167,13 +168,13 @@ def next_estimator_state(
     groups: Sequence[Sequence[Episode]],
     own: Sequence[str],
 ) -> EstimatorState:
-    """Return what the estimator remembers after a step, of all players.
+    """Return the estimator's state after a step, for all players.
 
     Args:
-        estimator: That of the run.
-        state: What the step's advantages were computed with.
-        groups: The step's groups, with the rewards that advantages were computed of.
-        own: Per seat the policy spec of the adapter that is trained in it, see
+        estimator: The run's estimator.
+        state: The state that the step's advantages were computed with.
+        groups: The step's groups, with the rewards that the advantages were computed from.
+        own: Per seat, the policy spec of the adapter that is trained in it, see
             `settings.partners.own_seats`.
     """
     for player in range(len(own)):

@@ -1,9 +1,9 @@
-"""Episodes in, micro-batches out. Each micro-batch holds one player's trajectories.
+"""Turns episodes into micro-batches, each of which holds one player's trajectories.
 
 There is one row per conversation, which is a player's whole game or one turn (HANABI_MEMORY): the
-tokens that the sampler saw and made, in that order, with the loss on the replies. Every rank
+tokens that the sampler read and generated, in that order, with the loss on the replies. Every rank
 computes the same plan from the same episodes, so that all ranks work on the same player at the same
-time, which DeepSpeed's collectives need.
+time, as DeepSpeed's collectives require.
 """
 
 from collections import Counter, defaultdict
@@ -50,9 +50,9 @@ from hanabi_grpo.training.token_weights import LossUnit
 from hanabi_grpo.types import DroppedGame, Episode, Turn, is_trained, player_name, task_name
 
 MIN_GAMES = 2
-"""A smaller group has no baseline; with NUM_GENERATIONS=1 nothing needs one."""
+"""Smallest group that has a baseline; with NUM_GENERATIONS=1 no baseline is needed."""
 SHOWN_REASONS = 2
-"""Reasons for dropped games that one sentence lists."""
+"""Number of reasons for dropped games that one sentence lists."""
 _LARGEST = torch.finfo(torch.float32).max
 
 Row = TypeVar("Row", bound=TokenRow)
@@ -60,20 +60,20 @@ Row = TypeVar("Row", bound=TokenRow)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageOptions:
-    """What becomes of an estimator's advantages before the loss."""
+    """How an estimator's advantages are processed before the loss."""
 
     whiten: bool = False
     """HANABI_WHITEN_ADVANTAGES."""
     clip: float | None = None
     """HANABI_ADVANTAGE_CLIP."""
     of_tokens: bool = False
-    """HANABI_GAE_UNIT=token: each token has one of its own, not each turn."""
+    """HANABI_GAE_UNIT=token: there is one advantage per token instead of one per turn."""
 
 
 UNTAUGHT = Teaching(teacher=0.0, reward=1.0)
-"""A player without a teacher."""
+"""The weights of a player without a teacher."""
 PLAIN_ADVANTAGES = AdvantageOptions()
-"""As the estimator says."""
+"""The estimator's advantages, unprocessed."""
 TrainedTokens = Callable[[Turn], Sequence[bool]]
 """(turn) -> for each token of its reply, whether it carries loss."""
 
@@ -85,16 +85,16 @@ def all_tokens(turn: Turn) -> list[bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutPlan:
-    """How a player's rows become this rank's micro-batches, see `cut_rows`."""
+    """How a player's rows are split into this rank's micro-batches, see `cut_rows`."""
 
     tokens_per_micro_batch: int
     """Most tokens of a micro-batch; 0: count rows instead."""
     micro_batches_per_player: int
-    """Number of micro-batches, where rows are counted."""
+    """Number of micro-batches, if rows are counted."""
     rank: int
     world_size: int
     shares_prefixes: bool
-    """Whether rows that begin alike are put together and computed as a tree."""
+    """Whether rows with a common prefix are kept together and computed as a tree."""
 
 
 def usable_groups(
@@ -126,7 +126,7 @@ def usable_groups(
             num_games = num_dropped + num_left[task]
             problem = f"task {task}: {num_dropped} of {num_games} games dropped ({listed})"
         if task in too_small or num_left[task] < min_games:
-            problem += f"; a group needs {min_games}, so it is left out"
+            problem += f"; a group needs {min_games}, so the task is left out"
         problems.append(f"{problem}.")
     return [list(group) for group in groups if len(group) >= min_games], problems
 
@@ -147,22 +147,23 @@ def token_rows(
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
-    Games in which the player had no turn, or in which a partner held the seat, are left out, of the
-    baseline as well.
+    Games in which the player had no turn, or in which a partner held the seat, are excluded, also
+    from the baseline.
 
     Args:
-        groups: Per task the games that are learned from.
+        groups: Per task, the games to train on.
         player: Number of the seat.
-        estimator: What makes advantages of returns.
-        trained_seats: Per seat the adapter that is trained there, e.g. "player_0@7", and "" where
-            nobody is, see `seats.SeatAssignment`.
-        context: What the estimator knows beside these games.
-        unit: What weighs the same in the loss, see `token_weights`.
-        options: What becomes of the estimator's advantages.
+        estimator: Computes advantages from returns.
+        trained_seats: Per seat, the adapter that is trained there, e.g. "player_0@7", or "" if the
+            seat is not trained, see `seats.SeatAssignment`.
+        context: What the estimator knows besides these games.
+        unit: The unit that is weighted equally in the loss, see `token_weights`.
+        options: How the estimator's advantages are processed.
         trained: Which tokens of a reply carry loss.
-        parts: Per game of the step its part, see `minibatches`; None: the step is one part.
-        with_steps: Whether rows say in which step of the game each token was said.
-        teacher_kl: Of a model that teaches the player, see `lessons.measure_kl`; None: none does.
+        parts: The part of each game of the step, see `minibatches`; None: the step is one part.
+        with_steps: Whether rows record the step of the game of each reply token.
+        teacher_kl: KL to a model that teaches the player, see `lessons.measure_kl`; None: no model
+            teaches it.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -235,15 +236,15 @@ def build_micro_batches(
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
-    A share that holds nothing becomes one row without loss, so that no rank waits for another.
+    An empty share becomes one row without loss, so that no rank waits for another.
 
     Args:
-        groups: Per task the games that are learned from, the same on every rank.
+        groups: Per task, the games to train on, the same on every rank.
         trained_seats: See `token_rows`.
-        players: Per seat the run's player who holds it.
-        estimator: What makes advantages of returns.
-        context: What the estimator knows beside these games.
-        cut: How rows are cut into micro-batches.
+        players: Per seat, the run's player who holds it.
+        estimator: Computes advantages from returns.
+        context: What the estimator knows besides these games.
+        cut: How rows are split into micro-batches.
         pad_id: Token id of the padding.
         device: Where the tensors go.
         unit: See `token_rows`.
@@ -251,8 +252,8 @@ def build_micro_batches(
         trained: See `token_rows`.
         parts: See `token_rows`. Every player has micro-batches of every part.
         with_steps: See `token_rows`.
-        taught: How players with a teacher are taught, see `lessons`; None: nobody is.
-        beliefs: Makes rows of the belief loss; None: there is none.
+        taught: How players with a teacher are taught, see `lessons`; None: no player has one.
+        beliefs: Makes the rows of the belief loss; None: there is no belief loss.
     """
     if parts is None:
         parts = [WHOLE_STEP] * len(flatten_groups(groups))
@@ -332,9 +333,9 @@ class Share(Generic[Row]):
     """This rank's part of one micro-batch."""
 
     rows: list[Row]
-    """None where there are fewer than ranks."""
+    """Empty if the micro-batch has fewer rows than there are ranks."""
     weight: float
-    """What the heaviest part of any rank weighs, see `PrefixOrder.weight`; 0 without trees."""
+    """Weight of the heaviest rank's part, see `PrefixOrder.weight`; 0 without trees."""
 
 
 def cut_rows(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
@@ -345,8 +346,8 @@ def cut_rows(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
 def cut_shares(rows: list[Row], cut: CutPlan) -> list[Share[Row]]:
     """Return this rank's part of each micro-batch of one player.
 
-    Rows are sorted by length before they are cut, so that little is padded, and dealt to the ranks
-    in turn. With `shares_prefixes` rows that begin alike stay together. A player has as many
+    Rows are sorted by length before they are split, to reduce padding, and distributed to the ranks
+    in turn. With `shares_prefixes`, rows with a common prefix stay together. A player has as many
     micro-batches as its tokens fill, the same number on every rank.
     """
     if cut.shares_prefixes:
@@ -404,7 +405,7 @@ def _empty_row(
 
 
 def _token_counts(turns: Sequence[Turn], trained: TrainedTokens) -> list[int]:
-    """Return 1 for each token of some turns that carries loss, else 0."""
+    """Return, for each reply token of the turns, 1 if it carries loss, else 0."""
     counts: list[int] = []
     for turn in turns:
         counts.extend(int(carries_loss) for carries_loss in trained(turn))
@@ -414,12 +415,12 @@ def _token_counts(turns: Sequence[Turn], trained: TrainedTokens) -> list[int]:
 def _by_turn(
     turns: Sequence[Turn], advantages: Sequence[float], *, of_tokens: bool
 ) -> list[list[float]]:
-    """Return for each turn the advantage of each token of its reply.
+    """Return, for each turn, the advantage of each token of its reply.
 
     Args:
-        turns: Of one player in one game.
-        advantages: Of the turns, or of all their tokens.
-        of_tokens: Which of the two.
+        turns: One player's turns in one game.
+        advantages: One per turn, or one per reply token of all turns.
+        of_tokens: Whether there is one advantage per token.
     """
     if not of_tokens:
         by_turn = []

@@ -2,16 +2,16 @@
 
     L_belief = w / M · Σ_t (−log π(a_t | s, question))
 
-over the M tokens t of the right answers, one for each of the player's own turns: the conversation
-up to that turn, with one question of `Game.questions` behind its message, then the answer of
-`Game.truths`. Which question it is follows from the game's task, number, step and seat. It is
-cross-entropy on what the hidden cards turned out to be, so its least value is the mean entropy of
-the posterior: a player that reaches it reads its partner's moves as well as anybody can.
+over the M tokens t of the right answers, one answer for each of the player's own turns. A row is
+the conversation up to that turn, with one question of `Game.questions` after the turn's message,
+then the answer of `Game.truths`. The question is determined by the game's task, number, step and
+seat. The loss is the cross-entropy on the actual hidden cards, so its minimum is the mean entropy
+of the posterior: a player that reaches it reads its partner's moves as well as possible.
 
-It is added to the player's loss (`loss`), as a mean over the player's own answers of the step over
-all processes, and no other player moves by it. Labels are free: the trainer deals the task again
-and makes the same moves. Neither question nor answer is in a conversation that a player sees: they
-exist in these rows alone, which are thrown away after the step.
+The term is added to the player's loss (`loss`), as a mean over the tokens of the player's own
+answers in the step over all processes. It does not affect any other player. Labels are free: the
+trainer replays the task with the same moves. Neither question nor answer is in a conversation that
+a player sees: they exist only in these rows, which are discarded after the step.
 """
 
 from collections import defaultdict
@@ -36,14 +36,14 @@ VARIABLE = "HANABI_BELIEF_WEIGHT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeliefLabels:
-    """What makes rows of the belief loss of games."""
+    """Makes the rows of the belief loss from games."""
 
     setups: Mapping[str, Setup[Any]]
-    """What is played, by the hash of its rules."""
+    """The environments that are played, by the hash of their rules."""
     chats: Mapping[str, ChatFormat]
-    """Per player the chat format of its model."""
+    """The chat format of each player's model."""
     weights: Mapping[str, float]
-    """Per player its HANABI_BELIEF_WEIGHT."""
+    """Each player's HANABI_BELIEF_WEIGHT."""
 
     def rows(
         self,
@@ -57,18 +57,20 @@ class BeliefLabels:
         with_steps: bool,
         with_teacher: bool = False,
     ) -> list[TokenRow]:
-        """Return a row for each turn of one seat's player; none where its weight is 0.
+        """Return a row for each turn of one seat's player; no rows if its weight is 0.
+
+        The last four arguments are the columns of the rows of replies, because all rows of a
+        micro-batch have the same columns.
 
         Args:
-            groups: Per task the games that are learned from.
+            groups: Per task, the games to train on.
             seat: Number of the seat.
             player: The run's player who holds it.
-            trained_seats: Per seat the adapter that is trained there, see `batching.token_rows`.
-            has_weights: Whether rows of replies have weights, and so on: rows of a micro-batch have
-                the same columns.
+            trained_seats: Per seat, the adapter that is trained there, see `batching.token_rows`.
+            has_weights: Whether rows have weights.
             trains_all: Whether all tokens of a reply carry loss.
-            with_steps: Whether rows say in which step of the game each token was said.
-            with_teacher: Whether a model that teaches adds to rows of replies.
+            with_steps: Whether rows record the step of the game of each reply token.
+            with_teacher: Whether rows have the column of a model that teaches.
         """
         if not self.weights.get(player):
             return []
@@ -93,7 +95,7 @@ class BeliefLabels:
     def _labels(
         self, episode: Episode, seat: int, chat: ChatFormat
     ) -> list[tuple[list[int], tuple[int, ...]]]:
-        """Return the ids up to the answer, and those of the answer, of each turn of a seat."""
+        """Return, for each turn of a seat, the ids before the answer and the ids of the answer."""
         setup = self.setups[episode.spec_hash]
         game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
         system = setup.environment.system_message(setup.config, seat)
@@ -107,7 +109,7 @@ class BeliefLabels:
                 if turn.player != seat:
                     continue
                 questions = game.questions(seat)
-                # What follows a call is the result of a tool, behind which nothing can stand.
+                # After a tool call the message is the tool's result, and no question can follow it.
                 if questions and not turn.follows_call:
                     key = (episode.suite, episode.seed, episode.game, step, seat)
                     chosen = draw("belief question", *key, below=len(questions))
@@ -123,18 +125,18 @@ class AskedTokens:
     """How surprising hidden cards were to each player in the step in progress."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._surprise: dict[str, tuple[float, int]] = {}
-        """By player with questions the sum in nats over this process's answers, and their number.
+        """By player with questions, the sum in nats over this process's answers and their number.
 
         The players are the same on every process."""
 
     def add(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
-        """Count a micro-batch once.
+        """Count a micro-batch; call it once for each.
 
         Args:
             batch: The micro-batch.
-            logprobs: [rows, tokens] under the player as it was before it learned from them.
+            logprobs: [rows, tokens] logprobs of the player before it learns from the micro-batch.
         """
         if not batch.num_belief_tokens:
             return
@@ -145,10 +147,10 @@ class AskedTokens:
         self._surprise[batch.player] = (surprise, count)
 
     def take(self, gather: Callable[[list[Any]], list[Any]]) -> dict[str, float]:
-        """Return `belief_loss` of each player, in nats an answer, and begin anew.
+        """Return `belief_loss` of each player, in nats per answer, and reset.
 
         Args:
-            gather: (this process's list) -> those of all processes as one list.
+            gather: (this process's list) -> the lists of all processes as one list.
         """
         if not self._surprise:
             return {}
@@ -164,15 +166,15 @@ class AskedTokens:
 def belief_labels(
     settings: Settings, setups: Mapping[str, Setup[Any]], tokenizers: Mapping[str, Any]
 ) -> BeliefLabels | None:
-    """Return what makes a run's rows of the belief loss; None where every weight is 0.
+    """Return what makes a run's rows of the belief loss; None if every weight is 0.
 
     Args:
-        settings: The run's.
-        setups: What is played, by the hash of its rules.
-        tokenizers: Per player that of its base model.
+        settings: The run's settings.
+        setups: The environments that are played, by the hash of their rules.
+        tokenizers: Per player, the tokenizer of its base model.
 
     Raises:
-        SettingsError: Players of one of the games can be asked nothing.
+        SettingsError: One of the environments has no questions.
     """
     weights = {}
     for player in player_names(settings.players):
@@ -182,9 +184,8 @@ def belief_labels(
     for setup in setups.values():
         if not has_questions(setup):
             raise SettingsError(
-                f"{VARIABLE}={settings.belief_weight}: players of {setup.env} "
-                f"{setup.spec.preset} can be asked nothing; unset it, or play hanabi, kuhn_poker "
-                "or leduc_poker."
+                f"{VARIABLE}={settings.belief_weight}: {setup.env} {setup.spec.preset} has no "
+                "questions about hidden cards; unset it, or play hanabi, kuhn_poker or leduc_poker."
             )
     chats = {}
     for player in weights:
@@ -193,30 +194,30 @@ def belief_labels(
 
 
 def num_belief_tokens(rows: Sequence[TokenRow]) -> int:
-    """Return how many tokens of some rows are of an answer."""
+    """Return how many tokens of the rows belong to an answer."""
     return sum(sum(row.belief) for row in rows if row.belief is not None)
 
 
 class _Conversation:
-    """A player's conversation in a game, as `agents.conversation` has made it."""
+    """A player's conversation in a game, rebuilt as `agents.conversation` made it."""
 
     def __init__(self, chat: ChatFormat, system: str, memory: int | None) -> None:
         self._chat = chat
         self._system = system
         self._memory = memory
         self._ids: list[int] = []
-        """Prompts and replies since the last turn that is a conversation of its own."""
+        """Prompts and replies since the last turn that began a new conversation."""
         self._past: list[Exchange] = []
 
     def ids_before_answer(self, message: str) -> list[int]:
-        """Return all ids before a reply to a message, which is not remembered."""
+        """Return all ids before a reply to a message, without adding the message."""
         if self._memory is None and self._ids:
             return [*self._ids, *self._chat.follow(self._ids[-1], message)]
         earlier = () if self._memory is None else remembered_turns(self._past, self._memory)
         return self._chat.open(self._system, message, earlier)
 
     def append(self, turn: Turn) -> None:
-        """Remember a turn as it was played."""
+        """Add a turn as it was played."""
         before = [] if turn.fresh else self._ids
         self._ids = [*before, *turn.prompt_ids, *turn.reply_ids]
         if self._memory is not None and self._memory > 1:

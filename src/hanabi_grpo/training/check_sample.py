@@ -1,13 +1,16 @@
-"""Which of a step's games the mismatch check computes again: some tokens, not chosen by themselves.
+"""The sample of a step's tokens that the mismatch check computes again.
 
-The check sums up how surprising tokens were (`evidence`). Such a sum has a mean of 0 only where
-nothing about a token decides whether it is counted. So games are taken as they were drawn, before
-groups without spread are replaced (HANABI_RESAMPLE_FLAT) and rows are sorted by length, in the
-order of their numbers, beginning with another one in each step; a player's tokens come in the order
-in which they were sampled, and the sum ends at a number of tokens, in the middle of a reply if need
-be. That the next game begins later or not at all is decided by tokens that are counted already.
+The check sums how surprising tokens were (`evidence`). This sum has a mean of 0 only if nothing
+about a token decides whether it is counted. So the sample is chosen without looking at the tokens:
 
-Games that failed, or were too late, are not there; `evidence` allows for them.
+- Games are taken as they were drawn, before zero-variance groups are replaced
+  (HANABI_RESAMPLE_FLAT) and before rows are sorted by length.
+- Games come in the order of their numbers, with a different first game in each step.
+- A player's tokens come in the order in which they were sampled, and the sample ends at a fixed
+  number of tokens, if need be in the middle of a reply. Only tokens that are already counted decide
+  whether, and where, the next game begins.
+
+Games that failed or timed out are missing; `evidence` allows for that.
 """
 
 from collections.abc import Sequence
@@ -16,9 +19,10 @@ from hanabi_grpo.training.micro_batch import TokenRow
 from hanabi_grpo.types import Episode, is_trained
 
 TOKENS = 3072
-"""A player's reply tokens of a step, over all processes, that are computed again."""
+"""Number of a player's reply tokens per step, over all processes, that are computed again."""
 ALL_TOKENS = 8192
-"""Tokens that one process computes for them, prompts included; a first turn is always taken."""
+"""Most tokens that one process computes for them, prompts included, except that the first turn is
+always taken."""
 
 
 def check_rows(
@@ -35,8 +39,8 @@ def check_rows(
     Args:
         episodes: The step's games as they were drawn.
         player: Number of the seat.
-        trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
-        first: Number of the game to begin with.
+        trained_seats: Per seat, the adapter that is trained there, see `seats.SeatAssignment`.
+        first: Number of the first game to take.
         rank: Number of the process.
         world_size: How many processes share the games.
     """
@@ -56,7 +60,7 @@ def check_rows(
 
 
 class _Rows:
-    """Rows in the making, and what they cost so far."""
+    """Rows under construction, and how many tokens are left for them."""
 
     def __init__(self, num_replies: int) -> None:
         self.are_full = False
@@ -66,7 +70,7 @@ class _Rows:
         self._first_prompts: set[tuple[int, ...]] = set()
 
     def begin_turn(self, prompt_ids: tuple[int, ...], *, begins_row: bool) -> None:
-        """Add a prompt; one that many rows begin with is computed once."""
+        """Add a prompt; a prompt that several rows begin with counts once."""
         if self.are_full:
             return
         is_known = begins_row and prompt_ids in self._first_prompts
@@ -82,7 +86,7 @@ class _Rows:
         self._append(prompt_ids, [0.0] * len(prompt_ids), is_reply=False)
 
     def add_reply(self, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
-        """Add a reply, or as much of it as is still wanted."""
+        """Add a reply, cut to the tokens that are left."""
         if self.are_full:
             return
         is_first = len(self._rows) == 1 and not any(self._rows[0].mask)

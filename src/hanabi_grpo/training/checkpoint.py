@@ -1,8 +1,8 @@
-"""What goes into a checkpoint, how it is written and restored, and what a failed save means.
+"""What a checkpoint contains, how it is written and restored, and how failed saves are handled.
 
-A checkpoint holds the adapters and what a resumed run needs to take the steps that it would have
-taken, per parameter of the model, as safetensors or JSON: the number of processes and the DeepSpeed
-stage may differ at the resume, and no file runs code.
+A checkpoint holds the adapters and the state that a resumed run needs to continue exactly as the
+run would have continued. The state is stored per parameter of the model, as safetensors or JSON, so
+the number of processes and the DeepSpeed stage may change on resume, and no file runs code.
 
 Warm starts (`sft.state`) write their checkpoints with the same `save_checkpoint` and
 `OptimizerState`.
@@ -45,15 +45,15 @@ KL_WEIGHTS = "kl_weights.json"
 REFERENCE = "reference.safetensors"
 PARTNERS = "partners.json"
 SAVED_OF_A_GROUP = ("player", "updates", "lr")
-"""What is kept of an optimizer group: whose it is, how often it moved, and its rate."""
+"""What is saved of an optimizer group: its player, its number of updates, and its rate."""
 SAVE_TRIES = 3
-"""Failed saves in a row that it takes at least to stop a run."""
+"""Smallest number of failed saves in a row that stops a run."""
 SAVE_PATIENCE = 600.0
-"""Seconds since the first failed save of a row before which no run is stopped by it."""
+"""Seconds after the first failed save in a row before failed saves can stop a run."""
 RETRY_SECONDS = 15.0
-"""Between a failed save and the next try, or until the end of the step if that is longer."""
+"""Seconds between a failed save and the next try, or until the end of the step if that is later."""
 _MASTER = "master"
-"""Key of a parameter's float32 copy, which DeepSpeed holds beside weights of 16 bits."""
+"""Key of a parameter's float32 copy, which DeepSpeed keeps for 16-bit weights."""
 
 
 class ResumeState(Protocol):
@@ -63,7 +63,7 @@ class ResumeState(Protocol):
     """Name of the folder."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all tensors that `save` writes, so that their size is known before."""
+        """Return all tensors that `save` writes, so that their size is known beforehand."""
 
     def save(self, folder: Path) -> None:
         """Write the folder."""
@@ -76,13 +76,13 @@ class TrainingState:
     FOLDER: ClassVar[str] = TRAINER_STATE
 
     moments: Mapping[str, torch.Tensor]
-    """Of `OptimizerState.collect`."""
+    """Returned by `OptimizerState.collect`."""
     groups: Sequence[Mapping[str, Any]]
-    """The optimizer's; of each `SAVED_OF_A_GROUP` is kept."""
+    """The optimizer's groups; the keys in `SAVED_OF_A_GROUP` are saved."""
     random_states: Sequence[Mapping[str, Any]]
-    """Per process, see `random_state`."""
+    """One per process, see `random_state`."""
     step_state: StepState
-    """What the steps hand on to each other."""
+    """The state that each step passes to the next."""
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors that `save` writes."""
@@ -95,7 +95,7 @@ class TrainingState:
         ]
 
     def save(self, folder: Path) -> None:
-        """Write the folder; files of what the run does not use are left out."""
+        """Write the folder; files for features that the run does not use are omitted."""
         folder.mkdir(parents=True)
         save_tensors(self.moments, folder / OPTIMIZER)
         groups = []
@@ -103,7 +103,7 @@ class TrainingState:
             groups.append({key: group[key] for key in SAVED_OF_A_GROUP})
         (folder / GROUPS).write_text(json.dumps(groups, indent=1))
         (folder / RANDOM).write_text(json.dumps(self.random_states))
-        # Python writes the shortest decimal that reads back as the same number, bit by bit.
+        # Python writes the shortest decimal that reads back as exactly the same number.
         baselines = dict(self.step_state.baselines)
         (folder / BASELINES).write_text(json.dumps(baselines, indent=1))
         if self.step_state.mismatch:
@@ -123,7 +123,7 @@ class TrainingState:
 
     @classmethod
     def load(cls, folder: Path, step: int) -> "TrainingState":
-        """Read the folder of the checkpoint of a step; what it has no file for is empty."""
+        """Read the folder of a step's checkpoint; anything without a file is empty."""
         groups = json.loads((folder / GROUPS).read_text())
         random_states = json.loads((folder / RANDOM).read_text())
         step_state = StepState(
@@ -146,17 +146,18 @@ class TrainingState:
 
 
 class OptimizerState:
-    """Moments and step counters of every trained parameter, whatever holds them."""
+    """Moments and step counters of every trained parameter, with or without DeepSpeed."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: Any) -> None:
         """Bind parameters and their optimizer.
 
         Args:
-            parameters: What the optimizer trains, by name.
-            optimizer: torch's, or accelerate's around torch's own or DeepSpeed's.
+            parameters: The parameters that the optimizer trains, by name.
+            optimizer: torch's optimizer, or accelerate's wrapper of torch's or DeepSpeed's.
 
         Raises:
-            RunFolderError: It is another one, whose state cannot be saved per parameter.
+            RunFolderError: The optimizer is of another kind, whose state cannot be saved per
+                parameter.
         """
         self._parameters = list(parameters.items())
         inner = getattr(optimizer, "optimizer", optimizer)
@@ -167,8 +168,8 @@ class OptimizerState:
         self._torch: torch.optim.Optimizer = inner.optimizer if is_zero else inner
         if not isinstance(self._torch, torch.optim.Optimizer):
             raise RunFolderError(
-                f"the state of {type(inner).__name__} cannot be saved; allowed are torch's "
-                "optimizers, alone or under DEEPSPEED=zero1, zero2 or zero3."
+                f"the optimizer state of {type(inner).__name__} cannot be saved; allowed: torch's "
+                "optimizers, alone or with DEEPSPEED=zero1, zero2 or zero3."
             )
         self.groups: list[dict[str, Any]] = self._torch.param_groups
 
@@ -187,13 +188,13 @@ class OptimizerState:
         return moments
 
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Put moments and step counters back, bit by bit; weights must be whole meanwhile.
+        """Restore moments and step counters exactly; the weights must be gathered meanwhile.
 
         Args:
-            saved: From `collect`.
+            saved: Returned by `collect`.
 
         Raises:
-            RunFolderError: They are of another model or other adapters.
+            RunFolderError: They belong to another model or other adapters.
         """
         by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in saved.items():
@@ -202,20 +203,20 @@ class OptimizerState:
         unknown = sorted(set(by_parameter) - set(dict(self._parameters)))
         if unknown:
             raise RunFolderError(
-                f"the optimizer state names {unknown[0]!r}, which this model does not have; resume "
-                "with the MODEL, HANABI_PLAYERS and HANABI_ADAPTERS of the run."
+                f"the optimizer state names the parameter {unknown[0]!r}, which this model does "
+                "not have; resume with the MODEL, HANABI_PLAYERS and HANABI_ADAPTERS of the run."
             )
         self._allocate(by_parameter)
         self._link_moments()
         for name, parameter in self._parameters:
             for key, value in by_parameter.get(name, {}).items():
                 self._put_moment(parameter, key, value)
-        # Copies of weights of 16 bits were put back above, more exactly than the weights are.
+        # The float32 copies of 16-bit weights were restored above: they are more precise.
         whole = [name for name, value in self._parameters if value.dtype == torch.float32]
         self.adopt_weights(whole)
 
     def restore_counts(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Put back how often each player's group moved.
+        """Restore each player's number of updates.
 
         Args:
             saved: The saved groups, see `SAVED_OF_A_GROUP`.
@@ -225,10 +226,10 @@ class OptimizerState:
             group["updates"] = updates[group["player"]]
 
     def adopt_weights(self, names: Collection[str]) -> None:
-        """Let DeepSpeed's float32 copies of some parameters be what these are now.
+        """Set DeepSpeed's float32 copies of some parameters to the parameters' current values.
 
-        ZeRO steps copies of its own; weights that were put into the model are lost without this.
-        They must be whole meanwhile.
+        ZeRO updates its own copies, so without this call, weights that were written into the model
+        would be lost. The weights must be gathered meanwhile.
         """
         if self._zero is None:
             return
@@ -237,20 +238,20 @@ class OptimizerState:
                 self._scatter(parameter, None, parameter.data.float())
 
     def _gather(self, parameter: Any, key: str | None) -> torch.Tensor:
-        """Return a whole moment of a parameter, None: its float32 copy; under ZeRO alone."""
+        """Return a whole moment of a parameter; key None: its float32 copy. Only for ZeRO."""
         if self._has_whole_weights:
             return parameter.get_full_hp_param(key)
         assert self._zero is not None
         return self._zero.get_full_hp_param(parameter, key)
 
     def _scatter(self, parameter: Any, key: str | None, value: torch.Tensor) -> None:
-        """Put back what `_gather` returned."""
+        """Restore a value that `_gather` returned."""
         value = value.to(parameter.device)
         if self._has_whole_weights:
             parameter.set_full_hp_param(value, key)
         elif self._zero is not None:
-            # DeepSpeed (0.19) has a call for whole values, which fails where they do not divide by
-            # the number of processes.
+            # DeepSpeed (0.19) has a call for whole values, but it fails if their number is not
+            # divisible by the number of processes.
             length = parameter.partition_numel()
             start = length * dist.get_rank()
             share = torch.zeros(length, dtype=value.dtype, device=value.device)
@@ -268,7 +269,7 @@ class OptimizerState:
             self._scatter(parameter, key, value)
 
     def _holder(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the tensor by which the torch optimizer knows a parameter's state."""
+        """Return the tensor under which the torch optimizer stores a parameter's state."""
         if self._zero is None:
             return parameter
         if self._has_whole_weights:
@@ -281,15 +282,19 @@ class OptimizerState:
             if any(member is parameter for member in group):
                 return partition
         raise RunFolderError(
-            "an adapter parameter is in none of DeepSpeed's groups; the optimizer cannot be saved."
+            "an adapter parameter is missing from DeepSpeed's groups; the optimizer state cannot "
+            "be saved."
         )
 
     def _counter_device(self, holder: torch.Tensor) -> torch.device:
-        """Return where the optimizer expects the step counter of what it knows by `holder`.
+        """Return the device on which the optimizer expects the step counter of a parameter.
 
-        Counters are on the CPU, except those of optimizers that read them in a kernel
-        (`Optimizer._process_value_according_to_param_policy` in torch 2.13). A fused kernel that is
-        given a pointer to the CPU's memory reads an illegal address.
+        Counters are on the CPU, except for optimizers that read them in a kernel
+        (`Optimizer._process_value_according_to_param_policy` in torch 2.13). A fused kernel that
+        gets a pointer to CPU memory reads an illegal address.
+
+        Args:
+            holder: The parameter's tensor in the optimizer, see `_holder`.
         """
         for group in self._torch.param_groups:
             if any(member is holder for member in group["params"]):
@@ -298,7 +303,7 @@ class OptimizerState:
         return torch.device("cpu")
 
     def _allocate(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Make the state of DeepSpeed's partitions: a player has none before its first update."""
+        """Allocate the state of DeepSpeed's partitions, missing before the first update."""
         if self._zero is None:
             return
         for name, parameter in self._parameters:
@@ -313,8 +318,8 @@ class OptimizerState:
                     self._torch.state[holder][key] = torch.zeros_like(holder)
 
     def _link_moments(self) -> None:
-        # ZeRO-1 and -2 link moments to parameters once, after the first group's first step, when
-        # the other groups have none.
+        # ZeRO-1 and -2 link moments to parameters once, after the first group's first step. The
+        # other groups have no moments by then.
         if self._zero is not None and self._has_whole_weights:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
@@ -340,15 +345,16 @@ class CheckpointSaver:
         """Prepare.
 
         Args:
-            policy: What is saved.
-            optimizer: accelerate's.
+            policy: The policy to save.
+            optimizer: accelerate's optimizer.
             accelerator: Gathers the processes' parts.
-            run_folder: Where checkpoints go.
-            base_checksum: Of the frozen weights before training, see `adapters.base_checksum`.
-            facts: Returns what the manifest says besides, when it is written.
-            best_step: Returns the step whose checkpoint rotation never removes.
+            run_folder: Where checkpoints are written.
+            base_checksum: Checksum of the frozen weights before training, see
+                `adapters.base_checksum`.
+            facts: Returns further facts for the manifest when it is written.
+            best_step: Returns the step whose checkpoint is never rotated out.
             keep: SAVE_TOTAL_LIMIT.
-            every: Steps between the checkpoints that it counts, see `runs.checkpoints.rotate`.
+            every: Steps between the checkpoints that `keep` counts, see `runs.checkpoints.rotate`.
             report: Called as report(kind, message, **details) for an incident.
         """
         self._policy = policy
@@ -371,22 +377,23 @@ class CheckpointSaver:
         return self._run_folder / f"checkpoint-{step}"
 
     def should_retry(self) -> bool:
-        """Tell whether a save that failed should be tried again now; the same on all processes."""
+        """Tell whether to retry a failed save now; the answer is the same on all processes."""
         if not self.num_failed:
             return False
         is_due = time.monotonic() - self._last_try >= RETRY_SECONDS
         return bool(broadcast_object_list([is_due], from_process=0)[0])
 
     def save(self, state: StepState, *, is_last: bool = False) -> None:
-        """Save the state behind a step.
+        """Save the state after a step.
 
         Args:
             state: The state.
-            is_last: No step follows in which a save that fails could be tried again: it is tried
-                until the patience is used up.
+            is_last: Whether no step follows in which a failed save could be retried. If so, the
+                save is retried here until the patience is used up.
 
         Raises:
-            RunFolderError: `SAVE_TRIES` saves in a row failed, over `SAVE_PATIENCE` seconds.
+            RunFolderError: At least `SAVE_TRIES` saves in a row failed, over at least
+                `SAVE_PATIENCE` seconds.
             ParityError: The base model's weights have changed.
         """
         training_state = self._collect(state)
@@ -394,7 +401,7 @@ class CheckpointSaver:
             time.sleep(RETRY_SECONDS)
 
     def _try_to_save(self, step: int, training_state: TrainingState) -> bool:
-        """Return whether a checkpoint is written, see `save`."""
+        """Return whether the checkpoint was written, see `save`."""
         now = time.monotonic()
         problem: str | None = None
         with self._policy.whole_adapters():
@@ -406,7 +413,7 @@ class CheckpointSaver:
         if not self.num_failed:
             self._first_failure = now
         self._last_try = now
-        # The main process knows both, and its clock holds for all.
+        # The main process knows both, and its clock decides for all processes.
         problem, seconds = broadcast_object_list(
             [problem, now - self._first_failure], from_process=0
         )
@@ -416,14 +423,15 @@ class CheckpointSaver:
         self.num_failed += 1
         self._report(
             "save_failed",
-            f"{problem} ({self.num_failed} in a row; the run stops after {SAVE_PATIENCE:.0f} s and "
-            f"{SAVE_TRIES} of them)",
+            f"{problem} ({self.num_failed} failed saves in a row; the run stops after "
+            f"{SAVE_TRIES} failed saves over at least {SAVE_PATIENCE:.0f} s)",
             step=step,
         )
         if self.num_failed >= SAVE_TRIES and seconds >= SAVE_PATIENCE:
             raise RunFolderError(
                 f"{problem} {self.num_failed} saves in a row failed, over {seconds:.0f} s; the "
-                "earlier checkpoints are complete. Make room, then continue with RESUME=latest."
+                "earlier checkpoints are complete. Free disk space, then continue with "
+                "RESUME=latest."
             )
         return False
 
@@ -443,8 +451,8 @@ class CheckpointSaver:
         if checksum != self._base_checksum:
             raise ParityError(
                 "the base model's weights changed during training "
-                f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
-                "Nothing was saved; look for a merge or an optimizer over base weights."
+                f"(checksum {self._base_checksum}, now {checksum}); only adapters may change. "
+                "Nothing was saved; look for code that merges adapters or optimizes base weights."
             )
         facts = {**self._facts(), "base_checksum": checksum}
         of_players = adapters.base_checksums(self._policy.model, self._policy.adapter_names)
@@ -461,10 +469,10 @@ class CheckpointSaver:
         self.rotate(self._best_step())
 
     def rotate(self, best: int | None) -> None:
-        """Remove the checkpoints that are too many; the main process alone.
+        """Remove the checkpoints beyond the limit; only the main process calls it.
 
         Args:
-            best: Step of the checkpoint that is never removed.
+            best: Step of the checkpoint to keep in any case.
         """
         rotate(self._run_folder, self._keep, best=best, every=self._every)
 
@@ -480,13 +488,13 @@ def save_checkpoint(
     """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, a state, and a manifest.
 
     Args:
-        model: With the adapters.
-        names: The adapters that are saved.
-        run_folder: Where the checkpoint goes.
-        step: Finished steps.
-        facts: What the manifest says besides the hashes of the files.
-        state: What a resume needs, in a folder of its own, e.g. `trainer/`. None: nothing can be
-            resumed from the checkpoint.
+        model: The model with the adapters.
+        names: The adapters to save.
+        run_folder: Where the checkpoint is written.
+        step: Number of finished steps.
+        facts: Facts for the manifest besides the hashes of the files.
+        state: What a resume needs, in its own folder, e.g. `trainer/`. None: the checkpoint cannot
+            be resumed from.
 
     Returns:
         The folder.
@@ -510,17 +518,17 @@ def save_checkpoint(
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write tensors of the CPU as a safetensors file."""
+    """Write CPU tensors to a safetensors file."""
     save_file(dict(tensors), path, metadata={"format": "pt"})
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file, none where there is no such file."""
+    """Return the tensors of a safetensors file; empty if the file does not exist."""
     return load_file(path) if path.exists() else {}
 
 
 def random_state() -> dict[str, Any]:
-    """Return this process's generators (Python, NumPy, torch) as values that JSON can hold."""
+    """Return the state of this process's random generators (Python, NumPy, torch) for JSON."""
     version, internal, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=True)
     kind, keys, *position = numpy_state
@@ -535,7 +543,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Set this process's generators to a `random_state`."""
+    """Restore this process's random generators from a `random_state`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *position = state["numpy"]

@@ -1,9 +1,9 @@
-"""Several rollout servers as one: each has a link of its own, and every step goes to all of them.
+"""Several rollout servers used as one: each has its own link, and every step goes to all of them.
 
-A version counts as pushed when all servers have it. A step's tasks are shared out whole and put
-together again in the order of the request. A server that dies is waited for by its own link; the
-games of the others are kept. With HANABI_OVERLAP all games that were asked for ahead are lost
-with any server: a step's games have one version.
+A version counts as pushed when all servers have it. Each task of a step goes to one server, and the
+results are merged in the order of the request. If a server dies, its own link waits for it, and the
+games of the others are kept. With HANABI_OVERLAP, losing any server loses all prefetched games,
+because all games of a step must have the same version.
 """
 
 import itertools
@@ -41,32 +41,32 @@ from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.model.adapters import export_adapter
 
 Shares = Mapping[str, list[int]]
-"""Per server the positions of its tasks in the request; servers without a task are left out."""
+"""Per server, the positions of its tasks in the request; servers without a task are left out."""
 _Answer = TypeVar("_Answer")
 
 
 class FleetLink:
-    """What a `ServerLink` does, by the same names, with several servers."""
+    """The same interface as `ServerLink`, for several servers."""
 
     def __init__(self, settings: Settings, run_folder: Path) -> None:
-        """Prepare a link to each server; `connect` does the talking."""
+        """Prepare a link to each server; nothing is sent before `connect`."""
         self.settings = settings
         self.run_folder = run_folder
         self.incidents = IncidentLog(run_folder)
         self.links: dict[str, ServerLink] = {}
-        """By host and port."""
+        """Links by host and port."""
         for server in each_server(settings):
             name = server_name(server)
             self.links[name] = ServerLink(server, run_folder, name=name)
 
     @property
     def server_facts(self) -> dict[str, Any]:
-        """The same on all servers."""
+        """Facts about the base model, the same on all servers."""
         return self._first_link.server_facts
 
     @property
     def spec_hashes(self) -> list[str]:
-        """Of the boards that were played, sorted."""
+        """Hashes of the boards that were played, sorted."""
         hashes: set[str] = set()
         for link in self.links.values():
             hashes.update(link.spec_hashes)
@@ -74,23 +74,23 @@ class FleetLink:
 
     @property
     def partner_names(self) -> dict[str, str]:
-        """What metrics call a partner, by its seat."""
+        """The name of each partner in metrics, by its seat."""
         names: dict[str, str] = {}
         for link in self.links.values():
             names |= link.partner_names
         return names
 
     def use_partner_record(self, record: PartnerRecord) -> None:
-        """Draw partners by these results from now on, see `matchmaking`."""
+        """Use this record for all further partner draws, see `matchmaking`."""
         for link in self.links.values():
             link.use_partner_record(record)
 
     def connect(self, version: int) -> None:
-        """Introduce this run to every server, once all of them are found alike."""
+        """Check that all servers are alike, then introduce this run to each of them."""
         identities = {name: link.client.identity() for name, link in self.links.items()}
         check_alike(identities)
         try:
-            # One after the other: each reads the tokenizer and the partners' checkpoints.
+            # Sequentially, because each link reads the tokenizer and the partners' checkpoints.
             for link in self.links.values():
                 link.connect(version)
         except BaseException:
@@ -102,20 +102,20 @@ class FleetLink:
         side_by_side({name: link.disconnect for name, link in self.links.items()})
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
-        """Upload and commit every adapter to all servers, which serve the version after this.
+        """Upload and commit every adapter to all servers; afterwards they serve the version.
 
         Args:
-            model: With the adapters.
-            names: Of the adapters.
-            version: That they become.
+            model: The model with the adapters.
+            names: Names of the adapters.
+            version: Their version on the servers.
         """
         dtype = self._first_link.dtype
         exported = {name: export_adapter(model, name, dtype) for name in names}
         self.push_exported(exported, version)
 
     def push_exported(self, exported: Adapters, version: int) -> None:
-        """Do what `push` does, with adapters in the servers' number format."""
-        # Once for all servers: with many of them it would be most of what this process does.
+        """Do what `push` does, with adapters that are already in the servers' number format."""
+        # Computed once for all servers: with many servers it would dominate this process's work.
         digests = {name: weights_digest(weights) for name, (weights, _) in exported.items()}
         calls = {}
         for server, link in self.links.items():
@@ -138,10 +138,12 @@ class FleetLink:
         config: Mapping[str, Any],
         sequences: Sequence[Sequence[int]],
     ) -> list[ProbedReplica]:
-        """Return what an adapter changes on each replica of each server; nothing is served.
+        """Return how an adapter changes logprobs on each replica of each server.
+
+        The adapter is not served.
 
         Args:
-            adapter: Name of an adapter of the run, whose place it takes.
+            adapter: Name of the run's adapter that the probe stands in for.
             weights: safetensors bytes.
             config: PEFT configuration.
             sequences: Token ids.
@@ -155,9 +157,9 @@ class FleetLink:
         """Play one step's tasks on all servers with exactly the pushed version.
 
         Args:
-            tasks: The step's.
+            tasks: The step's tasks.
             names: The run's adapters.
-            version: That was pushed.
+            version: The version that was pushed.
         """
 
         def play_share(link: ServerLink, share: list[TaskRow]) -> RolloutResult:
@@ -169,12 +171,12 @@ class FleetLink:
         return result
 
     def prepare(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
-        """Seat the partners of a step's tasks and upload what the servers need.
+        """Seat the partners of a step's tasks and upload the adapters that the servers need.
 
         Args:
-            tasks: The step's.
+            tasks: The step's tasks.
             names: The run's adapters.
-            version: That was pushed.
+            version: The version that was pushed.
         """
 
         def prepare_share(link: ServerLink, share: list[TaskRow]) -> GamesRequest:
@@ -193,7 +195,7 @@ class FleetLink:
         )
 
     def fetch(self, request: GamesRequest) -> list[RolloutResult]:
-        """Ask every server once, and change nothing of this object.
+        """Send the request to every server once; this changes nothing in the object.
 
         Returns:
             The servers' answers, for `accept`.
@@ -205,11 +207,11 @@ class FleetLink:
         return side_by_side(calls)
 
     def accept(self, request: GamesRequest, results: list[RolloutResult]) -> RolloutResult:
-        """Check every stamp against the server that was asked.
+        """Check the stamps of every game against the server that was asked.
 
         Args:
-            request: Of `prepare`.
-            results: Of `fetch`.
+            request: Returned by `prepare`.
+            results: Returned by `fetch`.
         """
         shares = self._share(request.tasks)
         accepted = []
@@ -219,27 +221,27 @@ class FleetLink:
 
     @property
     def curves(self) -> tuple[Curve, ...]:
-        """What the run is validated on."""
+        """The curves that the run is validated on."""
         return self._first_link.curves
 
     def validated(
         self, curves: Sequence[Curve], names: tuple[str, ...], version: int
     ) -> dict[str, RolloutResult]:
-        """Return the games of each curve by the pushed version; one server is asked.
+        """Return the pushed version's games on each curve; only one server is asked.
 
         Args:
-            curves: What is validated.
+            curves: The curves to validate on.
             names: The run's adapters.
-            version: That was pushed.
+            version: The version that was pushed.
         """
         return self._first_link.validated(curves, names, version)
 
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
-        """Return what a best responder wins against the pushed version; one server is asked."""
+        """Return what a best response wins against the pushed version; only one server is asked."""
         return self._first_link.exploited(names, version)
 
     def believed(self, names: tuple[str, ...], version: int) -> dict[str, float]:
-        """Return what players of the pushed version believe; one server is asked."""
+        """Return what players of the pushed version believe; only one server is asked."""
         return self._first_link.believed(names, version)
 
     def copy_log(self) -> None:
@@ -252,7 +254,7 @@ class FleetLink:
         return next(iter(self.links.values()))
 
     def _share(self, tasks: Sequence[dict[str, Any]]) -> Shares:
-        # The same for a task with seats and without, so that a request need not carry it.
+        # A task's share does not depend on its seats, so a request need not carry the shares.
         shares = {}
         for server, positions in zip(self.links, share_tasks(tasks, len(self.links)), strict=True):
             if positions:
@@ -265,7 +267,7 @@ class FleetLink:
         call: Callable[[ServerLink, list[TaskRow]], _Answer],
         tasks: list[TaskRow],
     ) -> list[_Answer]:
-        """Call every server that has a share with its tasks, at the same time."""
+        """Call every server that has a share with its tasks, in parallel."""
         calls = {}
         for server, positions in shares.items():
             share = [tasks[position] for position in positions]
@@ -273,7 +275,7 @@ class FleetLink:
         return side_by_side(calls)
 
     def _check_alike(self) -> None:
-        # A server that took the place of another one may differ from the rest.
+        # A server that replaced another may differ from the rest.
         check_alike({name: link.identity for name, link in self.links.items()})
 
 

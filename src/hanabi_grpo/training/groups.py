@@ -1,4 +1,4 @@
-"""Groups: the NUM_GENERATIONS episodes of one task, of which a step has several."""
+"""Groups: the NUM_GENERATIONS episodes of one task. A step has several groups."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ def flatten_groups(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
 def trained_groups(
     groups: Sequence[Sequence[Episode]], player: int, trained_seats: Sequence[str]
 ) -> list[list[Episode]]:
-    """Return of each group the episodes in which a player's seat is trained.
+    """Return, for each group, the episodes in which a player's seat is trained.
 
     Args:
         groups: The step's groups.
         player: Number of the seat.
-        trained_seats: Per seat the adapter that is trained there, see `types.is_trained`.
+        trained_seats: Per seat, the adapter that is trained there, see `types.is_trained`.
     """
     trained = []
     for group in groups:

@@ -1,10 +1,10 @@
-"""Players that do not move each other, and updates that are dropped rather than poisoned.
+"""Keeps each player's update independent of the others, and drops updates that are not finite.
 
-Every player is a parameter group of its own, and a hook before the optimizer's step looks at each
-group alone: its gradient is clipped by its own norm, removed when the player had no data, and
-removed and counted when it is not finite; weights, moments and counters then stay. DeepSpeed steps
-the same torch optimizer: ZeRO-1 and -2 with all groups at once, ZeRO-3 once for each, with the
-parameters of the others taken out.
+Every player has its own parameter group, and a hook before the optimizer's step checks each group
+separately. Its gradient is clipped by its own norm. The gradient is removed if the player had no
+data, and removed and counted if it is not finite; weights, moments and counters then stay the same.
+DeepSpeed steps the same torch optimizer: ZeRO-1 and -2 with all groups at once, ZeRO-3 once for
+each group, with the parameters of the other groups taken out.
 """
 
 import math
@@ -21,28 +21,29 @@ from hanabi_grpo.errors import NonFiniteError, SettingsError
 from hanabi_grpo.training.model.adapters import trainable_parameters
 
 BAD_STEPS_IN_A_ROW = 3
-"""Dropped updates of one player, or steps without a game, after which a run stops."""
+"""Number of dropped updates of one player in a row, or of steps without a game, that stops a run.
+"""
 SCALE_SKIPS_IN_A_ROW = 20
-"""The same with a loss scale (float16).
+"""Number of dropped updates in a row that stops a run with a loss scale (float16).
 
-It starts at 2^16 and every skip halves it, so after these it is below 1, and the gradient itself is
-not finite.
+The scale starts at 2^16 and every skip halves it. After this many skips it is below 1, so the
+gradient itself is not finite.
 """
 RUN_PER_DECAY = 3
-"""How many times longer than its last part, in which warmup_stable_decay falls, a run is."""
+"""Length of a run divided by the length of its decay phase with warmup_stable_decay."""
 _CLIP_EPSILON = 1e-6
-"""Added to a norm before it divides, as in torch's own clipping."""
+"""Added to a norm before dividing by it, as in torch's own clipping."""
 
 
 def player_groups(
     model: torch.nn.Module, names: Sequence[str], rate_of: Callable[[str], float] | None = None
 ) -> list[dict[str, Any]]:
-    """Return one optimizer group per adapter, with "updates", which says how often it moved.
+    """Return one optimizer group per adapter, whose "updates" counts how often it was updated.
 
     Args:
-        model: With the adapters.
-        names: Their names.
-        rate_of: (adapter) -> its peak learning rate; None: all have the optimizer's.
+        model: The model with the adapters.
+        names: Names of the adapters.
+        rate_of: (adapter) -> its peak learning rate; None: all use the optimizer's.
     """
     groups = []
     for name in names:
@@ -55,10 +56,10 @@ def player_groups(
 
 
 class PlayerSchedule(LRScheduler):
-    """transformers' schedule of one name, at each group's own count of updates.
+    """A schedule of transformers, evaluated at each group's own count of updates.
 
-    A step without a player's data then moves nothing of that player, its place in warm-up and decay
-    included.
+    A step without data of a player then changes nothing for that player, including its place in
+    warm-up and decay.
     """
 
     def __init__(
@@ -71,18 +72,18 @@ class PlayerSchedule(LRScheduler):
     ) -> None:
         """Build the schedule as `transformers.get_scheduler` does.
 
-        A player that rests in some steps, as with HANABI_UPDATE=best_response, does not come to the
-        schedule's end.
+        A player that rests in some steps, as with HANABI_UPDATE=best_response, does not reach the
+        end of the schedule.
 
         Args:
-            optimizer: With the groups of `player_groups`.
-            name: LR_SCHEDULER_TYPE; warmup_stable_decay falls in the last third.
-            num_training_steps: Updates of a player that moves in every step.
-            num_warmup_steps: Those in which the rate grows.
+            optimizer: The optimizer with the groups of `player_groups`.
+            name: LR_SCHEDULER_TYPE; warmup_stable_decay decays in the last third.
+            num_training_steps: Number of updates of a player that is updated in every step.
+            num_warmup_steps: Number of updates in which the rate increases.
 
         Raises:
-            SettingsError: transformers has no such schedule, or it is no function of the number of
-                updates.
+            SettingsError: transformers has no such schedule, or the schedule is not a function of
+                the number of updates.
         """
         probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
         options = None
@@ -96,8 +97,8 @@ class PlayerSchedule(LRScheduler):
             ) from error
         if not isinstance(stock, LambdaLR):
             raise SettingsError(
-                f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed "
-                "are transformers' schedules by step, such as constant, constant_with_warmup, "
+                f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed: "
+                "transformers' schedules by step, such as constant, constant_with_warmup, "
                 "linear, cosine and warmup_stable_decay."
             )
         self._factor: Callable[[int], float] = stock.lr_lambdas[0]
@@ -109,21 +110,22 @@ class PlayerSchedule(LRScheduler):
         return [group["initial_lr"] * self._factor(group["updates"]) for group in groups]
 
     def refresh(self) -> None:
-        """Set the rates by the groups' counts, behind a step or when counts were restored."""
+        """Set the rates from the groups' counts, after a step or after counts were restored."""
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 
 
 def forget_gradients(optimizer: Any) -> None:
-    """Empty what ZeRO-3 gathers gradients in, behind an update; others are empty by then.
+    """Zero ZeRO-3's gradient buffer after an update; other optimizers have cleared theirs by then.
 
-    DeepSpeed (0.19) overwrites the gradients of the update before in the first backward pass of an
-    update, and adds to them in all others. Who is not in the first micro-batch would learn from
-    all of its updates so far once more, and a gradient that is not finite would stay for ever.
+    In the first backward pass of an update, DeepSpeed (0.19) overwrites the gradients of the
+    previous update, and in all later passes it adds to them. A player that is not in the first
+    micro-batch would learn from all its earlier updates once more, and a gradient that is not
+    finite would never go away.
 
     Args:
-        optimizer: accelerate's, or DeepSpeed's.
+        optimizer: accelerate's or DeepSpeed's optimizer.
     """
     inner = getattr(optimizer, "optimizer", optimizer)
     gathered = getattr(inner, "grad_partitions_flat_buffer", None)
@@ -132,10 +134,11 @@ def forget_gradients(optimizer: Any) -> None:
 
 
 class PlayerGuard:
-    """Decides, before each optimizer step, whose gradient counts and how much.
+    """Decides, before each optimizer step, which players' gradients are applied and clips them.
 
-    The order of calls in a step: `begin_step`, then per update `begin_update`, the optimizer's step
-    with its hook `before_step`, `end_update`; and `end_step` once the step is counted.
+    The order of calls in a step is `begin_step`, then for each update `begin_update`, the
+    optimizer's step with its hook `before_step`, and `end_update`, then `end_step` once the step is
+    counted.
     """
 
     def __init__(
@@ -146,79 +149,78 @@ class PlayerGuard:
         report: Callable[..., None],
         loss_scaled: bool = False,
     ) -> None:
-        """Prepare; `watch` takes the optimizer, whose groups `player_groups` makes.
+        """Prepare; `watch` takes the optimizer with the groups of `player_groups`.
 
         Args:
             max_norm: Largest norm of one player's gradient.
             sharded: Whether each rank's groups hold only its share of the gradient.
             report: Called as report(kind, message, **details) for each dropped update.
-            loss_scaled: Whether the loss has a scale that is found by skipping updates (float16).
+            loss_scaled: Whether the loss has a scale that adapts by skipping updates (float16).
         """
         self._max_norm = max_norm
         self._sharded = sharded
         self._report = report
         self._limit = SCALE_SKIPS_IN_A_ROW if loss_scaled else BAD_STEPS_IN_A_ROW
         self._with_data: frozenset[str] | None = None
-        """Who has data in the update in progress; None between updates."""
+        """Players with data in the update in progress; None between updates."""
         self._seen: set[str] = set()
-        """Whom the hook has looked at in this update."""
+        """Players that the hook has checked in this update."""
         self._moved: set[str] = set()
-        """Who has moved in this step."""
+        """Players that were updated in this step."""
         self._has_begun = False
         self.norms: dict[str, float] = {}
-        """Per player the norm of the last gradient in this step, before it was clipped."""
+        """Per player, the norm of the last gradient in this step before clipping."""
         self.dropped: list[str] = []
-        """Players whose update was dropped in this step, once for each."""
+        """Players with a dropped update in this step, each listed once."""
         self.streaks: Counter[str] = Counter()
-        """Per player the updates that were dropped in a row."""
+        """Per player, the number of dropped updates in a row."""
         self.is_stepping = False
         """True from a step's first update until the step is counted.
 
-        An interrupt leaves no finished step till then.
+        An interrupt in between leaves the step unfinished.
         """
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at gradients before each step of an optimizer, and as the loss has them.
+        """Check unscaled gradients before each step of an optimizer.
 
-        A fused optimizer takes the loss scale (float16) out in its kernel, behind the hook, and
-        leaves a step with an infinite gradient out there. torch then calls it with scaled
-        gradients, which would all be clipped. Without this mark it is treated as any other: the
-        scale is taken out before, and such a step is not made at all.
+        A fused optimizer divides by the loss scale (float16) in its kernel, after the hook, and
+        also skips steps with an infinite gradient there. So torch calls it with scaled gradients,
+        all of which would be clipped. With the flag cleared, it is treated like any other
+        optimizer: gradients are unscaled before, and a step with an infinite gradient is not made.
 
         Args:
-            optimizer: With the groups of `player_groups`.
+            optimizer: The optimizer with the groups of `player_groups`.
         """
         optimizer._step_supports_amp_scaling = False
         optimizer.register_step_pre_hook(self.before_step)
 
     def begin_step(self) -> None:
-        """Forget the last step's norms and drops."""
+        """Reset the norms and drops of the previous step."""
         self.norms = {}
         self.dropped = []
         self._moved = set()
 
     def begin_update(self, with_data: Collection[str]) -> None:
-        """Announce an update; who is in `with_data` has a token in its loss on some rank.
+        """Announce an update; the players in `with_data` have tokens in the loss on some rank.
 
-        A player's count grows once a step, by its first update.
+        A player's count increases once per step, with its first update.
         """
         self._with_data = frozenset(with_data)
         self._seen = set()
         self._has_begun = True
 
     def end_update(self) -> dict[str, float]:
-        """Close an update and return the norm of each player's gradient before it was clipped.
+        """Close an update; returns the norm of each player's gradient before clipping.
 
         Raises:
-            NonFiniteError: A player's update was dropped in three steps in a row; in twenty with a
-                loss scale.
+            NonFiniteError: Three updates of a player in a row were dropped, or twenty with a loss
+                scale.
         """
         for name in sorted((self._with_data or frozenset()) - self._seen):
-            # DeepSpeed and a loss scale leave the optimizer out when the gradient of anybody is not
-            # finite.
+            # DeepSpeed and a loss scale skip the optimizer if any player's gradient is not finite.
             self._drop(
                 name,
-                "the step was skipped before the optimizer: the gradient over all players is not "
+                "the optimizer step was skipped because the gradient over all players is not "
                 "finite",
             )
         norms = {}
@@ -230,25 +232,25 @@ class PlayerGuard:
             if count >= self._limit:
                 raise NonFiniteError(
                     f"{name}: {count} updates in a row were dropped because the gradient was not "
-                    "finite; the weights are those before them. Lower LEARNING_RATE or "
-                    "MAX_GRAD_NORM, or look at the last recorded games for rewards and logprobs "
-                    "that are out of range; RESUME=latest starts from the last checkpoint."
+                    "finite; the weights are those before these updates. Lower LEARNING_RATE or "
+                    "MAX_GRAD_NORM, or check the last recorded games for rewards and logprobs "
+                    "that are out of range; RESUME=latest continues from the last checkpoint."
                 )
         return norms
 
     def end_step(self) -> None:
-        """Note that the step is counted."""
+        """Mark the step as counted."""
         self.is_stepping = False
 
     @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Look at each player's gradient right before the optimizer uses it."""
+        """Check each player's gradient right before the optimizer uses it."""
         if self._with_data is None:
             if self._has_begun:
                 raise SettingsError(
-                    "a second optimizer step on the same games: its players are unknown. "
-                    "Leave ms-swift's options --num_iterations and --steps_per_generation alone; "
-                    "HANABI_UPDATES_PER_STEP makes several."
+                    "a second optimizer step on the same games, whose players are not known. "
+                    "Do not set ms-swift's options --num_iterations and --steps_per_generation; "
+                    "set HANABI_UPDATES_PER_STEP for several updates per step."
                 )
             # Before training: DeepSpeed may step once to allocate.
             return
@@ -261,9 +263,9 @@ class PlayerGuard:
         name = group["player"]
         if name in self._seen:
             raise SettingsError(
-                f"{name}: a second optimizer step in one update. ZeRO-3 divides adapters of more "
-                "than sub_group_size numbers; give a larger one in the file that DEEPSPEED names, "
-                "e.g. 1e9."
+                f"{name}: a second optimizer step in one update. ZeRO-3 splits adapters that have "
+                "more than sub_group_size parameters; set a larger sub_group_size, e.g. 1e9, in "
+                "the file that DEEPSPEED names."
             )
         self._seen.add(name)
         has_data = name in (self._with_data or ())
@@ -302,7 +304,7 @@ class PlayerGuard:
         self.streaks[name] += 1
         self._report(
             "update_dropped",
-            f"{name}: {reason}; its weights and optimizer state stay as they were "
-            f"({self.streaks[name]} in a row, {self._limit} stop the run)",
+            f"{name}: {reason}; the update is dropped, and weights and optimizer state stay as "
+            f"they were ({self.streaks[name]} dropped in a row; {self._limit} stop the run)",
             player=name,
         )

@@ -1,19 +1,20 @@
-"""How far players are from the reference policy, what that costs, and how the weight adapts.
+"""The KL of players to the reference policy, its cost, and the adaptation of its weight.
 
     cost of a reply = β_p Σ_t (log π_sampler(a_t) − log π_ref(a_t))      HANABI_KL_IN=reward
     β_p ← β_p (1 + K e),   e = clip(KL_p / target − 1, −1/5, 1/5)        HANABI_KL_TARGET
 
-With HANABI_KL_IN=reward the cost is a part of what a reply is paid, so it goes through the
-estimator: its mean over a player's own samples is β KL(π ‖ π_ref), and so is its gradient, which
-that of the term in the loss is not (see `loss.kl_estimate`). The estimator `turn` charges it to the
-reply itself, others to all turns that they credit with the game, or with what comes later.
+With HANABI_KL_IN=reward the cost is part of a reply's reward, so it goes through the estimator. Its
+mean over a player's own samples is β KL(π ‖ π_ref), and its gradient is the gradient of that, which
+is not true of the term in the loss (see `loss.kl_estimate`). The estimator `turn` charges the cost
+to the reply itself; other estimators charge it to all turns that they credit with the game, or with
+later rewards.
 
-β_p begins at BETA and is a player's own, since the KL of one player must not move another. KL_p is
-the mean of `loss.kl_estimate` over the player's trained tokens of the step, in nats a token; the
-weight of a step follows from the steps before it.
+β_p starts at BETA. Each player has its own, because the KL of one player must not affect another.
+KL_p is the mean of `loss.kl_estimate` over the player's trained tokens of the step, in nats per
+token; the weight of a step is determined by the earlier steps.
 
 Source: Ziegler et al. 2019 (arXiv 1909.08593), section 2.2: KL in the reward, and the controller
-with K = 0.1. MARSHAL and ROLL multiply e by games / `kl_horizon` in the place of K.
+with K = 0.1. MARSHAL and ROLL multiply e by games / `kl_horizon` instead of K.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,15 +36,15 @@ LARGEST_ERROR = 0.2
 """Largest |e|."""
 
 Costs = Mapping[int, Mapping[int, Sequence[float]]]
-"""By seat and number of the game what each of the seat's turns costs, in nats."""
+"""The cost of each of a seat's turns in nats, by seat and number of the game."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyRow(TokenRow):
-    """A conversation of one player, with the place of each of its replies."""
+    """A conversation of one player, with the position of each of its replies."""
 
     replies: list[tuple[int, int, int]] = field(default_factory=list)
-    """(number among the player's turns of the game, first token, token behind the last)."""
+    """(number among the player's turns of the game, first token, one past the last token)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +52,19 @@ class MeasuredKl:
     """A step's distance from the reference."""
 
     by_player: Mapping[str, float]
-    """Mean over a player's trained tokens, in nats; players without tokens are left out."""
+    """Mean over each player's trained tokens, in nats; players without tokens are left out."""
     mean: float | None = None
     """Mean over the trained tokens of all players, in nats; None without tokens."""
     costs: Costs = field(default_factory=dict)
-    """In nats, before β; only with HANABI_KL_IN=reward."""
+    """Costs in nats, not multiplied by β; only with HANABI_KL_IN=reward."""
 
 
 def adapted(weight: float, kl: float, target: float) -> float:
-    """Return β after a step, see the head of this file.
+    """Return β after a step, see the module's docstring.
 
     Args:
         weight: β of the step.
-        kl: The player's KL in the step, in nats a token.
+        kl: The player's KL in the step, in nats per token.
         target: HANABI_KL_TARGET.
     """
     error = min(max(kl / target - 1, -LARGEST_ERROR), LARGEST_ERROR)
@@ -73,7 +74,7 @@ def adapted(weight: float, kl: float, target: float) -> float:
 def adapted_weights(
     weights: Mapping[str, float], kl_of: Mapping[str, float], target: float | None
 ) -> dict[str, float]:
-    """Return each player's β after a step; without a target, or without its tokens, it stays.
+    """Return each player's β after a step; it is unchanged without a target or without tokens.
 
     Args:
         weights: β of the step by player.
@@ -108,15 +109,15 @@ def measure_costs(
     pad_id: int,
     device: torch.device,
 ) -> MeasuredKl:
-    """Return what each reply costs in nats, and each player's KL; all processes call it together.
+    """Return each reply's cost in nats, and each player's KL; all processes call it together.
 
     Args:
         groups: The step's groups.
-        trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
-        players: Per seat the run's player who holds it.
+        trained_seats: Per seat, the adapter that is trained there, see `seats.SeatAssignment`.
+        players: Per seat, the run's player who holds it.
         reference: The reference policy.
         trained: Which tokens of a reply carry loss; the others cost nothing.
-        cut: How rows become micro-batches.
+        cut: How rows are split into micro-batches.
         pad_id: Token id of the padding.
         device: Where the tensors go.
     """
@@ -131,7 +132,7 @@ def measure_costs(
                 difference = torch.where(batch.trained_mask, batch.sampler_logprobs - logprobs, 0.0)
                 for row, of_tokens in zip(rows, difference.double().cpu(), strict=False):
                     for number, start, end in row.replies:
-                        # Position t says what belongs to the token at t + 1.
+                        # Position t holds the value of the token at t + 1.
                         cost = float(of_tokens[start - 1 : end - 1].sum())
                         replies.append((seat, row.game, number, cost))
     costs: dict[int, dict[int, list[float]]] = {}
@@ -154,12 +155,12 @@ def reply_rows(
     trained_seats: Sequence[str],
     trained: TrainedTokens,
 ) -> list[ReplyRow]:
-    """Return the conversations of a trained seat, as `batching.token_rows` cuts them.
+    """Return the conversations of a trained seat, divided as in `batching.token_rows`.
 
     Args:
         groups: The step's groups.
         seat: Number of the seat.
-        trained_seats: Per seat the adapter that is trained there.
+        trained_seats: Per seat, the adapter that is trained there.
         trained: Which tokens of a reply carry loss.
     """
     rows: list[ReplyRow] = []

@@ -1,8 +1,8 @@
-"""Games that HANABI_GAME_TIMEOUT ended: what they may bias, and tasks that are not drawn again.
+"""Games that HANABI_GAME_TIMEOUT ended: how they may bias training, and tasks to replace.
 
-A game that is dropped because it took too long is no random loss: where long games earn more or
-less than short ones, the games that are left are no fair sample of the policy. So a step with late
-games has figures of them, and the correlation that would make them matter.
+Games that are dropped because they took too long are not lost at random. If long games earn more
+or less than short ones, the remaining games are a biased sample of the policy. So a step with late
+games reports figures about them, and the correlation of length and reward that would cause a bias.
 """
 
 import json
@@ -17,25 +17,25 @@ from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.types import DroppedGame, Episode
 
 _FILE = "late_tasks.json"
-"""File of the run folder with the numbers of tasks all of whose games were late."""
+"""File in the run folder with the numbers of the tasks whose games were all late."""
 _FEWEST_GAMES = 3
-"""Games that a correlation needs."""
+"""Fewest games for a correlation."""
 
 
 def late_figures(
     groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame]
 ) -> dict[str, float]:
-    """Return a step's figures of late games; none where no game was late.
+    """Return a step's figures of late games; empty if no game was late.
 
     Args:
-        groups: Per task the games that were finished.
-        dropped: The games that were not.
+        groups: Per task, the finished games.
+        dropped: The games that were not finished.
 
     Returns:
-        `late/share` of all games that were finished or late; `late/turns` and `late/reward`, the
-        mean turns of late games and the mean reward of a player by then; and
-        `late/length_effect`, the absolute correlation of turns and reward among the finished games,
-        each less the mean of its group, as estimators compare them.
+        `late/share`, the share of late games among all that were finished or late; `late/turns` and
+        `late/reward`, the mean number of turns of late games and a player's mean reward when they
+        were stopped; and `late/length_effect`, the absolute correlation of turns and reward among
+        the finished games, each minus the mean of its group, as estimators compare them.
     """
     late = [game for game in dropped if game.is_late]
     if not late:
@@ -55,7 +55,7 @@ def late_figures(
 
 
 def _length_effect(groups: Sequence[Sequence[Episode]]) -> float | None:
-    """Return |correlation| of turns and reward within groups; None where one is constant."""
+    """Return |correlation| of turns and reward within groups; None if one is constant."""
     lengths: list[float] = []
     rewards: list[float] = []
     for group in groups:
@@ -85,12 +85,12 @@ def _centered(values: Sequence[float]) -> list[float]:
 def late_tasks(
     tasks: Sequence[TaskRow], groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame]
 ) -> list[int]:
-    """Return the numbers of the tasks all of whose games were late.
+    """Return the numbers of the tasks whose games were all late.
 
     Args:
         tasks: The tasks that were played.
-        groups: Per task the games that were finished.
-        dropped: The games that were not.
+        groups: Per task, the finished games.
+        dropped: The games that were not finished.
     """
     numbers = []
     for task, group in zip(tasks, groups, strict=True):
@@ -101,10 +101,10 @@ def late_tasks(
 
 
 def remember_late_tasks(run_folder: Path, numbers: Sequence[int]) -> None:
-    """Add tasks to the file of the run folder.
+    """Add task numbers to the file in the run folder.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     known = read_late_tasks(run_folder)
     if not known.issuperset(numbers):
@@ -112,9 +112,9 @@ def remember_late_tasks(run_folder: Path, numbers: Sequence[int]) -> None:
 
 
 def read_late_tasks(run_folder: Path) -> frozenset[int]:
-    """Return the tasks that a run, when it is resumed, replaces by others.
+    """Return the numbers of the tasks that a resumed run replaces with others.
 
-    A resumed run would draw them again first of all, and lose the same time.
+    Otherwise the resumed run would draw these tasks again right away, and lose the same time again.
     """
     try:
         numbers = json.loads(read_bytes(run_folder / _FILE, MAX_DOCUMENT_BYTES))

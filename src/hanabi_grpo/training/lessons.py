@@ -1,36 +1,37 @@
-"""What a teacher's labels teach (HANABI_TEACHER): rows with its replies, weights, and figures.
+"""Learning from a teacher's labels (HANABI_TEACHER): rows with its replies, weights, and figures.
 
     L_teacher = w / M · Σ_t u_t (−log π(a_t | s))
 
 over the M tokens t of the replies that the teacher would have given on the player's own turns, each
-behind the prompt of that turn: cross-entropy on the states that the player itself meets. It is
-added to the player's loss (`loss`), so it is a mean over the player's own tokens of the step over
-all processes, as the policy's loss is, and no other player moves by it. u is the weight of a token
-with HANABI_LOSS_UNIT, among the teacher's tokens; w falls with HANABI_TEACHER_STEPS.
+after the prompt of that turn: cross-entropy on the states that the player itself visits. The term
+is added to the player's loss (`loss`). Like the policy loss, it is a mean over the player's own
+tokens of the step over all processes, and it does not affect any other player. u is the weight of a
+token with HANABI_LOSS_UNIT, among the teacher's tokens; w decreases over HANABI_TEACHER_STEPS.
 
-Where the teacher draws its reply and says how likely each one is (`envs.base.MixingPolicy`), all of
-them are targets, each with its chance p:
+If the teacher samples its reply and knows the probability of each one (`envs.base.MixingPolicy`),
+all its replies are targets, each weighted by its probability p:
 
     L_teacher = w / M · Σ_turns Σ_k p_k Σ_t u_t (−log π(a_kt | s)),    M = Σ_turns Σ_k p_k n_k
 
-with n_k tokens in reply k. That is the mean of the loss above over what the teacher may draw, and
-its least value is the teacher's own entropy: it falls by KL(teacher ‖ player), turn by turn.
+with n_k tokens in reply k. That is the expected loss above over the teacher's replies. Its minimum
+is the teacher's own entropy, and it exceeds the minimum by KL(teacher ‖ player), turn by turn.
 
-A teacher's reply is a row of its own: the conversation up to the turn, then the reply. Where
-prefixes are shared (`model.prefix_tree`) a row costs its reply's tokens alone, and nothing where
-the player said the same.
+Each reply of a teacher is a separate row: the conversation up to the turn, then the reply. With
+shared prefixes (`model.prefix_tree`) a row costs only its reply's tokens, and nothing if the player
+said the same.
 
-A teacher that is a model says how likely it finds what the player said, and adds to the advantage
-of each of the player's own tokens
+A teacher that is a model scores the player's own replies, and adds to the advantage of each of
+their tokens
 
     b'_t = w · (log p_teacher(a_t | s) − log p_player(a_t | s) − mean over the player's tokens),
 
 the score-function gradient of −w · KL(player ‖ teacher), token by token on the player's own states:
 on-policy distillation.
 
-Source: DAgger (Ross, Gordon and Bagnell 2011, arXiv 1011.0686); beside a reward, with a weight that
-falls, kickstarting (Schmitt et al. 2018, arXiv 1803.03835). Distillation on the student's own
-samples: Agarwal et al. 2023 (arXiv 2306.13649); with reverse KL Gu et al. 2023 (arXiv 2306.08543).
+Source: DAgger (Ross, Gordon and Bagnell 2011, arXiv 1011.0686); combined with a reward and with a
+decreasing weight: kickstarting (Schmitt et al. 2018, arXiv 1803.03835). Distillation on the
+student's own samples: Agarwal et al. 2023 (arXiv 2306.13649); with reverse KL: Gu et al. 2023
+(arXiv 2306.08543).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,7 @@ from hanabi_grpo.types import Episode, ReplyKind, Turn, is_trained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teaching:
-    """What a player with a teacher learns from in a step, and how much."""
+    """Weights of a teacher's labels and of the reward for a player in a step."""
 
     teacher: float
     """Weight of the teacher's cross-entropy, or of its logprobs."""
@@ -59,10 +60,10 @@ class Teaching:
 
 
 def teaching_at(settings: Settings, step: int) -> dict[str, Teaching]:
-    """Return how each player with a teacher is taught in a step.
+    """Return the weights of each player with a teacher in a step.
 
     Args:
-        settings: The run's.
+        settings: The run's settings.
         step: Number of steps before this one.
     """
     left = 1.0
@@ -88,18 +89,20 @@ def lesson_rows(
     trains_all: bool,
     with_steps: bool,
 ) -> list[TokenRow]:
-    """Return a row for each reply by which its teacher labelled a turn of one seat's player.
+    """Return a row for each reply with which the teacher labeled a turn of one seat's player.
+
+    The last three arguments are the columns of the rows of replies, because all rows of a
+    micro-batch have the same columns.
 
     Args:
-        groups: Per task the games that are learned from.
+        groups: Per task, the games to train on.
         player: Number of the seat.
-        trained_seats: Per seat the adapter that is trained there, see `batching.token_rows`.
-        unit: What weighs the same, see `token_weights`.
-        parts: Per game of the step its part, see `minibatches`.
-        has_weights: Whether rows of replies have weights, and so on: rows of a micro-batch have
-            the same columns.
+        trained_seats: Per seat, the adapter that is trained there, see `batching.token_rows`.
+        unit: The unit that is weighted equally, see `token_weights`.
+        parts: The part of each game of the step, see `minibatches`.
+        has_weights: Whether rows have weights.
         trains_all: Whether all tokens of a reply carry loss.
-        with_steps: Whether rows say in which step of the game each token was said.
+        with_steps: Whether rows record the step of the game of each reply token.
     """
     games: list[tuple[int, tuple[Turn, ...]]] = []
     for number, episode in enumerate(flatten_groups(groups)):
@@ -132,14 +135,14 @@ def lesson_rows(
 def measure_kl(
     groups: Sequence[Sequence[Episode]], player: int, trained_seats: Sequence[str]
 ) -> float | None:
-    """Return the mean over tokens of log p by a seat's player less log p by its teacher, in nats.
+    """Return the mean over tokens of log p_player − log p_teacher of a seat, in nats.
 
-    It estimates KL(player ‖ teacher). None: no model scored any reply of the player.
+    It estimates KL(player ‖ teacher). None if no model scored any reply of the player.
 
     Args:
-        groups: The games, on all ranks.
+        groups: The games of all ranks.
         player: Number of the seat.
-        trained_seats: Per seat the adapter whose games count.
+        trained_seats: Per seat, the adapter whose games count.
     """
     differences: list[float] = []
     for episode in flatten_groups(groups):
@@ -150,21 +153,22 @@ def measure_kl(
 
 
 def teacher_gaps(turn: Turn, kl: float) -> list[float]:
-    """Return for each token of a reply log p by the teacher less log p by the player, plus the KL.
+    """Return log p_teacher − log p_player + KL for each token of a reply.
 
-    The sum has mean 0 over the player's tokens: a constant changes no expected gradient and lowers
-    its variance, as for the entropy bonus. 0 for a reply that was not scored.
+    Adding the KL makes the mean over the player's tokens 0. The constant does not change the
+    expected gradient and lowers its variance, as for the entropy bonus. Tokens of a reply that was
+    not scored get 0.
 
     Args:
         turn: The turn.
-        kl: Of `measure_kl`.
+        kl: Returned by `measure_kl`.
     """
     gaps = [gap + kl for gap in _raw_gaps(turn)]
     return gaps or [0.0] * len(turn.reply_ids)
 
 
 def num_lesson_tokens(rows: Sequence[TokenRow]) -> float:
-    """Return how many tokens of some rows are a teacher's, each as often as it is likely."""
+    """Return the number of a teacher's tokens in the rows, each weighted by its probability."""
     total: float = 0
     for row in rows:
         total += row.lesson_chance * sum(weight > 0 for weight in row.lesson or ())
@@ -174,20 +178,20 @@ def num_lesson_tokens(rows: Sequence[TokenRow]) -> float:
 def lesson_figures(
     groups: Sequence[Sequence[Episode]], seats: Sequence[str], players: Sequence[str]
 ) -> dict[str, float]:
-    """Return how far each player goes with its teacher, nothing of a player that has none.
+    """Return how well each player agrees with its teacher; nothing for players without a teacher.
 
-    `teacher_agreement` is the share of its labelled turns on which a legal reply of its own named
-    the teacher's action, or where the teacher draws the chance that it does the same, so that even
-    the teacher beside itself is below 1; `teacher_share` the share of its turns that are labelled,
-    and `teacher_plays` of those on which the teacher played in its place (absent at 0).
-
-    Of a teacher that is a model it is `teacher_kl`: the mean of log p by the player less log p by
-    the teacher over the player's tokens, in nats, an estimate of KL(player ‖ teacher).
+    - `teacher_agreement`: share of the player's labeled turns on which its own legal reply had the
+      teacher's action. If the teacher samples its actions, it is the mean probability that the
+      teacher does the same, so even a copy of the teacher is below 1.
+    - `teacher_share`: share of the player's turns that are labeled.
+    - `teacher_plays`: share of its turns on which the teacher played instead (absent at 0).
+    - `teacher_kl`, for a teacher that is a model: the mean of log p_player − log p_teacher over the
+      player's tokens, in nats, an estimate of KL(player ‖ teacher).
 
     Args:
         groups: The games as they were drawn.
-        seats: Per seat the run's own adapter, as episodes record it.
-        players: Per seat the player who holds it.
+        seats: Per seat, the run's own adapter, as episodes record it.
+        players: Per seat, the player who holds it.
     """
     figures: dict[str, float] = {}
     episodes = flatten_groups(groups)
@@ -220,21 +224,22 @@ class TaughtTokens:
     """How surprising a teacher's tokens were to each player in the step in progress."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._surprise: dict[str, float] = {}
-        """In nats, of this process's tokens, each as often as it is likely."""
+        """By player, the sum in nats over this process's tokens, weighted by their probabilities.
+        """
         self._entropy: dict[str, float] = {}
-        """In nats, of the replies of this process among which a teacher draws; by players with
-        such a teacher."""
+        """By player whose teacher samples, the teacher's entropy in nats over this process's
+        replies."""
         self._parts: dict[tuple[str, int], float] = {}
-        """By player and part of the step the tokens on all processes."""
+        """By player and part of the step, the number of tokens on all processes."""
 
     def add(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
-        """Count a micro-batch once.
+        """Count a micro-batch; call it once for each.
 
         Args:
             batch: The micro-batch.
-            logprobs: [rows, tokens] under the player as it was before it learned from them.
+            logprobs: [rows, tokens] logprobs of the player before it learns from the micro-batch.
         """
         if not batch.num_lesson_tokens:
             return
@@ -252,15 +257,16 @@ class TaughtTokens:
         self._parts[batch.player, batch.part] = batch.num_lesson_tokens
 
     def take(self, gather: Callable[[list[Any]], list[Any]]) -> dict[str, float]:
-        """Return `teacher_loss` of each player, in nats a token, and begin anew.
+        """Return `teacher_loss` of each player, in nats per token, and reset.
 
-        Where a player's teacher draws, also `teacher_divergence`: the loss less the entropy of the
-        teacher's replies, which is KL(teacher ‖ player).
+        If a player's teacher samples its replies, also return `teacher_divergence`: the loss minus
+        the entropy of the teacher's replies, which is KL(teacher ‖ player).
 
         Args:
-            gather: (this process's list) -> those of all processes as one list.
+            gather: (this process's list) -> the lists of all processes as one list.
         """
-        # Players with tokens are the same on every process, so all of them ask or none does.
+        # The players with tokens are the same on every process, so either all of them gather or
+        # none does.
         if not self._parts:
             return {}
         totals: dict[str, float] = {}
@@ -283,7 +289,7 @@ class TaughtTokens:
 
 
 def _labels(turn: Turn) -> list[tuple[tuple[int, ...], float]]:
-    """Return the replies that a turn is labelled with, each with its chance."""
+    """Return the replies that a turn is labeled with, each with its probability."""
     if turn.lesson is None or not turn.lesson.reply_ids:
         return []
     if not turn.lesson.replies:
@@ -292,12 +298,12 @@ def _labels(turn: Turn) -> list[tuple[tuple[int, ...], float]]:
 
 
 def _expected_length(turn: Turn) -> float:
-    """Return how many tokens a teacher's reply has in the mean."""
+    """Return the expected number of tokens in a teacher's reply."""
     return sum(chance * len(ids) for ids, chance in _labels(turn))
 
 
 def _raw_gaps(turn: Turn) -> list[float]:
-    """Return log p by the teacher less log p by the player of each token; [] where none scored."""
+    """Return log p_teacher − log p_player of each token; [] if the reply was not scored."""
     if turn.lesson is None or not turn.lesson.logprobs:
         return []
     pairs = zip(turn.lesson.logprobs, turn.logprobs, strict=True)
@@ -305,14 +311,14 @@ def _raw_gaps(turn: Turn) -> list[float]:
 
 
 def _prompt_ids(turn: Turn) -> tuple[int, ...]:
-    """Return the ids before a turn's reply, whoever made it."""
+    """Return the ids before a turn's reply, whether the player or the teacher made it."""
     if turn.lesson is not None and turn.lesson.plays:
         return turn.prompt_ids[: -len(turn.lesson.reply_ids)]
     return turn.prompt_ids
 
 
 def _agreement(turn: Turn) -> float:
-    """Return how likely a turn's teacher does the same."""
+    """Return the probability that a turn's teacher chooses the same action."""
     if turn.kind is not ReplyKind.LEGAL or turn.lesson is None:
         return 0.0
     if not turn.lesson.replies:

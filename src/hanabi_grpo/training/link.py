@@ -1,8 +1,8 @@
-"""The trainer's link to one rollout server, in the place where ms-swift keeps its `VLLMClient`.
+"""The trainer's link to one rollout server; it takes the place of ms-swift's `VLLMClient`.
 
-A server that dies is waited for, recognised by its new instance id, given the run's adapters again
-and asked for the same games again. Games reach the trainer only when all that were asked for have
-come, so none is consumed twice.
+If the server dies, the link waits for it, recognizes the new process by its instance id, uploads
+the run's adapters again and requests the same games again. The trainer receives games only once all
+requested games have arrived, so no game is consumed twice.
 """
 
 import itertools
@@ -57,78 +57,77 @@ from hanabi_grpo.training.tasks import check_stamps
 logger = logging.getLogger(__name__)
 
 TRIES_ON_ONE_SERVER = 3
-"""How often a call that got no answer is repeated while the same server process says that it is
+"""How often an unanswered call is repeated while the same server process reports that it is
 healthy."""
 MAX_TRIES = 2 * TRIES_ON_ONE_SERVER
-"""How often a call is made on any server."""
+"""How often a call is made in total, over all server processes."""
 _LONGEST_PAUSE = 5
-"""Seconds between two tries, at most."""
+"""Longest pause between two tries, in seconds."""
 _REMINDER_SECONDS = 60.0
-"""Between two lines that say what the trainer waits for."""
+"""Seconds between two log lines that say what the trainer is waiting for."""
 _START_COMMAND = "bash tools/rollout/rollout_hanabi_gym.sh"
 Adapters = Mapping[str, tuple[bytes, Mapping[str, Any]]]
-"""Per adapter its safetensors bytes and PEFT configuration."""
+"""Safetensors bytes and PEFT configuration of each adapter, by name."""
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GamesRequest:
-    """One step's games as they are asked for."""
+    """A request for one step's games."""
 
     tasks: list[dict[str, Any]]
-    """As on the wire, with "seats" where a partner plays, see `TaskRow.request`."""
+    """Tasks in wire format, with "seats" if a partner plays, see `TaskRow.request`."""
     own: tuple[str, ...]
-    """Per seat the run's own adapter, e.g. ("player_0@7", "player_1@7")."""
+    """Per seat, the run's own adapter, e.g. ("player_0@7", "player_1@7")."""
     version: int
-    """Of those adapters."""
+    """Version of those adapters."""
     instance_id: str
-    """Of the server process; empty where there are several."""
+    """Instance id of the server process; empty if there are several servers."""
     sampling_seed: int | None = None
-    """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
+    """Determines every sampled reply, see `rollout.seeds`; None: replies differ each time."""
     teachers: tuple[SeatTeacher | None, ...] = ()
-    """Per seat who labels its turns, None where nobody does; empty: nobody is taught."""
+    """Per seat, the teacher that labels its turns, or None; empty: no seat has a teacher."""
     parts: tuple["GamesRequest", ...] = ()
-    """What each of several servers is asked for."""
+    """The request to each server, if there are several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedReplica:
-    """What one replica of a base model says of the token sequences of a probe."""
+    """One replica's logprobs of the token sequences of a probe."""
 
     where: str
-    """Which replica it is, for messages; empty where there is no other."""
+    """Which replica it is, for messages; empty if it is the only one."""
     without: Sequence[float]
-    """The log-probability of each id but the first of each sequence, under the base model."""
+    """Logprobs of each id except the first of each sequence, under the base model."""
     under: Sequence[float]
-    """The same under the adapter that was sent."""
+    """The same logprobs under the adapter that was sent."""
 
 
 class ServerLink:
-    """Handshake, pushes and games of one server.
+    """Connects to one server, pushes adapters to it and requests games from it.
 
-    Every rank holds one; the main process connects.
+    Every rank has a link; only the main process connects.
     """
 
     def __init__(self, settings: Settings, run_folder: Path, *, name: str = "") -> None:
-        """Prepare; nothing is sent.
+        """Prepare; nothing is sent yet.
 
         Args:
-            settings: The run's, with the address of one server.
+            settings: The run's settings, with the address of one server.
             run_folder: For incidents, the server's log, and partners.
-            name: Stands in common records where there are several servers.
+            name: Name of the server in shared records, if there are several servers.
         """
         self.settings = settings
         self.run_folder = run_folder
         self.incidents = IncidentLog(run_folder)
         self.identity: dict[str, Any] = {}
-        """What the server says of itself; empty before `connect`."""
+        """The server's description of itself; empty before `connect`."""
         self.instance_id = ""
-        """Of the server process; empty before `connect`."""
+        """Instance id of the server process; empty before `connect`."""
         self.spec_hashes: list[str] = []
-        """Of the boards that were played, sorted."""
+        """Hashes of the boards that were played, sorted."""
         self.server_facts: dict[str, Any] = {}
-        """What a checkpoint says of the base model that its adapters belong to; empty before
-        `connect`."""
+        """Facts about the base model of the adapters, for checkpoints; empty before `connect`."""
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         """The server's number format."""
         self._num_log_lines = 0
@@ -145,19 +144,20 @@ class ServerLink:
         self._heartbeat: Heartbeat | None = None
 
     def use_partner_record(self, record: PartnerRecord) -> None:
-        """Draw partners by these results from now on, see `matchmaking`."""
+        """Use this record for all further partner draws, see `matchmaking`."""
         self.partners.record = record
 
     def connect(self, version: int) -> None:
         """Introduce this run to the server.
 
         Args:
-            version: The first that will be pushed; above 0 for a resumed run.
+            version: The first version that will be pushed; above 0 for a resumed run.
 
         Raises:
-            ServerError: No server, one that works for another trainer, or one that does not fit.
-            SettingsError: A partner, or an opponent in validations, that cannot be seated, or a
-                teacher that a game does not have.
+            ServerError: There is no server, it works for another trainer, or it does not match the
+                settings.
+            SettingsError: A partner, or an opponent in validations, cannot be seated, or a game
+                does not have the teacher.
         """
         self._version = version
         self._check_teachers()
@@ -172,7 +172,7 @@ class ServerLink:
             raise
 
     def disconnect(self) -> None:
-        """Release the server for the next trainer; it goes on serving the last adapters."""
+        """Release the server for the next trainer; it continues to serve the last adapters."""
         if self._heartbeat is None:
             return
         self._heartbeat.stop()
@@ -180,15 +180,17 @@ class ServerLink:
         try:
             self.client.release()
         except ServerError as error:
-            logger.info("the server was not released (%s); its session ends after a timeout", error)
+            logger.info(
+                "the server could not be released (%s); its session ends after a timeout", error
+            )
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
         """Upload and commit every adapter; the receipts are checked.
 
         Args:
-            model: With the adapters.
-            names: Of the adapters.
-            version: That they become on the server.
+            model: The model with the adapters.
+            names: Names of the adapters.
+            version: Their version on the server.
         """
         exported = {name: export_adapter(model, name, self.dtype) for name in names}
         self.push_exported(exported, version)
@@ -196,11 +198,11 @@ class ServerLink:
     def push_exported(
         self, exported: Adapters, version: int, digests: Mapping[str, str] | None = None
     ) -> None:
-        """Do what `push` does, with adapters in the server's number format.
+        """Do what `push` does, with adapters that are already in the server's number format.
 
         Args:
             exported: The adapters.
-            version: That they become on the server.
+            version: Their version on the server.
             digests: See `RolloutClient.push`.
         """
         self._version = version
@@ -220,10 +222,12 @@ class ServerLink:
         config: Mapping[str, Any],
         sequences: Sequence[Sequence[int]],
     ) -> list[ProbedReplica]:
-        """Return what an adapter changes on each replica of its base model; nothing is served.
+        """Return how an adapter changes logprobs on each replica of its base model.
+
+        The adapter is not served.
 
         Args:
-            adapter: Name of an adapter of the run, whose place it takes.
+            adapter: Name of the run's adapter that the probe stands in for.
             weights: safetensors bytes.
             config: PEFT configuration.
             sequences: Token ids.
@@ -246,12 +250,14 @@ class ServerLink:
         return replicas
 
     def play(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
-        """Return the games of one step's tasks with exactly the pushed version, checked.
+        """Return the games of one step's tasks, played with exactly the pushed version.
+
+        Every game's stamps are checked.
 
         Args:
-            tasks: The step's.
+            tasks: The step's tasks.
             names: The run's adapters.
-            version: That was pushed.
+            version: The version that was pushed.
         """
 
         def ask() -> tuple[GamesRequest, RolloutResult]:
@@ -265,12 +271,12 @@ class ServerLink:
         return self.accept(request, result)
 
     def prepare(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
-        """Seat the partners of a step's tasks and upload what they need.
+        """Seat the partners of a step's tasks and upload the adapters that they need.
 
         Args:
-            tasks: The step's.
+            tasks: The step's tasks.
             names: The run's adapters.
-            version: That was pushed.
+            version: The version that was pushed.
         """
         own = own_seats(self.settings.players, names, version, self.settings.swap_every)
         requests = self.partners.seat(tasks, own, version, self.instance_id)
@@ -284,11 +290,11 @@ class ServerLink:
         )
 
     def fetch(self, request: GamesRequest, num_games: int | None = None) -> RolloutResult:
-        """Ask once; it changes nothing of this object, so it may run in a thread of its own.
+        """Send the request once; this changes nothing in the object, so it may run in a thread.
 
         Args:
-            request: What is asked for.
-            num_games: Of each task; None: NUM_GENERATIONS.
+            request: The request.
+            num_games: Number of games for each task; None: NUM_GENERATIONS.
         """
         return self.client.play(
             request.tasks,
@@ -302,10 +308,10 @@ class ServerLink:
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
-        """Check every stamp against what was asked for.
+        """Check the stamps of every game against the request.
 
         Raises:
-            ServerError: Games are by others.
+            ServerError: A game was played by others than the requested players.
         """
         for task, group in zip(request.tasks, result.groups, strict=True):
             check_stamps(group, task.get("seats", request.own), request.instance_id)
@@ -316,14 +322,15 @@ class ServerLink:
     def validated(
         self, curves: Sequence[Curve], names: tuple[str, ...], version: int
     ) -> dict[str, RolloutResult]:
-        """Return one game of each task of each curve by the pushed version, by the curve's name.
+        """Return the pushed version's validation games, one for each task of each curve.
 
-        Where a lineup has several seat orders there is a game for each.
+        If a lineup has several seat orders, there is one game for each order. Results are by the
+        curve's name.
 
         Args:
-            curves: What is validated.
+            curves: The curves to validate on.
             names: The run's adapters.
-            version: That was pushed.
+            version: The version that was pushed.
         """
         own = own_seats(self.settings.players, names, version)
         results = {}
@@ -334,7 +341,7 @@ class ServerLink:
         return results
 
     def _ask_validation(self, curve: Curve, own: tuple[str, ...], version: int) -> RolloutResult:
-        # The first curve of a run has the replies that it would have alone.
+        # The first curve of a run gets the same replies as if it were the only one.
         number = (curve.number,) if curve.number else ()
         request = GamesRequest(
             tasks=self._curve_seats.requests(curve, own),
@@ -346,7 +353,7 @@ class ServerLink:
         return self.fetch(request, num_games=1)
 
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
-        """Return what a best responder wins against the pushed version, as metrics."""
+        """Return what a best response wins against the pushed version, as metrics."""
         seats = own_seats(self.settings.players, names, version, self.settings.swap_every)
 
         def ask() -> dict[str, float]:
@@ -369,7 +376,7 @@ class ServerLink:
     def copy_log(self) -> None:
         """Append the server's new log lines to `server.log` in the run folder.
 
-        A lost server loses them only.
+        If the server is gone, only these lines are lost.
         """
         try:
             self._num_log_lines, lines = self.client.log(self._num_log_lines)
@@ -380,7 +387,7 @@ class ServerLink:
             file.writelines(f"{self._prefix}{line}\n" for line in lines)
 
     def _check_teachers(self) -> None:
-        """Refuse a teacher that one of the dataset's games does not have, by a SettingsError."""
+        """Raise a SettingsError if one of the dataset's games does not have the teacher."""
         for setup in played_setups(training_rows(self.settings)):
             for teacher in parse_teachers(self.settings).values():
                 if not isinstance(teacher, ScriptRef):
@@ -389,9 +396,9 @@ class ServerLink:
                     check_script(setup, teacher.name)
                 except SettingsError as error:
                     raise SettingsError(
-                        f"HANABI_TEACHER={','.join(self.settings.teacher)}: {error} A teacher is "
-                        "asked in all games of training; leave those of this one out of DATASET, "
-                        "or choose a script that all have."
+                        f"HANABI_TEACHER={','.join(self.settings.teacher)}: {error} A teacher "
+                        "labels every training game; remove the rows of this environment from "
+                        "DATASET, or choose a script that all environments in it have."
                     ) from error
 
     def _introduce(self) -> None:
@@ -426,9 +433,9 @@ class ServerLink:
         self._num_log_lines, _ = self.client.log(0)
 
     def _newer_versions(self, run_id: str) -> dict[str, int]:
-        """Return adapters of this run that the server holds at a version that the run has not.
+        """Return this run's adapters that the server holds at a newer version than the run has.
 
-        Steps behind the last checkpoint are made again after a resume.
+        After a resume, the steps since the last checkpoint are repeated.
         """
         identity = self.client.identity()
         if identity.get("run") != public_run(run_id):
@@ -442,9 +449,9 @@ class ServerLink:
             held = ", ".join(f"{name}@{version}" for name, version in newer.items())
             self.incidents.record(
                 "versions_replaced",
-                f"{self._prefix}the server holds {held} of this run, the trainer continues from "
-                f"version {self._version}: the steps in between were not saved and are made again; "
-                "the server is told to drop them",
+                f"{self._prefix}the server holds {held} of this run, but the trainer continues "
+                f"from version {self._version}: the steps in between were not saved and are "
+                "repeated; the server is told to drop the newer versions",
                 versions=newer,
             )
         return newer
@@ -457,15 +464,15 @@ class ServerLink:
             )
 
     def _reliably(self, call: Callable[[], _Answer], purpose: str) -> _Answer:
-        """Make a call; when the server is gone, wait for one, and make the call again.
+        """Make a call; if the server is gone, wait for a server and repeat the call.
 
         Args:
-            call: What is done.
-            purpose: What messages call it, "the games of version 7".
+            call: The call.
+            purpose: Its name in messages, e.g. "the games of version 7".
 
         Raises:
-            VersionError: The server has become another trainer's.
-            ServerError: It refuses the call, or all tries failed.
+            VersionError: Another trainer has taken over the server.
+            ServerError: The server refuses the call, or all tries failed.
         """
         num_tries = 0
         while True:
@@ -474,7 +481,7 @@ class ServerLink:
                     f"{self._heartbeat.lost} This trainer stops; its checkpoints are complete."
                 )
             if self.settings.sleep:
-                # torch keeps what it has freed, and the engine, which wakes now, would not get it.
+                # torch caches freed memory, which the engine needs when it wakes up.
                 torch.cuda.empty_cache()
             try:
                 with remind_while_waiting(f"{purpose} from {self.client.url}"):
@@ -487,8 +494,8 @@ class ServerLink:
             num_tries += 1
             if num_tries > MAX_TRIES:
                 raise ServerError(
-                    f"{purpose}: {num_tries} tries on several servers failed, the last with: "
-                    f"{reason}"
+                    f"{purpose}: {num_tries} tries on several server processes failed; the last "
+                    f"error: {reason}"
                 )
             instance_before = self.instance_id
             self.incidents.record(
@@ -505,12 +512,12 @@ class ServerLink:
             time.sleep(min(num_tries, _LONGEST_PAUSE))
 
     def _wait_and_return(self, purpose: str) -> bool:
-        """Wait for a healthy server and hand it the run; False where it was lost again."""
+        """Wait for a healthy server and introduce the run; False if it was lost again."""
         health = wait_for_server(self.settings, logger.warning, server_command=_START_COMMAND)
         try:
             self._return_to(health["instance_id"], purpose)
         except ServerGoneError as error:
-            logger.warning("the server was lost again (%s)", error)
+            logger.warning("the server is gone again (%s)", error)
             return False
         return True
 
@@ -521,7 +528,7 @@ class ServerLink:
             return True
 
     def _return_to(self, instance_id: str, purpose: str) -> None:
-        """Introduce the run to a server process that is new, with the adapters of now."""
+        """Introduce the run to the server process if it is new, and push the current adapters."""
         instance_before = self.instance_id
         if instance_id == instance_before:
             logger.warning(
@@ -537,21 +544,21 @@ class ServerLink:
         self.incidents.record(
             "server_replaced",
             f"{self._prefix}instance {self.instance_id} replaced {instance_before}; version "
-            f"{self._version} was pushed to it, and {purpose} are requested again",
+            f"{self._version} was pushed to it; requesting {purpose} again",
             version=self._version,
             instance=self.instance_id,
         )
 
 
 def training_seed(settings: Settings, tasks: Sequence[TaskRow]) -> int:
-    """Return the seed of the games that a step plays of some tasks.
+    """Return the sampling seed for a step's games.
 
-    It is the same for each server's share of a step's tasks, and another one for each step and
-    each round of further tasks (`datasets.further_task`).
+    It is the same for each server's share of a step's tasks. It differs between steps, and between
+    rounds of further tasks (`datasets.further_task`).
 
     Args:
-        settings: The run's.
-        tasks: Of one step and one round, at least one.
+        settings: The run's settings.
+        tasks: Tasks of one step and one round, at least one.
     """
     round_of_step, number = divmod(tasks[0].number, FURTHER_APART)
     step = number // settings.tasks_per_step
@@ -560,14 +567,14 @@ def training_seed(settings: Settings, tasks: Sequence[TaskRow]) -> int:
 
 @contextmanager
 def remind_while_waiting(purpose: str) -> Iterator[None]:
-    """Log once a minute what the trainer waits for, until the block ends."""
+    """Log once a minute what the trainer is waiting for, until the block ends."""
     done = threading.Event()
 
     def remind() -> None:
         seconds = 0.0
         while not done.wait(_REMINDER_SECONDS):
             seconds += _REMINDER_SECONDS
-            logger.info("waiting for %s for %.0f s", purpose, seconds)
+            logger.info("still waiting for %s after %.0f s", purpose, seconds)
 
     thread = threading.Thread(target=remind, daemon=True)
     thread.start()

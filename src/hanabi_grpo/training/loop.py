@@ -1,4 +1,4 @@
-"""The training loop. `run.TrainingRun` has what each line does."""
+"""The training loop. `run.TrainingRun` implements each line."""
 
 from hanabi_grpo.training.run import TrainingRun
 
@@ -6,33 +6,32 @@ from hanabi_grpo.training.run import TrainingRun
 def train(run: TrainingRun) -> None:
     """Play, learn, push, repeat.
 
-    A step is one set of games: NUM_GENERATIONS episodes of each of its tasks, played by the
-    adapters as they are (their version is the number of steps behind them), then learned from by
-    every player that had a turn. Several processes run this loop side by side, each on its share
-    of every micro-batch.
+    A step is one set of episodes, NUM_GENERATIONS for each of its tasks. The current adapters play
+    them (their version is the number of finished steps), then every player that had a turn learns
+    from them. Several processes run this loop in parallel, each on its share of every micro-batch.
     """
     for step in run.remaining_steps():
-        # First, and behind a server's replacement: do adapters act there as they act here?
+        # In the first step, and after a server is replaced: do adapters work there as they do here?
         run.probe_adapters()
 
         # The adapters go to every rollout server, which acknowledges them by their digests.
         version = run.push_adapters()
 
-        # When due: the same tasks each time, played beside training. May end the run or a phase.
+        # If due: a validation, on the same tasks each time. It may end the run or a phase.
         run.validate(version)
 
-        # Groups of episodes over HTTP: token ids, the sampler's logprobs, rewards per turn.
+        # Request groups of episodes over HTTP: token ids, the sampler's logprobs, rewards per turn.
         games = run.play(step, version)
 
         # Advantages per turn, one row per conversation, micro-batches of one player each.
         batches = run.build_batches(games)
 
-        # Sampler and trainer agree on who sampled, or the run stops before anything moves.
+        # The trained policy must be the one that sampled; otherwise stop before any update.
         run.check_logprobs(batches, games)
 
-        # One update, several passes, or one player after the other; each adapter by itself.
+        # One update, several passes, or one player after the other; adapters are independent.
         for update in run.plan_updates(batches):
-            # A pass computes one micro-batch, or the last ones of several players.
+            # A pass computes one micro-batch, or the last micro-batches of several players.
             for micro_batches in update.passes:
                 logprobs = run.logprobs(micro_batches, update)
                 loss = run.loss(logprobs, micro_batches)
@@ -43,6 +42,6 @@ def train(run: TrainingRun) -> None:
         if run.should_save():
             run.save()
 
-    # The final adapters are served and validated, too.
+    # Serve and validate the final adapters, too.
     run.validate(run.push_adapters())
     run.end()

@@ -2,7 +2,7 @@
 
     python -m hanabi_grpo.training.main --settings RUN/settings.json [options]
 
-Options after ours go to ms-swift.
+Options that this module does not know are passed to ms-swift.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from hanabi_grpo.training import quiet
 logger = logging.getLogger("hanabi_grpo.training.main")
 
 EXIT_FAILED = 1
-"""Training failed for a reason that this project does not know."""
+"""Training failed with an unexpected exception."""
 EXIT_REFUSED = 2
-"""Training failed for a reason that the message explains."""
+"""Training failed with an error that the message explains."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C."""
 _SIGNAL_EXIT = 128
-"""Added to a signal's number, as shells do."""
+"""Added to a signal's number to form the exit code, as shells do."""
 _PARTS = (
     "torch",
     "transformers.trainer",
@@ -45,28 +45,28 @@ _PARTS = (
     "swift.rlhf_trainers",
     "hanabi_grpo.training.pipeline",
 )
-"""Imported in this order; the last one has all that the trainer needs."""
+"""Imported in this order; the last module imports everything else that the trainer needs."""
 
 
 def main(argv: list[str]) -> int:
     """Train; returns the exit code.
 
     Args:
-        argv: The command line without the program. What is not ours goes to ms-swift, but for the
-            options that `pass_through` refuses.
+        argv: The command line without the program. Unknown options are passed to ms-swift, except
+            those that `pass_through` refuses.
     """
     parser = argparse.ArgumentParser(prog="hanabi_grpo.training.main")
     parser.add_argument(
-        "--settings", type=Path, required=True, help="settings.json of a run folder"
+        "--settings", type=Path, required=True, help="path of the settings.json in a run folder"
     )
     known, extra = parser.parse_known_args(argv)
     run_folder: Path = known.settings.parent
     _prepare_environment()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # The launcher holds the run folder's lock; a worker that outlived it would train beside the
-        # next trainer.
+        # The launcher holds the run folder's lock; a worker that outlived it would keep training
+        # next to the next trainer.
         die_with_parent(signal.SIGKILL)
-    # A library that crashes says in which function of ours it was called.
+    # When a library crashes, print which of our functions called it.
     faulthandler.enable()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL_EXIT + signal.SIGTERM))
     set_up_logging(file=run_folder / "train.log")
@@ -84,14 +84,14 @@ def main(argv: list[str]) -> int:
             raise
         return EXIT_INTERRUPTED
     except Exception:
-        # Also into train.log: the terminal may be gone when somebody looks.
+        # Also written to train.log, because the terminal may be closed by then.
         logger.exception("training failed")
         return EXIT_FAILED
     return 0
 
 
 def _leave_process_group() -> None:
-    """End the connections to the other processes of a run that is over for all of them."""
+    """Close the connections to the other processes, once the run is over for all of them."""
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -99,9 +99,9 @@ def _leave_process_group() -> None:
 
 
 def import_parts() -> Iterator[None]:
-    """Import what a trainer consists of, one part per step.
+    """Import the trainer's modules, one per iteration.
 
-    Whoever waits for something else meanwhile takes a step at a time.
+    A caller that waits for something else meanwhile advances it one module at a time.
     """
     _prepare_environment()
     quiet.before_imports()
@@ -145,19 +145,19 @@ def _print_resume_command(run_folder: Path) -> None:
 
 def _prepare_environment() -> None:
     hide_misfits()
-    # The base model is a local folder by now: no library has to ask a hub about it.
+    # The base model is already a local folder: no library has to query a hub.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("USE_HF", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Micro-batches differ in length; without it a GPU's memory is cut into pieces that fit none.
+    # Micro-batches differ in length; without this setting they fragment the GPU's memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # ms-swift prints its 500 options and the model; they are in args.json of the run folder.
     os.environ.setdefault("LOG_LEVEL", "WARNING")
-    # The engine is the server's. trl and ms-swift import vLLM wherever it is installed: a third of
-    # the trainer's start.
+    # Only the server needs the engine. trl and ms-swift import vLLM wherever it is installed, which
+    # takes a third of the trainer's startup time.
     sys.modules.setdefault("vllm", None)  # type: ignore[arg-type]
     if "WORLD_SIZE" not in os.environ and "MASTER_PORT" not in os.environ:
-        # Without a launcher accelerate listens on one fixed port, so a second trainer on this
+        # Without a launcher, accelerate listens on a fixed port, so a second trainer on this
         # machine would fail.
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

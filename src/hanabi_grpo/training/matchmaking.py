@@ -1,15 +1,15 @@
-"""HANABI_PARTNER_DRAW=worst: partners with whom the run scores least are drawn more often.
+"""HANABI_PARTNER_DRAW=worst: partners with whom the run scores worst are drawn more often.
 
-Prioritised fictitious self-play (Vinyals et al., "Grandmaster level in StarCraft II", Nature 575,
-2019) draws an opponent with a chance proportional to (1 - chance to win)^p. Here that chance is the
-mean score with the partner in a seat, from 0 (least) to 1 (greatest possible score of the game), of
-the last `RECENT_TASKS` tasks with it; a partner with whom nothing was played yet counts as 0, so
-that it comes up soon. Departures: weights of HANABI_PARTNERS multiply the chances, partner and seat
-are drawn as a pair, and the scores are of the run's own training games.
+Prioritized fictitious self-play (Vinyals et al., "Grandmaster level in StarCraft II", Nature 575,
+2019) draws an opponent with a probability proportional to (1 - win rate)^p. Here the win rate is
+replaced by the mean score with the partner in a seat, from 0 (lowest) to 1 (greatest possible score
+of the game), over the last `RECENT_TASKS` tasks with it. A new partner counts as 0, so that it is
+drawn soon. Differences: the weights of HANABI_PARTNERS multiply the probabilities, partner and seat
+are drawn as a pair, and the scores are those of the run's own training games.
 
-A step's draws look at games of earlier steps alone, and with HANABI_OVERLAP at as many steps fewer,
-because its games are asked for while those of the step before are learned from. So a resumed run
-draws what the whole run would have drawn.
+A step's draws use only games of earlier steps. With HANABI_OVERLAP=K they ignore the last K of
+those, because a step's games are requested K steps ahead. So a resumed run draws the same partners
+as an uninterrupted one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,10 @@ from hanabi_grpo.training.metrics import score_of
 from hanabi_grpo.types import Episode, is_trained, player_name
 
 RECENT_TASKS = 32
-"""Tasks with a partner in a seat whose mean score counts."""
+"""Number of most recent tasks with a partner in a seat whose mean score counts."""
 _NUM_KEPT_STEPS = MAX_OVERLAP + 1
-"""Newest steps of which everything is kept, for draws that look at HANABI_OVERLAP steps fewer."""
+"""Number of newest steps of which all results are kept, because draws with HANABI_OVERLAP ignore
+the newest steps."""
 
 Result = tuple[int, float]
 """Step of a task's games, and their mean score from 0 to 1."""
@@ -34,16 +35,16 @@ Result = tuple[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartnerRecord:
-    """What a run remembers of its games with partners.
+    """A run's record of its games with partners.
 
     Example:
         PartnerRecord(recent={"iggi player_1": ((7, 0.25), (8, 0.5))}, games={"iggi": 16})
     """
 
     recent: Mapping[str, Sequence[Result]] = field(default_factory=dict)
-    """By partner and seat the newest results, oldest first."""
+    """The newest results by partner and seat, oldest first."""
     games: Mapping[str, int] = field(default_factory=dict)
-    """By partner, as it stands in HANABI_PARTNERS, the number of games with it since the start."""
+    """Number of games since the start, by partner as HANABI_PARTNERS names it."""
 
     def with_games(
         self,
@@ -55,15 +56,15 @@ class PartnerRecord:
         names: Mapping[str, str],
         specs: Mapping[str, str],
     ) -> "PartnerRecord":
-        """Return the record with a step's games.
+        """Return the record including a step's games.
 
         Args:
-            groups: Per task its games.
-            setups: What is played, by the hash of its rules.
+            groups: Per task, its games.
+            setups: The environments that are played, by the hash of their rules.
             step: Number of steps before this one.
-            own_seats: Per seat the run's own adapter, e.g. "player_0@7".
+            own_seats: Per seat, the run's own adapter, e.g. "player_0@7".
             names: The name of each partner by its seat reference.
-            specs: By a partner's name, how HANABI_PARTNERS names it.
+            specs: The partner as HANABI_PARTNERS names it, by the partner's name.
         """
         recent = {key: list(results) for key, results in self.recent.items()}
         games = dict(self.games)
@@ -82,17 +83,17 @@ class PartnerRecord:
         return PartnerRecord(recent=kept, games=games)
 
     def before(self, step: int) -> "PartnerRecord":
-        """Return the record as the draws of a step may see it: `RECENT_TASKS` of earlier steps."""
+        """Return the record that the draws of a step may use: `RECENT_TASKS` of earlier steps."""
         recent = {}
         for key, results in self.recent.items():
             recent[key] = [result for result in results if result[0] < step][-RECENT_TASKS:]
         return PartnerRecord(recent=recent, games=self.games)
 
     def chances(self, pool: Sequence[Partner], num_players: int, power: float) -> list[float]:
-        """Return how likely each pair of partner and seat is drawn, see `settings.partners.pairs`.
+        """Return the probability of each pair of partner and seat, see `settings.partners.pairs`.
 
-        They sum to 1. Where every partner is played perfectly, or the power is 0, the weights alone
-        decide.
+        The probabilities sum to 1. If the score with every partner is perfect, or the power is 0,
+        they depend only on the weights.
 
         Args:
             pool: The partners.
@@ -111,7 +112,7 @@ class PartnerRecord:
         return [chance / total for chance in chosen]
 
     def figures(self, pool: Sequence[Partner], num_players: int, power: float) -> dict[str, float]:
-        """Return `partners/NAME/chance`: how likely a task with a partner is with this one."""
+        """Return `partners/NAME/chance`: the share of tasks with a partner that have this one."""
         figures: dict[str, float] = {}
         chances = self.chances(pool, num_players, power)
         for (partner, _), chance in zip(pairs(pool, num_players), chances, strict=True):
@@ -138,7 +139,7 @@ def _key(name: str, seat: int) -> str:
 
 
 def _newest(results: Sequence[Result], step: int) -> list[Result]:
-    """Leave out what no draw looks at any more, behind the games of a step."""
+    """Drop the results that no draw after a step will use."""
     first_kept = step + 1 - _NUM_KEPT_STEPS
     older = [result for result in results if result[0] < first_kept]
     newer = [result for result in results if result[0] >= first_kept]
@@ -146,7 +147,7 @@ def _newest(results: Sequence[Result], step: int) -> list[Result]:
 
 
 def _share(episode: Episode, setups: Mapping[str, Setup[Any]], own_seats: Sequence[str]) -> float:
-    """Return a game's score from 0, the least, to 1, the greatest."""
+    """Return a game's score, scaled from 0 (lowest) to 1 (greatest)."""
     least, greatest = setups[episode.spec_hash].spec.score_range
     score = score_of(episode, setups, own_seats)
     if greatest <= least:

@@ -1,4 +1,4 @@
-"""Figures of one step, from its games."""
+"""Metrics of one step, computed from its games."""
 
 import resource
 from collections import Counter
@@ -32,38 +32,38 @@ def episode_metrics(
     end_id: int | None = None,
     end_ids: Mapping[str, int | None] | None = None,
 ) -> dict[str, float]:
-    """Return the step's figures: scores, failures, figures per player and of the environment.
+    """Return the step's metrics: scores, failures, and figures per player and per environment.
 
-    The score of a game is the figure that `EnvSpec.score` names, or player 0's return; `score/se`
+    The score of a game is the figure that `EnvSpec.score` names, or player 0's return. `score/se`
     is its standard error over all games, `score/normalized` the mean of score / greatest score.
-    Rates are per game; `entropy_estimate` is the mean of −logprob over sampled tokens, in nats.
-    Figures of `Environment.metrics` have the name of the environment before them where a step has
-    several. `tokens/prompts_per_game` and `tokens/replies_per_game` are what the players'
-    conversations hold: with HANABI_MEMORY=game each token once, else once for each turn that still
-    sees it. Of each player, `reward`, `score/max` and `score/min` are the mean, greatest and least
-    of what its games paid it, and `samples` is their number.
+    Rates are per game. `entropy_estimate` is the mean of −logprob over sampled tokens, in nats.
+    Figures of `Environment.metrics` are prefixed with the environment's name if a step has several
+    environments. `tokens/prompts_per_game` and `tokens/replies_per_game` are the tokens in the
+    players' conversations: with HANABI_MEMORY=game each token counts once, otherwise once for each
+    turn that still sees it. Per player, `reward`, `score/max` and `score/min` are the mean, maximum
+    and minimum return of its games, and `samples` is their number.
 
-    A figure that the games do not determine is absent. Scores and rates are of all games and all
-    seats; what says how training goes (a player's reward, replies and games without a turn,
-    zero-variance groups, games whose replies were all bad) is of the trained seats alone.
+    A figure is absent if the games do not determine it. Scores and rates cover all games and all
+    seats. Figures of training progress (a player's reward, replies and games without a turn,
+    zero-variance groups, games with only bad replies) cover only the trained seats.
 
     Args:
-        groups: Per task its games.
-        setups: What is played, by the hash of its rules.
-        games_dropped: Games that are in no group.
-        groups_dropped: Tasks that were left out because too few of their games remained.
-        own_seats: Per seat the run's own adapter, e.g. "player_0@7"; empty: all seats are trained.
-        partners: The name of each partner by its seat reference. Scores with each are then told
-            apart, see `_scores_by_partner`.
+        groups: Per task, its games.
+        setups: The environments that are played, by the hash of their rules.
+        games_dropped: Number of games that are in no group.
+        groups_dropped: Number of tasks that were left out because too few of their games remained.
+        own_seats: Per seat, the run's own adapter, e.g. "player_0@7"; empty: all seats are trained.
+        partners: The name of each partner by its seat reference. If given, there are separate
+            scores for each partner, see `_scores_by_partner`.
         reply_limit: Most tokens of one reply; 0: no reply counts as cut.
-        end_id: The token that ends a reply; None: every reply of the greatest length counts as cut.
-        end_ids: By adapter that of another base model than player_0's.
+        end_id: The token that ends a reply; None: every reply of maximal length counts as cut.
+        end_ids: End token of each adapter whose base model is not player_0's.
     """
     episodes = flatten_groups(groups)
     num_all_bad = 0
     for episode in episodes:
         num_all_bad += _is_all_bad(episode, own_seats)
-    # A group of one game has nothing to differ from.
+    # A group of one game has nothing to be compared with.
     compared = [group for group in groups if len(group) > 1]
     num_without_spread = 0
     for group in compared:
@@ -100,16 +100,16 @@ def score_figures(
     setups: Mapping[str, Setup[Any]],
     own_seats: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Return the mean score of some games and its standard error, also per preset and as shares.
+    """Return the mean score of the games and its standard error, also per preset and normalized.
 
     Args:
         episodes: The games.
-        setups: What is played, by the hash of its rules.
+        setups: The environments that are played, by the hash of their rules.
         own_seats: See `score_of`.
 
     Returns:
-        "score/mean", "score/se", "score/normalized" (of the greatest score), per preset
-        "score/<preset>" and "games/<preset>", and with several games "score/normalized_se".
+        "score/mean", "score/se", "score/normalized" (share of the greatest score), per preset
+        "score/<preset>" and "games/<preset>", and with several boards "score/normalized_se".
     """
     scores: list[float] = []
     shares: list[float] = []
@@ -139,11 +139,11 @@ def score_figures(
 
 
 def has_spread(group: Sequence[Episode], own_seats: Sequence[str]) -> bool:
-    """Tell whether the games of a group differ in what any trained player earned.
+    """Tell whether the games of a group differ in the return of any trained player.
 
     Args:
         group: Games of one task.
-        own_seats: See `episode_metrics`; a seat that is "" is not trained.
+        own_seats: See `episode_metrics`; "" stands for a seat that is not trained.
     """
     num_seats = max((episode.num_players for episode in group), default=0)
     for seat in range(num_seats):
@@ -157,26 +157,26 @@ def has_spread(group: Sequence[Episode], own_seats: Sequence[str]) -> bool:
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the most memory that this process has held so far, in GiB.
+    """Return the peak memory of this process so far, in GiB.
 
-    On a GPU what torch had of it, else all of the process.
+    On a GPU, it is the memory that torch has allocated there, otherwise that of the whole process.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / _BYTES_PER_GIB
-    # In KiB on Linux.
+    # `ru_maxrss` is in KiB on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_PER_GIB
 
 
 def utilisation(device: torch.device, operations: float, seconds: float) -> dict[str, float]:
-    """Return operations a second as a share of what the GPU's data sheet says.
+    """Return operations per second as a share of the GPU's peak according to its data sheet.
 
     Args:
         device: Where they were computed.
-        operations: Floating-point operations.
-        seconds: In which they were.
+        operations: Number of floating-point operations.
+        seconds: How long they took.
 
     Returns:
-        {"utilisation/learning": share}; nothing on a CPU or an unknown GPU.
+        {"utilisation/learning": share}; empty on a CPU or an unknown GPU.
     """
     if device.type != "cuda":
         return {}
@@ -193,10 +193,10 @@ def score_of(
 
     Args:
         episode: The game.
-        setups: What is played, by the hash of its rules.
-        own_seats: Per seat the run's own adapter, e.g. "player_0@7", where others play, too. In a
-            game without a common score it is then the mean return of the run's own players; empty:
-            the return of player 0.
+        setups: The environments that are played, by the hash of their rules.
+        own_seats: Per seat, the run's own adapter, e.g. "player_0@7", if others play, too. The
+            score of a game without a common score is then the mean return of the run's own players.
+            If empty, it is the return of player 0.
     """
     spec = setups[episode.spec_hash].spec
     if own_seats and not spec.has_common_score:
@@ -223,7 +223,7 @@ def _environment_figures(
 
 
 def _rates(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return what happened per game, over all seats."""
+    """Return rates per game, over all seats."""
     statuses = Counter(episode.status for episode in episodes)
     kinds: Counter[ReplyKind] = Counter()
     num_turns = 0
@@ -258,7 +258,7 @@ def _seat_figures(
     reply_limit: int,
     end_id: int | None,
 ) -> dict[str, float]:
-    """Return what says how training goes for one seat, of the games in which it is trained."""
+    """Return one seat's figures of training progress, over the games in which it is trained."""
     replies: list[Turn] = []
     returns: list[float] = []
     num_without_turn = 0
@@ -310,10 +310,11 @@ def _scores_by_partner(
     own_seats: Sequence[str],
     partners: Mapping[str, str],
 ) -> dict[str, float]:
-    """Return the scores of self-play and with each partner; without a game only their number.
+    """Return scores and numbers of games of self-play and with each partner.
 
-    In a game without a common score that is the return of the run's own players beside a partner,
-    in whichever seat, and of player 0 in self-play.
+    There is no score where the number of games is 0. In a game without a common score, the score is
+    the return of the run's own players, in whichever seat, if a partner plays, and the return of
+    player 0 in self-play.
     """
     scores: dict[str, list[float]] = {"self_play": []}
     for name in partners.values():
@@ -335,7 +336,7 @@ def _scores_by_partner(
 
 
 def _is_all_bad(episode: Episode, own_seats: Sequence[str]) -> bool:
-    """Tell whether a game has replies of trained seats, and none of them is legal."""
+    """Tell whether a game has replies of trained seats, none of which is legal."""
     turns = [turn for turn in episode.moves if _trains(episode, turn.player, own_seats)]
     return bool(turns) and all(turn.kind is not ReplyKind.LEGAL for turn in turns)
 

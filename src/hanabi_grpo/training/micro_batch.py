@@ -1,12 +1,12 @@
-"""What the loss is computed on: a player's trajectories as token rows, and rows as a micro-batch.
+"""The input of the loss: a player's trajectories as token rows, and rows as a micro-batch.
 
-A micro-batch holds trajectories of one player only, so one adapter computes all of it. What weighs
-a token in the objective stays in columns of its own (advantage, loss weight, entropy bonus, game
-weight) until they meet in `loss.PolicyLoss`.
+A micro-batch holds trajectories of one player only, so one adapter computes all of it. The factors
+of a token in the objective (advantage, loss weight, entropy bonus, game weight) are separate
+columns until `loss.PolicyLoss` combines them.
 
-A row may also end with what a teacher says in the place of a reply, see `lessons`, or with the
-right answer to a question about hidden cards, see `belief_labels`. Its tokens are no reply's:
-nobody sampled them, so they have no logprobs to compare with and no advantage.
+A row may also end with a teacher's reply instead of the player's, see `lessons`, or with the right
+answer to a question about hidden cards, see `belief_labels`. Such tokens do not count as reply
+tokens: they were not sampled, so they have no sampler logprobs and no advantage.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
 from hanabi_grpo.types import Turn
 
 NO_GAME = -1
-"""Number of the game of a row that carries no loss."""
+"""Game number of a row that carries no loss."""
 PADDING_ROW_TOKENS = 2
-"""Tokens of the row that stands for an empty share: the shortest that predicts a token."""
+"""Length of the row that stands for an empty share: the shortest row that predicts a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +36,24 @@ class TokenRow:
     logprobs: list[float]
     """The sampler's logprobs in nats on reply tokens, 0 elsewhere."""
     advantages: list[float]
-    """The advantage of a reply token, mostly that of its turn; 0 elsewhere."""
+    """The advantage of a reply token, usually that of its turn; 0 elsewhere."""
     weights: list[float] | None = None
     """The reply token's weight in the loss (HANABI_LOSS_UNIT), 0 elsewhere; None: 1 for all."""
     trained: list[bool] | None = None
     """True on reply tokens that carry loss (HANABI_TRAIN_THOUGHTS); None: on all of `mask`."""
     steps: list[int] | None = None
-    """The step of the game in which a reply token was said, 0 elsewhere; None: nobody asks."""
+    """The step of the game of each reply token, 0 elsewhere; None: not needed."""
     teacher_gaps: list[float] | None = None
-    """How much likelier than usual a teacher finds a reply's token than the player, see
-    `lessons.teacher_gaps`, 0 elsewhere; None: no model teaches."""
+    """The teacher's logprob of a reply token minus the player's, centered, see
+    `lessons.teacher_gaps`; 0 elsewhere; None: no model teaches."""
     lesson: list[float] | None = None
-    """The weight of a teacher's token in the cross-entropy, 0 elsewhere; None: it teaches none."""
+    """The weight of a teacher's token in the cross-entropy, 0 elsewhere; None: the row has no
+    teacher's tokens."""
     lesson_chance: float = 1.0
-    """How likely the teacher's reply is that the row ends with, among those of its turn."""
+    """Probability of the teacher's reply in this row, among the teacher's replies for the turn."""
     belief: list[bool] | None = None
-    """True on tokens of the right answer to a question, see `belief_labels`; None: none is."""
+    """True on tokens of the right answer to a question, see `belief_labels`; None: there are none.
+    """
     game: int = NO_GAME
     """Number of the game in the step, the same for all its players and on every rank."""
 
@@ -70,17 +72,19 @@ class TokenRow:
         lesson_chance: float = 1.0,
         belief: list[bool] | None = None,
     ) -> Self:
-        """Return a row that ends with what nobody sampled.
+        """Return a row that ends with tokens that were not sampled.
+
+        All rows of a micro-batch must have the same columns, so the arguments `has_weights` to
+        `with_teacher` are those of the rows of replies.
 
         Args:
-            prompt: Ids before it.
-            said: Its ids.
+            prompt: Ids before these tokens.
+            said: Ids of these tokens.
             game: Number of the game in the step.
-            has_weights: Whether rows of replies have weights, and so on: rows of a micro-batch have
-                the same columns.
+            has_weights: Whether rows have weights.
             trains_all: Whether all tokens of a reply carry loss.
-            with_steps: Whether rows say in which step of the game each token was said.
-            with_teacher: Whether a model that teaches adds to rows of replies.
+            with_steps: Whether rows record the step of the game of each reply token.
+            with_teacher: Whether rows have the column of a model that teaches.
             lesson: See the column.
             lesson_chance: See the column.
             belief: See the column.
@@ -103,9 +107,9 @@ class TokenRow:
 
     @property
     def num_computed(self) -> int:
-        """Tokens up to the last one that is predicted, without it; what is behind is not computed.
+        """Number of tokens before the last predicted one; later tokens need not be computed.
 
-        The row has a reply's token, a teacher's, or one of an answer.
+        The row must have a token of a reply, of a teacher, or of an answer.
         """
         predicted: Sequence[float] = self.mask if self.lesson is None else self.lesson
         if self.belief is not None:
@@ -114,7 +118,7 @@ class TokenRow:
 
     @property
     def num_trained(self) -> int:
-        """Tokens that carry loss."""
+        """Number of tokens that carry loss."""
         return sum(self.mask if self.trained is None else self.trained)
 
     def append(
@@ -129,10 +133,10 @@ class TokenRow:
 
         Args:
             turn: The turn.
-            trained: Which of its reply's tokens carry loss; None: all.
-            advantages: Of each of its reply's tokens; None: 0 for all.
-            weight: Of each of its tokens in the loss.
-            gaps: Of each of its reply's tokens, where a model teaches; None: 0 for all.
+            trained: Which tokens of the reply carry loss; None: all.
+            advantages: The advantage of each token of the reply; None: 0 for all.
+            weight: The weight of each token of the reply in the loss.
+            gaps: The teacher's gap of each token of the reply, if a model teaches; None: 0 for all.
         """
         num_prompt = len(turn.prompt_ids)
         num_reply = len(turn.reply_ids)
@@ -157,35 +161,35 @@ class TokenRow:
 class MicroBatch:
     """Rows of one player, padded on the right to the longest.
 
-    Columns marked [rows, tokens - 1] say at position t what belongs to the token at t + 1, because
+    Columns marked [rows, tokens - 1] hold at position t the value of the token at t + 1, because
     the first token of a sequence is never predicted.
     """
 
     player: str
-    """Whose trajectories these are, e.g. "player_0"."""
+    """The player whose trajectories these are, e.g. "player_0"."""
     ids: torch.Tensor
     """[rows, tokens] int64 token ids."""
     lengths: torch.Tensor
-    """[rows] tokens of each row without padding."""
+    """[rows] length of each row without padding."""
     reply_mask: torch.Tensor
-    """[rows, tokens - 1] bool, True where the next token is a reply's."""
+    """[rows, tokens - 1] bool, True if the next token belongs to a reply."""
     sampler_logprobs: torch.Tensor
-    """[rows, tokens - 1] logprobs that came with the replies, in nats; 0 elsewhere."""
+    """[rows, tokens - 1] the sampler's logprobs of the replies, in nats; 0 elsewhere."""
     advantages: torch.Tensor
     """[rows, tokens - 1] advantage of the token's turn; 0 elsewhere."""
     num_reply_tokens: int
-    """The player's reply tokens that carry loss in the whole step, or in this part of it, over all
-    micro-batches and processes."""
+    """Number of the player's reply tokens that carry loss in the whole step, or in this part of it,
+    over all micro-batches and processes."""
     games: tuple[int, ...]
-    """Per row the number of its game, see `TokenRow`."""
+    """Per row, the number of its game, see `TokenRow`."""
     part: int = 0
-    """The part of the step's games that these are of, see `minibatches`."""
+    """The part of the step's games that the rows belong to, see `minibatches`."""
     tree: PrefixTree | None = None
-    """The rows as a tree, where shared prefixes are computed once; None: each row by itself."""
+    """The rows as a tree in which shared prefixes are computed once; None: separate rows."""
     weight: float = 0.0
-    """What the largest of all ranks' parts of it weighs in tokens, see `batching.Share`."""
+    """Weight of the largest rank's part in tokens, see `batching.Share`."""
     loss_mask: torch.Tensor | None = None
-    """[rows, tokens - 1] bool, True where the next token carries loss; None: `reply_mask`."""
+    """[rows, tokens - 1] bool, True if the next token carries loss; None: same as `reply_mask`."""
     loss_weights: torch.Tensor | None = None
     """[rows, tokens - 1] weights of HANABI_LOSS_UNIT; None: 1 for every token."""
     entropy_bonus: torch.Tensor | None = None
@@ -197,40 +201,40 @@ class MicroBatch:
     `updates`; None: 1."""
     old_logprobs: torch.Tensor | None = None
     """[rows, tokens - 1] logprobs under the policy before the step's first update. The first pass
-    over the micro-batch fills it in, or `TrainingRun.check_logprobs` where other parts of the step
-    are learned from before."""
+    over the micro-batch fills it in, or `TrainingRun.check_logprobs` if other parts of the step are
+    trained on first, or an earlier version sampled the games."""
     reference_logprobs: torch.Tensor | None = None
     """[rows, tokens - 1] logprobs under the reference policy; only with BETA in the loss."""
     kl_weight: float | None = None
     """The player's weight of the KL term (HANABI_KL_TARGET); None: BETA."""
     lesson_weights: torch.Tensor | None = None
-    """[rows, tokens - 1] weight of each of a teacher's tokens in the cross-entropy, above 0 on
-    these and 0 elsewhere; None: no row of this rank has any."""
+    """[rows, tokens - 1] weight of a teacher's tokens in the cross-entropy, above 0 on these tokens
+    and 0 elsewhere; None: no row of this rank has any."""
     lesson_chances: torch.Tensor | None = None
-    """[rows, 1] how likely each row's reply of a teacher is among those of its turn, a factor of
-    `lesson_weights`; None: no teacher of this rank's rows draws."""
+    """[rows, 1] probability of the teacher's reply in each row, among its replies for the turn, a
+    factor of `lesson_weights`; None: no teacher of this rank's rows samples."""
     num_lesson_tokens: float = 0
-    """The teacher's tokens for the player in the whole step, or in this part of it, over all
-    micro-batches and processes; expected ones where it draws among replies."""
+    """Number of the teacher's tokens for the player in the whole step, or in this part of it, over
+    all micro-batches and processes; the expected number if the teacher samples its replies."""
     teacher_weight: float = 0.0
-    """Weight of what the teacher teaches in this step (HANABI_TEACHER_WEIGHT)."""
+    """Weight of the teacher's term in this step (HANABI_TEACHER_WEIGHT)."""
     teacher_gaps: torch.Tensor | None = None
-    """[rows, tokens - 1] how much likelier than usual a model that teaches finds a reply's token
-    than the player who sampled it, in nats, see `lessons.teacher_gaps`; None: no model teaches."""
+    """[rows, tokens - 1] the teacher's logprob of a reply token minus the player's, centered, in
+    nats, see `lessons.teacher_gaps`; None: no model teaches."""
     reward_weight: float = 1.0
-    """Weight of the advantages beside it (HANABI_REWARD_WEIGHT)."""
+    """Weight of the advantages (HANABI_REWARD_WEIGHT)."""
     belief_mask: torch.Tensor | None = None
     """[rows, tokens - 1] bool, True on tokens of right answers, see `belief_labels`; None: no row
     of this rank has any."""
     num_belief_tokens: int = 0
-    """Those of the player in the whole step, or in this part of it, over all micro-batches and
-    processes."""
+    """Number of the player's tokens of right answers in the whole step, or in this part of it, over
+    all micro-batches and processes."""
     belief_weight: float = 0.0
-    """Weight of their cross-entropy (HANABI_BELIEF_WEIGHT)."""
+    """Weight of the answers' cross-entropy (HANABI_BELIEF_WEIGHT)."""
 
     @property
     def predicted_mask(self) -> torch.Tensor:
-        """[rows, tokens - 1] bool, True where a logprob of the next token is computed."""
+        """[rows, tokens - 1] bool, True if the logprob of the next token is computed."""
         predicted = self.reply_mask
         if self.lesson_weights is not None:
             predicted = predicted | (self.lesson_weights > 0)
@@ -240,7 +244,7 @@ class MicroBatch:
 
     @property
     def trained_mask(self) -> torch.Tensor:
-        """[rows, tokens - 1] bool, True where the next token carries loss."""
+        """[rows, tokens - 1] bool, True if the next token carries loss."""
         return self.reply_mask if self.loss_mask is None else self.loss_mask
 
     @property
@@ -250,12 +254,12 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows without padding, prompts included."""
+        """Number of tokens in all rows without padding, prompts included."""
         return int(self.lengths.sum())
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens that a forward pass computes: padding counts, shared prefixes count once."""
+        """Number of tokens in a forward pass: padding counts, and shared prefixes count once."""
         return self.ids.numel() if self.tree is None else self.tree.ids.numel()
 
 
@@ -271,16 +275,16 @@ def collate(
     """Return a player's rows as one micro-batch.
 
     Args:
-        rows: Trajectories of one player; none gives a single row without loss, so that this rank
-            still computes what the others wait for.
+        rows: Trajectories of one player. Without rows, the micro-batch has a single row without
+            loss, so that this rank still takes part in the collective operations.
         player: Its name.
-        num_reply_tokens: The player's reply tokens in the whole step, or in one part of it, over
-            all ranks. The loss is divided by it, so neither the cut into micro-batches nor another
-            player's data changes the player's gradient.
+        num_reply_tokens: Number of the player's reply tokens in the whole step, or in one part of
+            it, over all ranks. The loss is divided by it, so neither the split into micro-batches
+            nor another player's data changes the player's gradient.
         pad_id: Token id of the padding.
         device: Where the tensors go.
         shares_prefixes: Whether to build the tree of shared prefixes.
-        part: The part of the step's games that these are of.
+        part: The part of the step's games that the rows belong to.
     """
     rows = rows or [_padding_row(pad_id)]
     width = max(len(row.ids) for row in rows)
@@ -295,7 +299,7 @@ def collate(
         return torch.tensor(padded, dtype=dtype, device=device)
 
     ids = column((row.ids for row in rows), pad_id, torch.long)
-    # The first token of a row is predicted by none.
+    # The first token of a row is never predicted.
     reply_mask = column((row.mask for row in rows), False, torch.bool)[:, 1:]
     sampler_logprobs = column((row.logprobs for row in rows), 0.0)[:, 1:]
     advantages = column((row.advantages for row in rows), 0.0)[:, 1:]
@@ -344,9 +348,9 @@ def collate(
 
 
 def useful_share(batches: Sequence[MicroBatch]) -> float:
-    """Return tokens of trajectories over tokens computed.
+    """Return the number of trajectory tokens divided by the number of computed tokens.
 
-    Padding makes it less than 1, prefixes that are computed once for several rows make it more.
+    Padding decreases it, and prefixes that are computed once for several rows increase it.
     """
     num_computed = sum(batch.num_computed_tokens for batch in batches)
     num_useful = sum(batch.num_tokens for batch in batches)

@@ -1,8 +1,8 @@
-"""HANABI_MINIBATCHES: a step's games in parts, each of which makes an optimizer update.
+"""HANABI_MINIBATCHES: a step's games in parts, with one optimizer update per part.
 
-Advantages come from all games of the step, and the parts follow them: the loss of a part is a mean
-over its own tokens. A group stays whole, so its advantages keep their mean of 0 in the part that
-learns from them.
+Advantages are computed over all games of the step before the games are divided. The loss of a part
+is a mean over its own tokens. A group is never divided, so its advantages keep their mean of 0 in
+the part that trains on them.
 """
 
 import random
@@ -12,16 +12,17 @@ from hanabi_grpo.training.token_weights import LossUnit, token_weights
 from hanabi_grpo.types import Episode
 
 WHOLE_STEP = 0
-"""Number of the part that holds every game where a step is not divided."""
+"""Number of the part that holds every game if a step is not divided."""
 
 
 def parts_of_games(
     groups: Sequence[Sequence[Episode]], num_parts: int, *, seed: int, step: int
 ) -> list[int]:
-    """Return per game of the step, group by group, the number of its part.
+    """Return the part number of each game of the step, group by group.
 
-    Groups are shuffled anew in each step, and dealt to the parts in turn, so that parts differ by
-    one group at most. Fewer groups than parts, because games were dropped, make fewer parts.
+    Groups are reshuffled in each step and assigned to the parts in turn, so the sizes of the parts
+    differ by at most one group. If dropped games leave fewer groups than parts, there are fewer
+    parts.
 
     Args:
         groups: The step's groups, the same on every process.
@@ -43,11 +44,11 @@ def parts_of_games(
 def weights_by_part(
     lengths: Sequence[Sequence[float]], parts: Sequence[int], unit: LossUnit
 ) -> list[list[float]]:
-    """Return `token_weights` of games, each among the games of its own part.
+    """Return `token_weights` of games, computed within each part.
 
     Args:
-        lengths: Per game and turn the number of its trained tokens, or how many are expected.
-        parts: Per game the number of its part.
+        lengths: Per game and turn, the number of trained tokens, or the expected number.
+        parts: Per game, the number of its part.
         unit: HANABI_LOSS_UNIT.
     """
     weights: list[list[float]] = [[] for _ in lengths]

@@ -1,25 +1,27 @@
-"""The mismatch check: is what was sampled, and what was reported, the policy that is trained?
+"""The mismatch check: did the policy that is trained sample the tokens and report their logprobs?
 
-It runs in every step before the optimizer moves, in every number format, and looks at
+It runs in every step before the first optimizer update, in every number format, and checks
 
 - **the gap**, the mean |trainer − sampler| of a player's tokens: against HANABI_PARITY_TOLERANCE
-  on all of them, and against its own running median on a sample (`evidence.gap_limits`);
-- **other policies**: is the sampler closer to the version before, another player's adapter, the
-  base model, its own adapter scaled or another temperature, or as far on the other side, than to
-  the policy that is trained (`evidence.compare`)?
-- **what was sampled**: were the tokens drawn from the distribution that the sampler reports, of
-  the tokens that TOP_P and TOP_K leave (`evidence.surprise_score`), and do episodes repeat more
-  often than chance allows (`evidence.count_repeats`; not with TOP_K)?
+  on all tokens, and against its own running median on a sample (`evidence.gap_limits`);
+- **other policies**: are the sampler's logprobs closer to those of a suspect than to those of the
+  trained policy, or equally far off on the opposite side (`evidence.compare`)? Suspects are the
+  previous version, another player's adapter, the base model, the own adapter scaled, and another
+  temperature;
+- **the sampled tokens**: were they drawn from the distribution that the sampler reports, restricted
+  by TOP_P and TOP_K (`evidence.surprise_score`), and do episodes repeat more often than chance
+  allows (`evidence.count_repeats`; not with TOP_K)?
 
-`evidence` has the statistics and the bound of a false stop: below 1e-4 in 1,000 steps of five
-players. The gap's limits are no statistics: they say that rounding does not grow sixfold from one
-step to the next.
+`evidence` has the statistics and the bound on the false stop rate: below 1e-4 in 1,000 steps with
+five players. The limits of the gap are not statistical: they assume that rounding errors do not
+grow sixfold from one step to the next.
 
-The sample is computed again in float32 (`check_sample`): in 16 bits rounding of t would draw slopes
-to 1/2. Of each player one pass gives t and the law of surprises, and each suspect takes one: the
-version before, the adapter × .99 (.9 in 16 bits), and the base model or another adapter in turn.
-In float32 they are computed only where the gap gives a reason (`MismatchCheck._look`). A
-temperature costs no pass: ∂ log p / ∂ log T is the surprise minus its mean.
+The sample (`check_sample`) is computed again in float32, because in 16 bits the rounding of t would
+pull slopes to 1/2. For each player, one pass gives t and the distribution of surprises, and each
+suspect takes one more pass: the previous version, the adapter × .99 (.9 in 16 bits), and the base
+model or another adapter in turn. In float32, suspects are computed only if the gap gives a reason
+(`MismatchCheck._look`). A temperature needs no pass: ∂ log p / ∂ log T is the surprise minus its
+mean.
 """
 
 import contextlib
@@ -62,47 +64,48 @@ from hanabi_grpo.training.state import Evidence
 from hanabi_grpo.types import Episode, adapter_of
 
 STALE = "stale"
-"""The suspect "the version before this one"."""
+"""The suspect "the previous version"."""
 BASE = "base"
 """The suspect "the base model"."""
 SCALED = "scaled"
-"""The suspect "the own adapter × `SCALES`", and what lies beyond it."""
+"""The suspect "the own adapter × `SCALES`", or scaled further in that direction."""
 TEMPERATURE = "temperature"
-"""The suspect "a temperature × `HEATS`", and what lies beyond it."""
+"""The suspect "a temperature × `HEATS`", or further in that direction."""
 SCALES = {"float32": 0.99, "bfloat16": 0.9, "float16": 0.9}
-"""By number format: in 16 bits rounding hides less than that."""
+"""Factor by number format: in 16 bits rounding hides smaller changes."""
 HEATS = {"float32": 1.01, "bfloat16": 1.05, "float16": 1.05}
-"""By number format, for the same reason."""
+"""Factor by number format: in 16 bits rounding hides smaller changes."""
 _NEXT_STEP = (
-    "Nothing was updated in this step; restart the server, then the trainer, with RESUME at a "
-    "checkpoint from before these steps."
+    "Nothing was updated in this step; restart the server, then restart the trainer with RESUME "
+    "set to a checkpoint from before these steps."
 )
 FILTER_ROUNDING = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.25}
-"""By number format, relative error of a probability within which TOP_P decides either way."""
+"""By number format, the relative error of a probability within which TOP_P may decide either way.
+"""
 FIRST_LOOKS = 3
-"""Steps of a player in which suspects are computed in float32, too."""
+"""Number of a player's first steps in which suspects are always computed in float32."""
 LOOK_FACTOR = 1.5
-"""Multiple of the running median of gaps from which on they are in float32."""
+"""Multiple of the running median of gaps above which suspects are computed in float32."""
 _EXPLAINED = 0.5
 """A suspect that leaves a larger share of the squared gap does not explain it."""
 _NUM_OWN = 3 + NUM_SURPRISE_SUMS
-"""Sums of a player before those of its comparisons, see `_Measured`."""
+"""Number of a player's own sums, which come before those of its comparisons, see `_Measured`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedGames:
-    """A step's games, as the check looks at them; the same on every rank but for `samples`."""
+    """A step's games for the check; the same on every rank, except for `samples`."""
 
     samples: Mapping[str, MicroBatch]
-    """Per trained player this rank's part of `check_sample`."""
+    """Per trained player, this rank's part of `check_sample`."""
     groups: Sequence[Sequence[Episode]]
-    """As they were drawn."""
+    """Groups as they were drawn."""
     num_dropped: int
-    """Games that were asked for and are not there."""
+    """Number of requested games that are missing."""
     version: int
-    """Of the weights of now."""
+    """Version of the current weights."""
     sampled_by: int
-    """The version that the games should be of."""
+    """The version that should have sampled the games."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +118,11 @@ class _Measured:
     """Σ (s − t)²."""
     num_tokens: float
     num_different: float
-    """Tokens that differ, or have another context; the same ones on two ranks count once."""
+    """Number of different tokens, or contexts; the same token on two ranks counts once."""
     surprise: Sequence[float]
     """See `evidence.surprise_sums`."""
     comparisons: Mapping[str, Comparison]
-    """By suspect."""
+    """Comparisons by suspect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +130,17 @@ class _Served:
     """A player's [reply tokens] logprobs as the trainer computes them in the server's format."""
 
     own: torch.Tensor | None
-    """Of the policy that should have sampled."""
+    """Logprobs of the policy that should have sampled."""
     others: Mapping[str, torch.Tensor]
-    """By suspect."""
+    """Logprobs by suspect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finding:
-    """Something that is not as it should be."""
+    """A problem that the check has found."""
 
     kind: str
-    """Of the incident."""
+    """Kind of the incident."""
     player: str
     message: str
     stops: bool
@@ -157,7 +160,7 @@ class _Gap:
 
     @classmethod
     def of(cls, trainer: torch.Tensor, sampler: torch.Tensor) -> "_Gap":
-        """Return it; 0 without tokens, and no number where the trainer has none."""
+        """Return the gap; 0 without tokens, NaN if a trainer logprob is not finite."""
         if not len(trainer):
             return cls(mean=0.0, largest=0.0, num_tokens=0.0, trainer=0.0, sampler=0.0)
         gap = (trainer.float() - sampler).abs()
@@ -181,7 +184,7 @@ class _Gap:
         )
 
     def is_too_large(self, tolerance: float) -> bool:
-        """Tell whether it stops a run; what the trainer has no number for is left to the guard."""
+        """Tell whether the gap stops the run; the guard handles a trainer mean of NaN or inf."""
         if math.isnan(self.trainer) or math.isinf(self.trainer):
             return False
         return not self.mean <= tolerance
@@ -190,9 +193,9 @@ class _Gap:
         return (
             f"{_whose(player, version, base)}: trainer and sampler logprobs differ by "
             f"{self.mean:.3g} on average (max {self.largest:.3g}) over {self.num_tokens:.0f} "
-            f"tokens; allowed is HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean "
-            f"{self.trainer:.4f}, sampler mean {self.sampler:.4f}. The server samples from another "
-            "policy than the one trained here "
+            f"tokens (allowed: HANABI_PARITY_TOLERANCE={tolerance:g}). Trainer mean "
+            f"{self.trainer:.4f}, sampler mean {self.sampler:.4f}. The server samples from a "
+            "different policy than the one trained here "
             "(a stale or swapped adapter, another base model or number format). Nothing was "
             "updated in this step; restart the server, then the trainer."
         )
@@ -202,13 +205,13 @@ class TokenGaps(NamedTuple):
     """|trainer − sampler| of a micro-batch's sampled tokens on all processes."""
 
     total: float
-    """Sum over the tokens, in nats; not a number where the trainer's own forward pass is not: its
-    gradient is then not finite either, and the update is dropped there."""
+    """Sum over the tokens, in nats; NaN if the trainer's own forward pass is not finite. Then its
+    gradient is not finite either, and the update is dropped."""
     num_tokens: float
 
     @property
     def mean(self) -> float:
-        """In nats a token; 0 without tokens."""
+        """Mean in nats per token; 0 without tokens."""
         return self.total / self.num_tokens if self.num_tokens else 0.0
 
 
@@ -223,23 +226,23 @@ def check_mismatch(
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda local: local,
     base: str = "",
 ) -> TokenGaps:
-    """Return how far trainer and sampler are apart on a micro-batch's sampled tokens.
+    """Return the gap between trainer and sampler on a micro-batch's sampled tokens.
 
-    All ranks hear all ranks' means before one raises: an exception on one of them alone would leave
-    the others in a collective operation, waiting.
+    All ranks exchange their means before any of them raises: an exception on only one rank would
+    leave the others waiting in a collective operation.
 
     Args:
-        player: Whose micro-batch it is; a message names it.
-        version: That the games should be of; a message names it.
+        player: The micro-batch's player, for messages.
+        version: The version that should have sampled the games, for messages.
         trainer: [rows, tokens] the trainer's logprobs.
-        sampler: [rows, tokens] the sampler's.
+        sampler: [rows, tokens] the sampler's logprobs.
         mask: [rows, tokens] True on sampled tokens.
-        tolerance: HANABI_PARITY_TOLERANCE, the largest mean that is allowed.
-        gather: Puts all ranks' [1, numbers] below each other.
-        base: The player's base model, in a team of several.
+        tolerance: HANABI_PARITY_TOLERANCE, the largest allowed mean.
+        gather: Concatenates all ranks' [1, numbers] along the first dimension.
+        base: The player's base model, if the team has several.
 
     Raises:
-        ParityError: On every rank, where the mean of one is above the tolerance, or not finite
+        ParityError: On every rank, if the mean of any rank is above the tolerance, or not finite
             because of the sampler.
     """
     own = _Gap.of(trainer.detach()[mask], sampler[mask])
@@ -256,12 +259,12 @@ def check_mismatch(
 
 
 def _whose(player: str, version: int, base: str) -> str:
-    """Return whose games a message is of: "player_0@7", or "player_0@7 on Qwen/Qwen3-4B"."""
+    """Return the subject of a message: "player_0@7", or "player_0@7 on Qwen/Qwen3-4B"."""
     return f"{player}@{version} on {base}" if base else f"{player}@{version}"
 
 
 class MismatchCheck:
-    """Looks, before a step's games are learned from, whether another policy has sampled them."""
+    """Checks, before a step's games are trained on, whether another policy sampled them."""
 
     def __init__(
         self,
@@ -277,13 +280,13 @@ class MismatchCheck:
         """Prepare.
 
         Args:
-            policy: What is trained.
-            earlier: Its earlier versions; at least one is kept where the check is relative.
-            accelerator: Adds the processes' sums up.
+            policy: The trained policy.
+            earlier: Its earlier versions; at least one is kept if the check is relative.
+            accelerator: Sums over the processes.
             tolerance: HANABI_PARITY_TOLERANCE.
             dtype: HANABI_DTYPE.
-            is_relative: Whether a sample is computed again, under other policies too; else there
-                are the gap on all tokens and equal episodes alone.
+            is_relative: Whether a sample is computed again, also under other policies. If not, only
+                the gap on all tokens and equal episodes are checked.
             report: Called as report(kind, message, **details) for an incident.
         """
         self._policy = policy
@@ -295,11 +298,12 @@ class MismatchCheck:
         self._report = report
 
     def check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> TokenGaps:
-        """Return how far trainer and sampler are apart on a micro-batch, see `check_mismatch`.
+        """Return the gap between trainer and sampler on a micro-batch, see `check_mismatch`.
 
         Args:
             batch: The micro-batch.
-            logprobs: [rows, tokens] the trainer's, under the version that should have sampled.
+            logprobs: [rows, tokens] the trainer's logprobs, under the version that should have
+                sampled.
             version: That version.
         """
         return check_mismatch(
@@ -316,17 +320,17 @@ class MismatchCheck:
     def check_games(
         self, games: CheckedGames, before: Evidence
     ) -> tuple[Evidence, dict[str, float]]:
-        """Ask whether another policy sampled a step's games; all ranks together.
+        """Check whether another policy sampled a step's games; all ranks call it together.
 
         Args:
-            games: The step's.
-            before: The evidence of the steps before.
+            games: The step's games.
+            before: The evidence of the earlier steps.
 
         Returns:
-            The evidence with this step's, and metrics, e.g. "player_0/parity_slope".
+            The evidence including this step's, and metrics, e.g. "player_0/parity_slope".
 
         Raises:
-            ParityError: On every rank: another policy did.
+            ParityError: On every rank, if another policy sampled them.
         """
         evidence = copy_evidence(before)
         metrics: dict[str, float] = {}
@@ -335,7 +339,7 @@ class MismatchCheck:
             for player, measured in self._look(games, evidence).items():
                 findings += self._judge(player, measured, games, evidence, metrics)
         findings += self._judge_repeats(games, evidence, metrics)
-        # Findings are the same on every rank, for they come from sums over all of them.
+        # Findings are the same on every rank, because they come from sums over all ranks.
         stops = [finding for finding in findings if finding.stops]
         for finding in findings:
             self._report(finding.kind, finding.message, player=finding.player, stops=finding.stops)
@@ -352,11 +356,12 @@ class MismatchCheck:
     def _look(
         self, games: CheckedGames, evidence: Mapping[str, Sequence[Sequence[float]]]
     ) -> dict[str, _Measured]:
-        """Return each player's sums, with comparisons to those who are suspected in this step.
+        """Return each player's sums, with comparisons to the suspects of this step.
 
-        In 16 bits a fault drowns in the gap's noise, so they are always computed. In float32 it
-        does not, and they are where a gap is larger than most, or most are not known yet; which
-        sign the gap has decides nothing, so the statistics of `evidence` hold.
+        In 16 bits a fault is hidden by the gap's noise, so comparisons are always computed. In
+        float32 it is visible, so they are computed only if a gap is larger than usual, or the usual
+        gap is not known yet. The sign of the gap does not decide this, so the statistics of
+        `evidence` hold.
         """
         everybody = {player: self._suspects(player, games) for player in games.samples}
         if self._dtype != "float32":
@@ -374,7 +379,7 @@ class MismatchCheck:
         return measured
 
     def _suspects(self, player: str, games: CheckedGames) -> list[str]:
-        """Return who is suspected in this step; the base model and other adapters in turn."""
+        """Return the suspects of this step; the base model and other adapters take turns."""
         others = self._others(player)
         return [*self._nearby(games), others[games.version % len(others)]]
 
@@ -394,8 +399,8 @@ class MismatchCheck:
         """Return each player's sums over all ranks, with a comparison for each of its suspects.
 
         Args:
-            games: The step's.
-            suspects: By player, as many for each.
+            games: The step's games.
+            suspects: Suspects by player, the same number for each player.
         """
         past: Any = contextlib.nullcontext()
         if games.sampled_by != games.version:
@@ -439,7 +444,7 @@ class MismatchCheck:
     ) -> _Served:
         """Return the logprobs of a player and its suspects in the server's number format.
 
-        None where that is float32, or nobody is suspected.
+        None if that format is float32, or there are no suspects.
         """
         if self._dtype == "float32" or not suspects:
             return _Served(own=None, others={})
@@ -460,8 +465,8 @@ class MismatchCheck:
     ) -> tuple[list[float], set[int]]:
         """Return this rank's sums of a player, and its different tokens (`_different_tokens`).
 
-        The sums are `_NUM_OWN` of its own, then those of each suspect, then of heat. All are 0
-        where the trainer's logprobs are not finite.
+        The sums are the player's `_NUM_OWN` own sums, then those of each suspect, then those of the
+        temperature. All are 0 if any of the trainer's logprobs is not finite.
         """
         name = adapter_of(player, self._policy.adapter_names)
         law = self._policy.float32_law(batch, name, CEILING, FILTER_ROUNDING[self._dtype])
@@ -481,7 +486,7 @@ class MismatchCheck:
             other = self._logprobs(self._policy.float32_logprobs, batch, name, suspect, games)
             served_other = served.others.get(suspect)
             sums += compare(sampler, own, other, served.own, served_other).numbers
-        # A token that is more likely than most grows rarer in the heat.
+        # At a higher temperature, tokens that are likelier than average become less likely.
         hotter = own + (HEATS[self._dtype] - 1) * ((-own).clamp(max=CEILING) - mean)
         sums += compare(sampler, own, hotter, served.own).numbers
         return sums, _different_tokens(own, batch)
@@ -500,8 +505,8 @@ class MismatchCheck:
             compute: Called as compute(batch, adapter) or compute(batch, adapter, scale).
             batch: The micro-batch.
             name: The adapter that should have sampled.
-            suspect: Who is suspected.
-            games: The step's.
+            suspect: The suspect.
+            games: The step's games.
         """
         if suspect == STALE:
             with self._earlier.using(games.sampled_by - 1):
@@ -520,10 +525,10 @@ class MismatchCheck:
         evidence: dict[str, list[list[float]]],
         metrics: dict[str, float],
     ) -> list[_Finding]:
-        """Return what is wrong with a player's games; adds to evidence and metrics."""
+        """Return the findings about a player's games; adds to evidence and metrics."""
         findings = self._judge_gap(player, measured, games, evidence)
         policies = self._judge_policies(player, measured, games, evidence, metrics)
-        # The one that leaves the least unexplained says it for all.
+        # Report only one suspect: one that stops the run, else the one that explains the gap best.
         policies.sort(key=lambda finding: not finding.stops)
         findings += policies[:1]
         findings += self._judge_surprise(player, measured, games, evidence, metrics)
@@ -563,7 +568,7 @@ class MismatchCheck:
         evidence: dict[str, list[list[float]]],
         metrics: dict[str, float],
     ) -> list[_Finding]:
-        """Return suspicions, the one that explains the step's gap best first."""
+        """Return findings about suspects; the one that explains the step's gap best comes first."""
         findings: list[tuple[float, _Finding]] = []
         num_tokens = measured.num_tokens
         if not num_tokens:
@@ -619,10 +624,10 @@ class MismatchCheck:
         if score.sign > 0:
             seen, cause = "more", "a higher temperature, or a logits processor"
         message = (
-            f"{self._whose(player, games)}: the sampled tokens are {seen} surprising than the "
-            f"logprobs that came with them say, by {abs(by):.3g} nats a token in this step; that "
-            f"is {score.z:.1f} standard errors over {score.num_steps} step(s), allowed are "
-            f"{LIMIT:g}. The server reports this policy and samples from another: {cause}."
+            f"{self._whose(player, games)}: the sampled tokens are {seen} surprising than their "
+            f"reported logprobs imply, by {abs(by):.3g} nats per token in this step; that is "
+            f"{score.z:.1f} standard errors over {score.num_steps} step(s) (allowed: {LIMIT:g}). "
+            f"The server reports this policy's logprobs but samples from another one: {cause}."
         )
         is_stop = score.z > LIMIT
         return [_Finding(kind="mismatch_sampled", player=player, message=message, stops=is_stop)]
@@ -640,23 +645,24 @@ class MismatchCheck:
             return []
         metrics["repeated_episode_share"] = counts[0] / num_episodes
         if token_filter.top_k:
-            # How likely an equal episode is depends on what the other tokens are worth.
+            # The probability of an equal episode has no bound: the reported logprobs do not tell
+            # how much probability TOP_K leaves out.
             return []
         score = repeat_score(remember(evidence, "episodes|repeats", counts))
         if score.z <= WARNING:
             return []
         message = (
             f"version {games.sampled_by}: {counts[0]:.0f} of {num_episodes} episodes are token by "
-            f"token equal to an earlier one of their group; their own logprobs make that "
-            f"{score.z:.1f} standard errors over {score.num_steps} step(s), allowed are {LIMIT:g}. "
+            f"token equal to an earlier one of their group; by their own logprobs that is "
+            f"{score.z:.1f} standard errors over {score.num_steps} step(s) (allowed: {LIMIT:g}). "
             "The server draws the same random numbers again (a fixed seed for every request), or "
-            "from a sharper distribution than it reports."
+            "samples from a sharper distribution than it reports."
         )
         is_stop = score.z > LIMIT
         return [_Finding(kind="mismatch_repeated", player="", message=message, stops=is_stop)]
 
     def _likeliest(self, player: str, games: CheckedGames) -> str:
-        """Return a sentence on the suspect that explains a step's gap best, of all of them."""
+        """Return a sentence that names the suspect that explains the step's gap best."""
         if not self.is_relative or player not in games.samples:
             return ""
         suspects = [*self._nearby(games), *self._others(player)]
@@ -670,15 +676,15 @@ class MismatchCheck:
                 best = suspect
         if best is None:
             return (
-                " No suspect explains this step's logprobs (the version before, another adapter, "
+                " No suspect explains this step's logprobs (the previous version, another adapter, "
                 "the base model, a scale, a temperature)."
             )
         name = self._describe(best, measured.comparisons[best], games.sampled_by)
         share = 1 - least / measured.gap_squares
-        return f" Likeliest: {name}, which explains {share:.0%} of the squared gap."
+        return f" Most likely: {name}, which explains {share:.0%} of the squared gap."
 
     def _metrics(self, player: str, suspect: str, comparison: Comparison) -> dict[str, float]:
-        """Return what version, scale and temperature look like; 0, 1 and 1 are right."""
+        """Return the estimated slope, scale or temperature; the correct values are 0, 1 and 1."""
         if suspect == STALE:
             return {f"{player}/parity_slope": comparison.slope}
         if suspect == SCALED:
@@ -688,7 +694,7 @@ class MismatchCheck:
         return {}
 
     def _describe(self, suspect: str, comparison: Comparison, version: int) -> str:
-        """Return what a suspect is called."""
+        """Return a suspect's name in messages."""
         if suspect == STALE:
             return f"version {version - 1} of its adapter"
         if suspect == BASE:
@@ -714,13 +720,13 @@ class MismatchCheck:
         fault = _FAULTS.get(suspect, "a swapped adapter")
         if score.sign < 0 and suspect not in (SCALED, TEMPERATURE):
             verdict = (
-                f"the sampler's logprobs are not this version's, and still less those of {name}"
+                f"the sampler's logprobs are not this version's, and even less those of {name}"
             )
             fault = "another policy"
         return (
             f"{self._whose(player, games)}: {verdict}, by {score.z:.1f} standard errors over "
-            f"{score.num_steps} step(s); allowed are {LIMIT:g}. Slope {comparison.slope:.2f} over "
-            f"{measured.num_tokens:.0f} tokens of this step, where 0 is right and 1 is "
+            f"{score.num_steps} step(s) (allowed: {LIMIT:g}). Slope {comparison.slope:.2f} over "
+            f"{measured.num_tokens:.0f} tokens of this step, where 0 is correct and 1 is "
             f"{self._unit(suspect)}. The server samples {fault}."
         )
 
@@ -733,23 +739,23 @@ class MismatchCheck:
 
 
 def _gap_rule(limits: GapLimits, num_steps: int) -> str:
-    """Return what a gap is compared with, in words."""
+    """Return the limits of a gap in words."""
     if limits.stop == limits.incident:
-        return f"allowed is HANABI_PARITY_TOLERANCE={limits.stop:g}"
+        return f"allowed: HANABI_PARITY_TOLERANCE={limits.stop:g}"
     if limits.median is None:
         return (
-            f"in a first step above {limits.incident:.3g} is an incident, and above "
-            f"{limits.stop:.3g} (HANABI_PARITY_TOLERANCE) a stop"
+            f"in a first step, a gap above {limits.incident:.3g} is an incident, and a gap above "
+            f"{limits.stop:.3g} (HANABI_PARITY_TOLERANCE) stops the run"
         )
     return (
-        f"the median of the last {num_steps} step(s) is {limits.median:.3g}, above "
-        f"{limits.incident:.3g} is an incident and above {limits.stop:.3g} a stop. Was the server "
-        "replaced, or its version or settings changed"
+        f"the median of the last {num_steps} step(s) is {limits.median:.3g}; a gap above "
+        f"{limits.incident:.3g} is an incident, and a gap above {limits.stop:.3g} stops the run. "
+        "Check whether the server was replaced, or its version or settings changed"
     )
 
 
 def _unexplained(suspect: str, comparison: Comparison, measured: _Measured) -> float:
-    """Return the squared gap that is left where the suspect sampled."""
+    """Return the squared gap that would be left if the suspect had sampled."""
     if not comparison.distance:
         return math.inf
     if suspect in (SCALED, TEMPERATURE):
@@ -759,15 +765,15 @@ def _unexplained(suspect: str, comparison: Comparison, measured: _Measured) -> f
 
 
 def _different_tokens(own: torch.Tensor, batch: MicroBatch) -> set[int]:
-    """Return a number for each of a player's tokens that differ, the same on every rank.
+    """Return a number for each of a player's different tokens, the same on every rank.
 
-    The same token in the same context has the same logprob, and others hardly ever, so of equal
-    logprobs the first stands for all. Its number is a hash of its id and of all ids before it,
-    because another rank may round its logprob otherwise.
+    The same token in the same context has the same logprob, and other tokens hardly ever do, so
+    tokens with equal logprobs are represented by the first of them. Its number is a hash of its id
+    and of all ids before it, because another rank may round its logprob differently.
 
     Args:
         own: [reply tokens] the trainer's logprobs.
-        batch: The micro-batch that they are of.
+        batch: The micro-batch of these tokens.
     """
     numbers: list[int] = []
     for ids, mask in zip(batch.ids.tolist(), batch.reply_mask.tolist(), strict=True):
@@ -783,7 +789,7 @@ def _different_tokens(own: torch.Tensor, batch: MicroBatch) -> set[int]:
 
 
 def _count_different(of_ranks: Sequence[Mapping[str, set[int]]]) -> dict[str, int]:
-    """Return how many different tokens each player has on all ranks together."""
+    """Return each player's number of different tokens over all ranks."""
     counts = {}
     for player in of_ranks[0]:
         counts[player] = len(set().union(*(tokens[player] for tokens in of_ranks)))
@@ -793,8 +799,8 @@ def _count_different(of_ranks: Sequence[Mapping[str, set[int]]]) -> dict[str, in
 def _surprise_sums(sampler: torch.Tensor, law: TokenLaw) -> list[float]:
     """Return `surprise_sums` of a player's [reply tokens].
 
-    With TOP_P or TOP_K what tokens are drawn from is the filtered law, at the places where it is
-    known; which these are does not depend on the token that was drawn there.
+    With TOP_P or TOP_K, tokens are drawn from the filtered distribution, and only the positions at
+    which it is known are used. The choice of positions does not depend on the tokens drawn there.
     """
     own = law.logprobs.double()
     drawn = law.drawn
@@ -812,4 +818,4 @@ _FAULTS = {
     SCALED: "an adapter that was scaled, or not loaded as a whole",
     TEMPERATURE: "at another temperature, or with another filter of tokens",
 }
-"""What the server samples, by suspect."""
+"""Description of the server's fault, by suspect."""

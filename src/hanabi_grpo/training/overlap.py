@@ -2,17 +2,17 @@
 
 With K = 1:
 
-| step | the trainer syncs | takes games of | asks for games of step, with version | learns to |
+| step | pushes version | takes games of | requests games of step, with version | trains to |
 |---|---|---|---|---|
 | 0 | 0 | version 0, played now | 1, with 0 | version 1 |
 | 1 | 1 | version 0 | 2, with 1 | version 2 |
 | 2 | 2 | version 1 | 3, with 2 | version 3 |
 
-With K = 3 step 0 asks for the steps 1, 2 and 3 at once, and step s for step s + 3. From step K on
-games are K versions old, never more: a step's request is sent after the weight sync K steps before
-it. The server holds on to the version that a request uses until its games have ended, also while
-newer ones are committed. Games in flight at a kill are nobody's: nothing of them was trained on,
-and a resumed run plays their tasks again.
+With K = 3, step 0 requests the games of steps 1, 2 and 3 at once, and each later step s those of
+step s + 3. From step K on, games are exactly K versions old: a step's request is sent after the
+weight sync K steps before it. The server keeps the version that a request uses until its games have
+ended, even after newer versions are committed. Games in flight when the trainer is killed are
+lost: none of them was trained on, and a resumed run plays their tasks again.
 """
 
 import threading
@@ -35,52 +35,51 @@ class StepGames:
 
     result: RolloutResult
     version: int
-    """Of the adapters that sampled them."""
+    """Version of the adapters that sampled them."""
     rollout_seconds: float
     """How long the servers took."""
     wait_seconds: float
-    """How long the trainer waited; less than `rollout_seconds` where games came ahead."""
+    """How long the trainer waited; less than `rollout_seconds` if the games were prefetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flight:
-    """Games that were asked for and are not taken yet."""
+    """Games that were requested and not taken yet."""
 
     tasks: list[TaskRow]
     request: GamesRequest
     answer: "Future[tuple[Any, float]]"
-    """What the servers sent, and the seconds that it took."""
+    """The servers' answer, and how many seconds it took."""
 
 
 class PlayAhead:
-    """Hands each step exactly its own tasks' games, in the main process.
+    """Gives each step exactly the games of its own tasks, in the main process.
 
-    With `ask`, of games that it has asked for ahead, in the order of the steps. A request that the
-    server did not answer with games (it died, was replaced, or the next sync overtook it) is made
-    again in the plain way, with the version that is served then. What else goes wrong in the
-    thread, `take` raises.
+    `ask` prefetches games, in the order of the steps. If the server did not answer such a request
+    with games (it died, was replaced, or the next sync overtook it), `take` plays them with the
+    version that is served by then. `take` raises all other errors of the prefetching thread.
     """
 
     def __init__(self, link: Link, adapter_names: tuple[str, ...]) -> None:
-        """Prepare for the run's adapters; nothing is asked yet."""
+        """Prepare for the run's adapters; nothing is requested yet."""
         self._link = link
         self._adapter_names = adapter_names
         self._flights: deque[_Flight] = deque()
 
     @property
     def num_asked(self) -> int:
-        """The steps that were asked for and are not taken yet."""
+        """Number of steps whose games were requested and not taken yet."""
         return len(self._flights)
 
     def take(self, tasks: list[TaskRow], version: int) -> StepGames:
-        """Return the games of a step's tasks: asked for ahead, or played now.
+        """Return the games of a step's tasks: prefetched, or played now.
 
         Args:
-            tasks: The step's.
-            version: That is served now.
+            tasks: The step's tasks.
+            version: The version that is served now.
 
         Raises:
-            ServerError: As in `ServerLink.play`, or games by others than those who were asked for.
+            ServerError: As in `ServerLink.play`, or other players than the requested ones played.
         """
         start = time.perf_counter()
         if self._flights:
@@ -98,14 +97,14 @@ class PlayAhead:
         )
 
     def ask(self, tasks: list[TaskRow], version: int) -> bool:
-        """Ask for the games of the first step that nobody asked for, and return at once.
+        """Request the games of the next step that is not requested yet, without waiting.
 
         Args:
-            tasks: Those of the step.
-            version: That is served now and plays them.
+            tasks: The tasks of that step.
+            version: The version that is served now, which plays them.
 
         Returns:
-            Whether the request is under way; else the step plays them itself.
+            Whether the request was sent; otherwise the step plays its games itself.
         """
         try:
             request = self._link.prepare(tasks, self._adapter_names, version)
@@ -121,28 +120,26 @@ class PlayAhead:
             try:
                 games = self._link.fetch(request)
             except BaseException as error:
-                # Raised again where the games are taken, in the trainer's own thread.
+                # Raised again by `take`, in the trainer's own thread.
                 answer.set_exception(error)
             else:
                 answer.set_result((games, time.perf_counter() - start))
 
-        # It ends with the process: nobody has to wait for it.
+        # A daemon thread ends with the process, so it need not be joined.
         threading.Thread(target=fly, daemon=True).start()
         return True
 
     def _land(self, flight: _Flight, tasks: list[TaskRow], start: float) -> StepGames | None:
-        """Return games that were asked for ahead; None where they have to be played now."""
+        """Return prefetched games; None if they have to be played now."""
         version = flight.request.version
         try:
-            with remind_while_waiting(
-                f"the games of version {version}, which were asked for ahead"
-            ):
+            with remind_while_waiting(f"the prefetched games of version {version}"):
                 games, seconds = flight.answer.result()
         except ServerError as error:
             self._record_repetition(version, error)
             return None
         if flight.tasks != tasks:
-            self._record_repetition(version, "they are of other tasks than this step's")
+            self._record_repetition(version, "their tasks are not this step's tasks")
             return None
         result = self._link.accept(flight.request, games)
         return StepGames(
@@ -155,7 +152,7 @@ class PlayAhead:
     def _record_repetition(self, version: int, reason: object) -> None:
         self._link.incidents.record(
             "games_asked_again",
-            f"the prefetched games of version {version} are discarded: {reason}. Their "
-            "step plays them again",
+            f"the prefetched games of version {version} are discarded: {reason}. The step "
+            "requests its games again",
             version=version,
         )

@@ -1,4 +1,4 @@
-"""Seats partners and teachers at a run's tasks, and uploads the guest adapters that this takes."""
+"""Seats partners and teachers in a run's tasks, and uploads the guest adapters they need."""
 
 import logging
 import time
@@ -41,35 +41,36 @@ from hanabi_grpo.types import SHARED_ADAPTER, player_name
 logger = logging.getLogger(__name__)
 
 UPLOAD_TRIES = 4
-"""How often a request is made while the server drops guests of this run for another client's."""
+"""How often a request is tried if the server drops this run's guests to load another client's."""
 Upload = Callable[..., str]
 """(version, safetensors bytes, PEFT configuration) -> the seat, "frozen_0123456789abcdef@50"; with
-several base models base=, the fingerprint of the adapter's."""
+several base models also base=, the fingerprint of the adapter's base model."""
 _Answer = TypeVar("_Answer")
 
 
 class PartnerSeats:
-    """The partners of one run: their checkpoints, which plays when, and what the server holds."""
+    """The partners of one run: their checkpoints, their tasks, and the guests on the server."""
 
     def __init__(self, settings: Settings, run_folder: Path, upload: Upload) -> None:
         """Read HANABI_PARTNERS; `load` reads the checkpoints.
 
         Args:
-            settings: The run's.
-            run_folder: Where its own earlier versions are.
-            upload: Hands the server a guest adapter.
+            settings: The run's settings.
+            run_folder: Where the run's own earlier versions are.
+            upload: Uploads a guest adapter to the server.
         """
         self._settings = settings
         self._run_folder = run_folder
         self._upload = upload
         self.pool = read_pool(settings)
         self.names: dict[str, str] = {}
-        """What metrics call a partner, by its seat, for every partner that was drawn."""
+        """The name of each partner that was drawn in metrics, by its seat."""
         self.record = PartnerRecord()
-        """Of earlier games, as the next draws see it with HANABI_PARTNER_DRAW=worst."""
+        """Record of earlier games that the next draws use with HANABI_PARTNER_DRAW=worst."""
         self._checkpoints: dict[Place, SavedAdapters] = {}
         self._guests: dict[tuple[Place, str], str] = {}
-        """Seats of what the server holds by checkpoint and adapter, least recently used first."""
+        """Seats of the guests on the server by checkpoint and adapter, least recently used first.
+        """
         self._instance_id = ""
         self._has_several_bases = False
         self._damaged: set[Path] = set()
@@ -77,17 +78,17 @@ class PartnerSeats:
     def load(
         self, facts: Mapping[str, Any], instance_id: str, urls: Mapping[str, str] | None = None
     ) -> None:
-        """Read every checkpoint of the pool and upload it once, so that the start finds problems.
+        """Read every checkpoint of the pool and upload it once, so that problems show at the start.
 
         Args:
             facts: The server's base model, tokenizer and chat format.
-            instance_id: Of the server process.
-            urls: Models behind URLs that the server knows, {"url:big": "its model"}.
+            instance_id: Instance id of the server process.
+            urls: Model of each URL that the server knows, e.g. {"url:big": "its model"}.
 
         Raises:
-            SettingsError: A URL that the server does not know, or a checkpoint that is missing or
-                damaged, has no adapter for a seat, or was trained on another base model, tokenizer
-                or chat format.
+            SettingsError: The server does not know a URL, or a checkpoint is missing or damaged,
+                has no adapter for a seat, or was trained on another base model, tokenizer or chat
+                format.
             ServerError: The server refuses an adapter.
         """
         self._instance_id = instance_id
@@ -103,29 +104,29 @@ class PartnerSeats:
                 known = urls or {}
                 if partner.spec not in known:
                     raise unknown_url(partner.ref, known, "HANABI_PARTNERS=")
-                # The name is the server's, and may mean another model after a resume.
+                # The server defines the name, which may mean another model after a resume.
                 logger.info("partner %s: %s", partner.spec, known[partner.spec])
             elif partner.place is not None:
                 self._load_checkpoint(partner, partner.place, facts)
         name = always_partner(self.pool, self._settings.partner_share)
         if name is not None and self._settings.adapters != SHARED_ADAPTER:
             logger.warning(
-                "%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat; it is not trained",
+                "%s is not trained: HANABI_PARTNER_SHARE=1 and every partner takes its seat",
                 name,
             )
 
     def seat(
         self, tasks: Sequence[TaskRow], own: Sequence[str], version: int, instance_id: str
     ) -> list[dict[str, Any]]:
-        """Return what is asked for each task, with "seats" where a partner plays.
+        """Return the request for each task, with "seats" if a partner plays.
 
         Guest adapters that the server process does not hold yet are uploaded.
 
         Args:
-            tasks: A step's.
-            own: Per seat the run's own adapter, e.g. "player_0@7".
-            version: Of those adapters.
-            instance_id: Of the server process.
+            tasks: A step's tasks.
+            own: Per seat, the run's own adapter, e.g. "player_0@7".
+            version: Version of those adapters.
+            instance_id: Instance id of the server process.
         """
         if instance_id != self._instance_id:
             self._guests.clear()
@@ -133,10 +134,10 @@ class PartnerSeats:
         return [self._request(task, own, version) for task in tasks]
 
     def teachers(self, version: int) -> tuple[SeatTeacher | None, ...]:
-        """Return who teaches in each seat, behind `seat`; adapters are uploaded as there.
+        """Return the teacher of each seat; call it after `seat`. Adapters are uploaded as there.
 
         Args:
-            version: Of the run's own adapters.
+            version: Version of the run's own adapters.
         """
         return seat_teachers(self._settings, version, self._teacher_seat)
 
@@ -149,14 +150,14 @@ class PartnerSeats:
         return self._guest(teacher.place, adapter, checkpoint)
 
     def _load_teachers(self, facts: Mapping[str, Any]) -> None:
-        """Read the checkpoints of teachers, and upload them."""
+        """Read the teachers' checkpoints and upload them."""
         kinds = label_kinds(self._settings)
         for player, teacher in parse_teachers(self._settings).items():
             logger.info("%s is taught by %s; labels: %s", player, teacher, kinds[player])
             if self._settings.entropy_bonus and not self._settings.reward_weight_of(player):
                 logger.warning(
-                    "HANABI_ENTROPY_BONUS=%g with HANABI_REWARD_WEIGHT=%s: %s learns from its "
-                    "teacher alone, and the bonus pulls it away from what the teacher does; set "
+                    "HANABI_ENTROPY_BONUS=%g with HANABI_REWARD_WEIGHT=%s: %s learns only from its "
+                    "teacher, and the bonus pulls it away from the teacher's policy; set "
                     "HANABI_ENTROPY_BONUS=0",
                     self._settings.entropy_bonus,
                     self._settings.reward_weight,
@@ -177,16 +178,16 @@ class PartnerSeats:
                 raise ServerError(f"{what}: {error}") from error
 
     def reupload_dropped(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Make a request that `seat` prepares.
+        """Make a request that uses `seat`; repeat it if the server has dropped a guest.
 
-        It is made anew where the server has dropped a guest for another client's.
+        The server drops guests to load those of another client.
         """
         if not self._checkpoints and not self.pool:
             return ask()
         return retry_dropped(ask, self._guests.clear)
 
     def _request(self, task: TaskRow, own: Sequence[str], version: int) -> dict[str, Any]:
-        """Return what is asked for one task."""
+        """Return the request for one task."""
         if not self.pool:
             return task.request()
         settings = self._settings
@@ -210,7 +211,7 @@ class PartnerSeats:
         return task.request(seats)
 
     def _seat_of(self, drawn: Draw, version: int, task: int) -> str | None:
-        """Return a partner's seat as on the wire; None where no earlier version is left."""
+        """Return a partner's seat in wire format; None if no earlier version is left."""
         partner = drawn.partner
         if partner.is_earlier:
             return self._earlier_version(drawn.seat, version, task)
@@ -226,11 +227,11 @@ class PartnerSeats:
         return self._guest(partner.place, adapter, checkpoint)
 
     def _earlier_version(self, seat: int, version: int, task: int) -> str | None:
-        """Return the seat of a kept checkpoint of this run; None where there is none."""
+        """Return the seat of an earlier version of this run; None if there is no checkpoint."""
         adapter = self._settings.adapter_of(player_name(seat))
         checkpoints = checkpoints_of(self._run_folder)
-        # Only the regular ones: what an interrupt saved besides must not change what a resumed run
-        # draws.
+        # Only regular checkpoints: one that was saved on an interrupt must not change the draws of
+        # a resumed run.
         regular_steps = []
         for step in checkpoints:
             if step < version and step % self._settings.save_steps == 0:
@@ -243,8 +244,8 @@ class PartnerSeats:
             checkpoint = None
             if (folder, adapter) not in self._guests:
                 try:
-                    # Read for each upload: adapters of several versions are too large to be kept in
-                    # memory.
+                    # Read for each upload: the adapters of several versions are too large to keep
+                    # in memory.
                     checkpoint = read_adapters(folder)
                 except (OSError, SettingsError) as error:
                     logger.warning("%s cannot be a partner: %s", folder.name, error)
@@ -253,7 +254,7 @@ class PartnerSeats:
             return self._guest(folder, adapter, checkpoint)
 
     def _guest(self, place: Place, adapter: str, checkpoint: SavedAdapters | None) -> str:
-        """Return the seat of a guest, which is uploaded where the server does not hold it."""
+        """Return the seat of a guest; it is uploaded if the server does not hold it."""
         key = (place, adapter)
         if key not in self._guests and checkpoint is not None:
             weights, config = checkpoint.adapters[adapter]
@@ -262,7 +263,7 @@ class PartnerSeats:
                 facts = facts_of_base(checkpoint.facts, adapter)
                 named_base["base"] = facts.get("model_fingerprint")
             self._guests[key] = self._upload(checkpoint.step, weights, config, **named_base)
-        # The server drops the least recently used adapter; this list is in the same order.
+        # The server drops the least recently used adapter; this dict has the same order.
         seat = self._guests.pop(key)
         self._guests[key] = seat
         while len(self._guests) > MAX_GUEST_ADAPTERS:
@@ -286,11 +287,11 @@ class PartnerSeats:
 
 
 def retry_dropped(ask: Callable[[], _Answer], forget: Callable[[], None] = lambda: None) -> _Answer:
-    """Make a request, and again where the server has dropped an adapter for another client's.
+    """Make a request; repeat it if the server has dropped an adapter to load another client's.
 
     Args:
-        ask: Uploads what the server does not hold, and asks.
-        forget: Lets the next call upload everything.
+        ask: Uploads the adapters that the server does not hold, and makes the request.
+        forget: Makes the next call upload everything.
     """
     num_tries = 0
     while True:
@@ -300,7 +301,7 @@ def retry_dropped(ask: Callable[[], _Answer], forget: Callable[[], None] = lambd
         except ServerError as error:
             if NOT_HELD not in str(error) or num_tries >= UPLOAD_TRIES:
                 raise
-            logger.info("a partner is uploaded again: %s", error)
+            logger.info("uploading a guest adapter again: %s", error)
         forget()
         time.sleep(num_tries)
 
@@ -317,6 +318,6 @@ def _read(what: str, place: Place, run_folder: Path, facts: Mapping[str, Any]) -
         folder,
         saved.step,
         ", ".join(saved.adapters),
-        "" if is_base_known else "; no record of the base model that it was trained on",
+        "" if is_base_known else "; there is no record of the base model that it was trained on",
     )
     return saved

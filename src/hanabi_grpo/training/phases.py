@@ -1,16 +1,17 @@
-"""HANABI_UPDATE=best_response: one player learns to answer the others, then the next one does.
+"""HANABI_UPDATE=best_response: players learn best responses to the others, one player at a time.
 
-A phase trains one player; the others play and rest. It ends when HANABI_EVAL_PATIENCE validations
-in a row were no better than the best of the run. The player then returns to its weights at the best
-version of the phase, to which the version that it began with belongs, and the next player in turn
-order is trained. So the team always continues from its best version. A whole round of phases, one
-for each trained player, without a version that is the best of the run ends the run: nobody finds a
-better answer. For exact best responses this is the alternating maximisation of JESP (Nair et al.,
-Taming Decentralized POMDPs, IJCAI 2003), which ends in an equilibrium, not always in the best one.
+A phase trains one player; the others play with fixed weights. It ends when HANABI_EVAL_PATIENCE
+validations in a row were no better than the best of the run. The player then returns to its weights
+at the best version of the phase, which may be the version that the phase began with, and the next
+player in turn order is trained. So the team always continues from its best version. The run ends
+after a whole round of phases, one for each trained player, without a new best version of the run:
+no player finds a better response. For exact best responses this is the alternating maximization of
+JESP (Nair et al., Taming Decentralized POMDPs, IJCAI 2003), which ends in an equilibrium, not
+always the best one.
 
-Phases are read off the validations anew each time, so a resumed run has those of the run that was
-not interrupted. A fork has no validations and begins with the first player. The best version of the
-whole run is `RUN@best`.
+Phases are recomputed from the validations each time, so a resumed run has the same phases as an
+uninterrupted one. A fork has no validations and begins with the first player. The best version of
+the whole run is `RUN@best`.
 """
 
 from collections.abc import Sequence
@@ -21,18 +22,18 @@ from hanabi_grpo.runs.validation import Validated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Who is trained, and for how long in vain."""
+    """The player that is trained, and the number of validations without progress."""
 
     number: int
     """Counted from 0."""
     player: str
-    """Who is trained."""
+    """The player that is trained."""
     stale: int
-    """Validations since the best one, or since the one that the phase began with."""
+    """Number of validations since the best one, or since the one that the phase began with."""
     is_best: bool
     """Whether the last validated version is the best of the phase, or the one it began with."""
     finished_player: str | None
-    """Whose phase the last validation ended; None: it ended none."""
+    """The player whose phase the last validation ended; None if it ended no phase."""
     ends_run: bool
     """Whether the last validation ended a round in which no version was the best of the run."""
 
@@ -42,8 +43,8 @@ def phase_after(rows: Sequence[Validated], players: Sequence[str], patience: int
 
     Args:
         rows: All validations of the run up to now, oldest first.
-        players: Who is trained, in turn order.
-        patience: Validations without a better one after which a phase ends, at least 1.
+        players: The trained players, in turn order.
+        patience: Number of validations without improvement that ends a phase, at least 1.
     """
     starts = [0]
     """Number of the validation that each phase began with."""

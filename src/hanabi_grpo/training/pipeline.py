@@ -1,4 +1,4 @@
-"""Where ms-swift is told of our settings, model, data and trainer."""
+"""Passes our settings, model, data and trainer to ms-swift."""
 
 import json
 import logging
@@ -56,9 +56,9 @@ SAME_NAME_OPTIONS = (
     "seed",
     "save_steps",
 )
-"""ms-swift's options that are called as our settings are."""
+"""ms-swift's options that have the same names as our settings."""
 _SMALLEST_GROUP = 2
-"""The smallest `num_generations` that ms-swift takes."""
+"""The smallest `num_generations` that ms-swift accepts."""
 FIXED_OPTIONS = {
     "rlhf_type": "grpo",
     "tuner_type": "lora",
@@ -80,14 +80,14 @@ FIXED_OPTIONS = {
     "add_version": "false",
     "create_checkpoint_symlink": "false",
     "optimizer": OPTIMIZER_PLUGIN,
-    # Asks a hub whether the local model is the newest, and waits through its retries.
+    # Would ask a hub whether the local model is the newest, and wait for all retries.
     "check_model": "false",
     # Never encodes anything here: token ids come from the rollout server.
     "template": "dummy",
-    # ms-swift's 0.1 would pull a player towards the base model also in steps without its data.
+    # ms-swift's 0.1 would pull a player toward the base model even in steps without its data.
     "weight_decay": "0.0",
-    # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json
-    # is true.
+    # The loss is ours (`loss`); its options are also passed to ms-swift, so that its args.json is
+    # correct.
     "loss_type": "dapo",
 }
 """ms-swift's options that are the same in every run."""
@@ -95,7 +95,7 @@ FIXED_OPTIONS = {
 
 @dataclass
 class HanabiArguments(RLHFArguments):
-    """ms-swift's options and the path of ours."""
+    """ms-swift's options, and the path of our settings."""
 
     hanabi_settings: str = ""
     """Path of the run's `settings.json`."""
@@ -116,23 +116,23 @@ class HanabiArguments(RLHFArguments):
         if stage == ZERO_STAGE_OF_SHARDED_WEIGHTS and not torch.cuda.is_available():
             import deepspeed
 
-            # Weights are divided while the model is loaded, for as many processes as DeepSpeed
-            # knows of. accelerate tells it of them before that on GPUs only.
+            # Weights are partitioned while the model is loaded, over the processes that DeepSpeed
+            # knows at that time. accelerate initializes them early enough only on GPUs.
             deepspeed.init_distributed(dist_backend="gloo")
         if stage == 2:
-            # Else micro-batches add up in the model's own format: of 64 in bfloat16 the sum was off
-            # by 1 %, so by .2 %. Under ZeRO-1 DeepSpeed would take another optimizer, whose state
-            # `checkpoint` does not know.
+            # By default, gradients accumulate in the model's own format: with 64 micro-batches in
+            # bfloat16 the sum was off by 1 %, with float32 by .2 %. Under ZeRO-1 this option would
+            # make DeepSpeed use another optimizer, whose state `checkpoint` does not support.
             data_types = self.deepspeed.setdefault("data_types", {})
             data_types.setdefault("grad_accum_dtype", "fp32")
 
 
 def _prepare_gpu(settings: Settings) -> None:
-    """Bound the memory of this rank's GPU, and choose its float32 products, before a model comes.
+    """Limit this rank's GPU memory and set its float32 precision, before a model is loaded.
 
-    With a model of 16 bits, float32 products are those of the output head and of the mismatch
-    check. Their weights are numbers of 16 bits, which TensorFloat-32 holds exactly, and the head's
-    inputs are too; on Hopper it is about ten times as fast as float32.
+    With a 16-bit model, the only float32 products are those of the output head and of the mismatch
+    check. Their weights are 16-bit numbers, which TensorFloat-32 represents exactly, and so are the
+    inputs of the head. On Hopper, TensorFloat-32 is about ten times as fast as float32.
     """
     if settings.trainer_memory < 1:
         gpu = int(os.environ.get("LOCAL_RANK", "0"))
@@ -142,21 +142,22 @@ def _prepare_gpu(settings: Settings) -> None:
 
 
 def check_gpus(settings: Settings) -> None:
-    """Refuse to train where torch does not see a GPU for each trainer process of this machine.
+    """Refuse to train unless torch sees one GPU for each trainer process of this machine.
 
-    With none, transformers would train on the CPU, or say that bfloat16 needs `use_cpu`; with too
-    few, CUDA would speak of an invalid device ordinal; with too many, ms-swift (4.6) would spread a
-    process's model over them, and refuses to.
+    The libraries' own messages would mislead. With no GPU, transformers would train on the CPU, or
+    report that bfloat16 needs `use_cpu`. With too few GPUs, CUDA would report an invalid device
+    ordinal. With too many, ms-swift (4.6) would try to spread a process's model over them, and
+    fail.
 
     Args:
-        settings: The run's; nothing is asked where it is meant for a CPU.
+        settings: The run's settings; a run on the CPU is not checked.
 
     Raises:
-        SettingsError: It sees another number of GPUs.
+        SettingsError: torch sees a different number of GPUs.
     """
     if settings.device != "gpu":
         return
-    # torchrun's; this node may have others than node 0, whose settings these are.
+    # Set by torchrun. The settings are those of node 0, and this node may have other GPUs.
     needed = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus == needed:
@@ -165,17 +166,17 @@ def check_gpus(settings: Settings) -> None:
     listed = "CUDA_VISIBLE_DEVICES is unset"
     if visible is not None:
         listed = f"CUDA_VISIBLE_DEVICES={visible}"
-    problem = f"{needed} trainer process(es) on this machine, and torch sees {num_gpus} GPU(s)"
+    problem = f"{needed} trainer process(es) on this machine, but torch sees {num_gpus} GPU(s)"
     if num_gpus > needed:
         first = num_gpus - needed
         names = ",".join(str(number) for number in range(first, num_gpus))
         raise SettingsError(
-            f"{problem} ({listed}). Name one for each process, others than the server's, e.g. "
-            f"CUDA_VISIBLE_DEVICES_TRAINER={names}; the scripts of the repository do so."
+            f"{problem} ({listed}). Name one GPU for each process, and none of the server's, e.g. "
+            f"CUDA_VISIBLE_DEVICES_TRAINER={names}; the repository's scripts do this for you."
         )
     raise SettingsError(
-        f"{problem} ({listed}): the list names a GPU that is not there, or torch cannot use the "
-        "driver. `nvidia-smi -L` lists the GPUs, `hanabi-grpo doctor` compares them with the "
+        f"{problem} ({listed}): the list names a GPU that does not exist, or torch cannot use the "
+        "driver. `nvidia-smi -L` lists the GPUs, and `hanabi-grpo doctor` compares them with the "
         "settings."
     )
 
@@ -186,18 +187,18 @@ def swift_options(
     """Return the command line that ms-swift is started with.
 
     Args:
-        settings: The run's.
-        settings_path: Where they are on this disk.
+        settings: The run's settings.
+        settings_path: Path of the settings file.
         run_folder: Where the run writes.
-        num_steps: Optimizer steps of the whole run.
+        num_steps: Number of steps of the whole run.
     """
     plan = batch_plan(settings)
-    # Of a team player_0's; `prepare_model` loads the others.
+    # With several base models, player_0's; `prepare_model` loads the others.
     model = resolve_model(base_models(settings)[0])
     options: dict[str, object] = dict(FIXED_OPTIONS)
     for name in SAME_NAME_OPTIONS:
         options[name] = getattr(settings, name)
-    # Our adapters and optimizer have each player's own.
+    # Player_0's values; our adapters and optimizer use each player's own.
     first = adapter_names(settings.players, settings.adapters)[0]
     options["lora_rank"] = settings.rank_of(first)
     options["lora_alpha"] = settings.alpha_of(first)
@@ -208,15 +209,16 @@ def swift_options(
     model_type = swift_model_type(model)
     if model_type is not None:
         options["model_type"] = model_type
-    # Rows are ours; ms-swift only wants a name.
+    # Our own code reads the rows; ms-swift only needs a name.
     options["dataset"] = settings.dataset or settings.board
     options["torch_dtype"] = settings.dtype
-    # Left alone, ms-swift trains a float32 model in mixed float16.
+    # By default, ms-swift trains a float32 model in mixed float16.
     options["bf16"] = settings.dtype == "bfloat16"
     options["fp16"] = settings.dtype == "float16"
     options["per_device_train_batch_size"] = plan.per_device_train_batch_size
     if settings.num_generations == 1:
-        # ms-swift refuses groups of one, and wants whole groups in a batch. Our loop reads neither.
+        # ms-swift refuses groups of one and requires whole groups in a batch. Our loop reads
+        # neither option.
         options["num_generations"] = _SMALLEST_GROUP
         options["per_device_train_batch_size"] = _SMALLEST_GROUP * plan.per_device_train_batch_size
     options["gradient_accumulation_steps"] = plan.gradient_accumulation_steps
@@ -227,7 +229,7 @@ def swift_options(
     if settings.sampler_correction != "none":
         options["rollout_importance_sampling_mode"] = settings.sampler_correction
         options["rollout_importance_sampling_threshold"] = settings.sampler_correction_limit
-    # Clipping is ours, player by player.
+    # Our own code clips gradients, for each player separately.
     options["max_grad_norm"] = 0
     if settings.deepspeed != "none":
         options["deepspeed"] = settings.deepspeed
@@ -244,20 +246,21 @@ def swift_options(
 
 
 def swift_model_type(folder: Path) -> str | None:
-    """Return what ms-swift calls a model's architecture; None: it finds out itself.
+    """Return ms-swift's model type for an architecture; None: ms-swift detects it.
 
-    A folder's name says nothing to ms-swift, and one architecture may serve several of its types.
+    ms-swift does not recognize the folder's name, and one architecture may have several of its
+    types.
     """
     architecture = json.loads((folder / "config.json").read_text()).get("model_type")
     return str(architecture) if architecture in MODEL_MAPPING else None
 
 
 def load_other_base(args: RLHFArguments, name: str) -> torch.nn.Module:
-    """Load a further base model as ms-swift has loaded the first: same format, same attention.
+    """Load another base model as ms-swift has loaded the first: same format, same attention.
 
     Args:
         args: ms-swift's options.
-        name: As MODEL says it.
+        name: The base model as MODEL names it.
     """
     folder = resolve_model(name)
     options = args.get_model_kwargs()
@@ -285,7 +288,7 @@ class HanabiPipeline(SwiftRLHF):
     def prepare_model(
         cls, args: HanabiArguments, model: torch.nn.Module, **_: Any
     ) -> torch.nn.Module:
-        """Wrap the base model, or each of a team's, with its players' adapters."""
+        """Wrap the base model, or each of several, with its players' adapters."""
         settings: Settings = args.vllm_client.settings
         names = adapter_names(settings.players, settings.adapters)
         ranks = {name: settings.rank_of(name) for name in names}
@@ -320,7 +323,7 @@ class HanabiPipeline(SwiftRLHF):
             for name, other in others.items():
                 _warn_of_budget(settings, setups, other, f"{name}: ")
             trainer.link.connect(trainer.first_step)
-            # Its dictionary per step says what the tracking callback's line says better.
+            # It prints a dictionary per step; the tracking callback logs a more readable line.
             trainer.remove_callback(PrinterCallback)
             trainer.add_callback(tracking)
         try:
@@ -335,7 +338,7 @@ class HanabiPipeline(SwiftRLHF):
                 logger.info(
                     "best in validation%s: %s, %.3f ± %.3f", of_curve, name, best.score, best.se
                 )
-            # Behind the last validation, which says what W&B calls the best.
+            # After the last validation, which determines the best version in W&B.
             tracking.close()
             return result
         except BaseException as error:
@@ -351,13 +354,13 @@ class HanabiPipeline(SwiftRLHF):
 def _warn_of_budget(
     settings: Settings, setups: Sequence[Setup[Any]], tokenizer: Any, whose: str
 ) -> None:
-    """Warn where the longest conversation does not fit.
+    """Warn if the longest conversation does not fit.
 
     Args:
-        settings: The run's.
-        setups: What is played.
-        tokenizer: Of the base model that is looked at.
-        whose: Its name with a colon, or "" for the first.
+        settings: The run's settings.
+        setups: The environments that are played.
+        tokenizer: Tokenizer of the base model to check.
+        whose: The base model's name and a colon, or "" for the first one.
     """
     chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
     budget = measure_budget(setups, chat, settings.max_completion_length)
@@ -367,12 +370,12 @@ def _warn_of_budget(
 
 
 def register_trainer() -> None:
-    """Make ms-swift build our trainer for `--rlhf_type grpo`, from a model that brings no code."""
-    # A model folder's own Python code is never run; the architectures that vLLM and ms-swift know
-    # need none.
+    """Make ms-swift build our trainer for `--rlhf_type grpo`, and never run a model's own code."""
+    # The architectures that vLLM and ms-swift support do not need Python code from the model's
+    # folder.
     ModelLoader.default_trust_remote_code = False
-    # ms-swift says of every model that its code will be executed. `resolve_model` refuses a folder
-    # that names any.
+    # For every model, ms-swift warns that its code will be executed. `resolve_model` refuses
+    # folders with code.
     model_meta.logger.addFilter(
         lambda record: "with trust_remote_code=True" not in record.getMessage()
     )

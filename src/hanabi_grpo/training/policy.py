@@ -1,7 +1,4 @@
-"""The policies that the trainer can compute.
-
-They are every player's, earlier versions of them, and the base model's.
-"""
+"""The policies that the trainer can compute: current and earlier versions, and the base model."""
 
 import contextlib
 import logging
@@ -50,18 +47,18 @@ class _Base:
     needs_whole_logits: bool
     """Whether logits are held for a whole micro-batch, see `output_head.computes_logits`."""
     token_filter: TokenFilter
-    """Which tokens of its vocabulary could be drawn."""
+    """Which tokens of its vocabulary can be sampled."""
 
 
 class Policy:
-    """A frozen base model with the run's adapters, and how logprobs of replies are computed.
+    """A frozen base model with the run's adapters; computes logprobs of replies.
 
-    Of a team the model is a `TeamModel`, and whatever is computed goes through the base model of
+    With several base models, the model is a `TeamModel`, and all computations use the base model of
     the micro-batch's player.
 
-    Every method that computes uses one adapter, that of the micro-batch's player unless it says
-    otherwise. Logprobs are in nats, at the temperature of sampling, [rows, tokens - 1], and 0 where
-    no token of a reply, or of a teacher, is predicted.
+    Every method that computes logprobs uses one adapter, that of the micro-batch's player unless
+    documented otherwise. Logprobs are in nats, at the sampling temperature, [rows, tokens - 1], and
+    0 where no token of a reply, a teacher or an answer is predicted.
     """
 
     def __init__(
@@ -77,10 +74,10 @@ class Policy:
 
         Args:
             model: The base model with all adapters, not wrapped by DeepSpeed; its dropout is
-                switched off.
+                disabled here.
             adapter_names: The adapters of the run.
-            temperature: That replies are sampled at.
-            token_filter: Which tokens could be drawn.
+            temperature: Temperature at which replies are sampled.
+            token_filter: Which tokens can be sampled.
             has_whole_weights: False under ZeRO-3, where a process holds a part of each weight. Then
                 prefixes are not shared and logits are held for a whole micro-batch.
 
@@ -96,27 +93,27 @@ class Policy:
             adapters.check_served(part)
         largest = max(part.config.get_text_config().vocab_size for part in parts)
         self.token_filter = token_filter.within(largest)
-        """Which tokens could be drawn, of the largest vocabulary; logprobs are of all of them."""
+        """Which tokens of the largest vocabulary can be sampled; logprobs are over all tokens."""
         self._trained: torch.nn.Module = model
         self.adapter_parameters = adapter_parameters(model)
         """Every parameter of every adapter, by its name in the model."""
         self.layers = [
             module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
         ]
-        """Those that compute again in the backward pass, see `without_checkpointing`."""
+        """Layers with gradient checkpointing, see `without_checkpointing`."""
         self.shares_prefixes = has_whole_weights
         """Whether micro-batches need the tree of their shared prefixes."""
         shares = switch_off_dropout(model)
         if shares:
             logger.info(
-                "dropout of this model is switched off (%s): the server draws replies without it",
+                "dropout of this model is disabled (%s), because the server samples without it",
                 ", ".join(f"{name} {share:g}" for name, share in shares.items()),
             )
         self._owners = RowOwners(model)
         if has_whole_weights:
             join_lora_products(model, self._owners)
         self._bases: dict[str, _Base] = {}
-        """By adapter."""
+        """Base models by adapter."""
         for part in parts:
             names = [name for name in self.adapter_names if adapters.part_of(model, name) is part]
             adapters.use_adapter(model, names[0])
@@ -127,22 +124,22 @@ class Policy:
         adapters.use_adapter(model, self.adapter_names[0])
 
     def _prepare_shared_passes(self) -> bool:
-        """Make passes of several players possible; why they are not is said in the log."""
-        # One adapter has its players' rows in micro-batches of their own, too, but no isolation to
-        # keep. Other base models have other layers, and without trees attention would be computed
+        """Prepare passes shared by several players; if that is impossible, log the reason."""
+        # With a single adapter, players also have separate micro-batches, but need no isolation.
+        # Different base models have different layers. Without trees, attention would be computed
         # in other shapes than in a pass of one player.
         if len(self.adapter_names) == 1 or self.has_several_bases or not self.shares_prefixes:
             return False
         reason = can_share_passes(self.model, self._owners, self.adapter_names)
         if reason is not None:
-            logger.info("each player has forward passes of its own: %s", reason)
+            logger.info("each player has separate forward passes: %s", reason)
         return reason is None
 
     def _prepare(self, part: PeftModel, token_filter: TokenFilter) -> _Base:
-        """Make a base model ready; what it cannot do is said in the log."""
-        reason: str | None = "under ZeRO-3 the head's weights are not whole"
+        """Prepare a base model; log what it does not support."""
+        reason: str | None = "under ZeRO-3 the output head's weights are partitioned"
         if self.has_whole_weights:
-            # Players of all base models share prefixes, or none does: batches are cut alike.
+            # Prefixes are shared for all base models or for none: batches are split the same way.
             self.shares_prefixes = share_prefixes(part) and self.shares_prefixes
             reason = computes_logits(part)
         if reason is not None:
@@ -164,12 +161,12 @@ class Policy:
 
     @property
     def width(self) -> int:
-        """Of the hidden states, the largest of all base models."""
+        """Size of the hidden states, the largest of all base models."""
         parts = adapters.parts_of(self.model)
         return max(int(part.config.get_text_config().hidden_size) for part in parts)
 
     def num_parameters(self) -> int:
-        """Return the parameters of a forward pass, adapters included; of a team the mean."""
+        """Return the number of parameters with adapters, the mean over several base models."""
         total = 0
         for base in self._bases.values():
             total += base.model.num_parameters()
@@ -183,27 +180,27 @@ class Policy:
         return self._bases[adapter_of(player, self.adapter_names)]
 
     def base_name(self, player: str) -> str:
-        """Return the name of a player's base model where there are several; else ""."""
+        """Return the name of a player's base model if there are several, else ""."""
         if not self.has_several_bases:
             return ""
         return str(self.model_of(player).get_base_model().name_or_path)
 
     def on_same_base(self, player: str) -> tuple[str, ...]:
-        """Return the adapters that are on a player's base model, its own included."""
+        """Return the adapters on a player's base model, including its own."""
         model = self.model_of(player)
         return tuple(name for name, base in self._bases.items() if base.model is model)
 
     def train_through(self, wrapped: torch.nn.Module) -> None:
-        """Compute logprobs with a gradient through DeepSpeed's engine from now on."""
+        """From now on, compute logprobs with a gradient through DeepSpeed's engine."""
         self._trained = wrapped
 
     @property
     def trained_module(self) -> torch.nn.Module:
-        """What is called for a gradient: the model, or DeepSpeed's engine around it."""
+        """The module to call for a gradient: the model, or DeepSpeed's engine around it."""
         return self._trained
 
     def use_adapter_of(self, player: str) -> None:
-        """Let the next forward pass use a player's adapter."""
+        """Activate a player's adapter for the next forward pass."""
         adapters.use_adapter(self.model, adapter_of(player, self.adapter_names))
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
@@ -215,12 +212,14 @@ class Policy:
         """Return the `logprobs` of several players' micro-batches, from one forward pass.
 
         Args:
-            batches: At least two, of a policy that shares passes.
+            batches: At least two micro-batches; the policy must share passes.
         """
         parts = []
         for batch in batches:
             if batch.tree is None:
-                raise RuntimeError(f"{batch.player}: a micro-batch without a tree shares no pass.")
+                raise RuntimeError(
+                    f"{batch.player}: a micro-batch without a prefix tree cannot share a pass."
+                )
             part = PlayerRows(
                 adapter=adapter_of(batch.player, self.adapter_names),
                 ids=batch.ids,
@@ -256,14 +255,14 @@ class Policy:
     def float32_logprobs(
         self, batch: MicroBatch, adapter: str | None, scale: float = 1.0
     ) -> torch.Tensor:
-        """Return [reply tokens] logprobs in float32 under an adapter, None: the base model.
+        """Return [reply tokens] logprobs in float32 under an adapter.
 
-        Call it within `in_float32`, and read there why the rounding of 16 bits matters.
+        Call it within `in_float32`; `output_head.in_float32` explains why 16-bit rounding matters.
 
         Args:
             batch: The micro-batch.
-            adapter: Name of the adapter.
-            scale: How many times as much the adapter adds as it does.
+            adapter: Name of the adapter; None: the base model.
+            scale: Factor of the adapter's output.
         """
         return self._logprobs_under(batch, adapter, scale)
 
@@ -275,16 +274,16 @@ class Policy:
         scale: float = 1.0,
         temperature: float | None = None,
     ) -> torch.Tensor:
-        """Return [reply tokens] logprobs of `float32_logprobs` in the number format of a server.
+        """Return the logprobs of `float32_logprobs`, computed in the server's number format.
 
-        In 16 bits a layer's output is rounded before an adapter's is added, and again after it.
-        What is smaller than half the distance of two numbers is lost.
+        In 16 bits, a layer's output is rounded before the adapter's output is added, and again
+        afterward. Changes smaller than half the distance between two numbers are lost.
 
         Args:
             batch: The micro-batch.
             adapter: Name of the adapter; None: the base model.
-            scale: How many times as much the adapter adds as it does.
-            temperature: That logprobs are of; None: that of sampling.
+            scale: Factor of the adapter's output.
+            temperature: Temperature of the logprobs; None: the sampling temperature.
         """
         dtype = self.model.get_input_embeddings().weight.dtype
         device = self.model.device.type
@@ -305,7 +304,7 @@ class Policy:
         else:
             adapters.use_adapter(self.model, adapter)
             context = adapters.scaled_by(self.model, adapter, scale)
-        # What is called must be inside accelerate's autocast, which wraps the outermost model.
+        # Call a module inside accelerate's autocast, which wraps the outermost model.
         inner: Any = self.model_of(batch.player).base_model
         with context, without_checkpointing(self.layers):
             return self._reply_logprobs(inner, batch, temperature)[batch.reply_mask]
@@ -313,14 +312,14 @@ class Policy:
     def float32_law(
         self, batch: MicroBatch, adapter: str, ceiling: float, rounding: float = 0.0
     ) -> TokenLaw:
-        """Return the law of the reply tokens in float32 under an adapter.
+        """Return the distribution of the reply tokens in float32 under an adapter.
 
         Call it within `in_float32`.
 
         Args:
             batch: The micro-batch.
             adapter: Name of the adapter.
-            ceiling: Most nats that a surprise counts.
+            ceiling: Largest surprise in nats; larger ones are clipped to it.
             rounding: Relative error of a sampler's probabilities.
         """
         base = self._base_of(batch.player)
@@ -343,21 +342,21 @@ class Policy:
 
     @contextlib.contextmanager
     def in_float32(self) -> Iterator[None]:
-        """Compute in float32 for a while, with the weights as a server has them."""
+        """Compute in float32 in the block, with the weights that the server uses."""
         with contextlib.ExitStack() as stack:
             for part in adapters.parts_of(self.model):
-                # Not the part itself: that of player_0 holds the others.
+                # Not the part itself: player_0's part contains the others.
                 stack.enter_context(in_float32(part.base_model))
             yield
 
     def whole_adapters(self, *, written: bool = False) -> AbstractContextManager[Any]:
-        """Hold whole adapter weights on every rank for a while; all ranks must come here together.
+        """Gather whole adapter weights on every rank for a block; all ranks must call it together.
 
-        They always are but under ZeRO-3.
+        Only ZeRO-3 needs this: otherwise the weights are always whole.
 
         Args:
-            written: Whether the block puts the same values into them on every rank; else what it
-                puts there is lost under ZeRO-3.
+            written: Whether the block writes the same values into the weights on every rank. If
+                False, values that it writes are lost under ZeRO-3.
         """
         if self.has_whole_weights:
             return contextlib.nullcontext()
@@ -384,13 +383,13 @@ class Policy:
 
 @contextlib.contextmanager
 def without_checkpointing(layers: Sequence[GradientCheckpointingLayer]) -> Iterator[None]:
-    """Let a pass without a gradient keep nothing for a backward pass that never comes.
+    """Disable gradient checkpointing for a forward pass without a gradient.
 
-    transformers (5.19) asks only whether a layer is in training mode, so each layer of such a pass
-    would save and restore the state of the random numbers.
+    transformers (5.19) checks only whether a layer is in training mode, so each layer would save
+    and restore the state of the random generators for a backward pass that never comes.
 
     Args:
-        layers: Of the model.
+        layers: Layers of the model.
     """
     were_on = [layer.gradient_checkpointing for layer in layers]
     for layer in layers:
@@ -405,18 +404,18 @@ def without_checkpointing(layers: Sequence[GradientCheckpointingLayer]) -> Itera
 class EarlierVersions:
     """All adapters' weights at the last weight syncs, on the CPU. Every rank keeps its own copy.
 
-    With HANABI_OVERLAP=K games are sampled with version v and learned from at v + K, so π_old in
-    PPO's ratio (`loss`) is version v. Its logprobs are this trainer's own under the kept weights,
-    so that the mismatch check and HANABI_SAMPLER_CORRECTION compare trainer and sampler at one
-    version. The mismatch check looks at the version before the one that should have sampled.
+    With HANABI_OVERLAP=K, games are sampled with version v and trained on at v + K, so π_old in
+    PPO's ratio (`loss`) is version v. The trainer computes its logprobs with the kept weights, so
+    that the mismatch check and HANABI_SAMPLER_CORRECTION compare trainer and sampler at the same
+    version. The mismatch check also uses the version before the one that should have sampled.
     """
 
     def __init__(self, model: torch.nn.Module, *, behind: int = 1) -> None:
-        """Begin with no version.
+        """Start without versions.
 
         Args:
             model: The model whose adapters are kept.
-            behind: How many versions stay beside the newest; 0 keeps none at all.
+            behind: How many versions are kept besides the newest; 0 keeps none at all.
         """
         self._parameters = adapter_parameters(model)
         self._behind = behind
@@ -428,7 +427,7 @@ class EarlierVersions:
         return tuple(self._weights)
 
     def keep(self, version: int) -> None:
-        """Remember the weights of now under their version, and forget those too far behind it."""
+        """Copy the current weights under their version, and drop versions that are too old."""
         if not self._behind:
             return
         weights = {}
@@ -439,25 +438,25 @@ class EarlierVersions:
         self._weights = weights
 
     def weights(self, version: int) -> Mapping[str, torch.Tensor]:
-        """Return the kept weights of a version; none where it is not kept."""
+        """Return the weights of a version; empty if it is not kept."""
         return self._weights.get(version, {})
 
     def restore(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Keep the weights of a version as a checkpoint has them; without any there is nothing."""
+        """Keep a version's weights from a checkpoint; does nothing if there are no weights."""
         if weights and self._behind:
             self._weights[version] = dict(weights)
 
     @contextlib.contextmanager
     def using(self, version: int) -> Iterator[None]:
-        """Let forward passes use the weights of a version; those of now come back bit by bit.
+        """Use the weights of a version in the block; the current ones are restored bit by bit.
 
         Raises:
             VersionError: The version is not kept.
         """
         if version not in self._weights:
             raise VersionError(
-                f"the adapters of version {version} are not kept here (kept: "
-                f"{list(self._weights)}), so its games cannot be learned from. Restart the trainer "
+                f"the adapters of version {version} are no longer available (available: "
+                f"{list(self._weights)}), so its games cannot be trained on. Restart the trainer "
                 "with RESUME=latest."
             )
         with adapters.holding(self._parameters, self._weights[version]):

@@ -1,7 +1,7 @@
-"""What other libraries say at every start of a trainer, and what nobody can act on.
+"""Suppresses messages that other libraries print at every start and that need no action.
 
-A message that says the same in every run hides the one that does not. Each is named here, with the
-reason why it may go; everything else that these libraries say is shown.
+Messages that are the same in every run hide the ones that matter. Each suppressed message is listed
+here with the reason; everything else that these libraries print is shown.
 """
 
 import logging
@@ -12,38 +12,38 @@ from hanabi_grpo.logs import KnownMessages
 from hanabi_grpo.settings.defaults import installed_device
 
 _LOGGED = (
-    # ms-swift's own call of transformers, in every run.
+    # Caused by ms-swift's own call of transformers, in every run.
     "`torch_dtype` is deprecated! Use `dtype` instead!",
-    # Several processes are DeepSpeed's here, not DistributedDataParallel's.
+    # With several processes, DeepSpeed is used here, not DistributedDataParallel.
     "torch.distributed process group is initialized, but parallel_mode != ParallelMode.DISTRIBUTED",
 )
-"""Beginnings of lines of transformers' loggers."""
+"""Prefixes of log lines of transformers."""
 _WARNED = (
-    # accelerate; the number of threads is that of the machine's cores, as without it.
+    # From accelerate, which sets the number of cores: the same as the default.
     "OMP_NUM_THREADS/MKL_NUM_THREADS unset, we set it at",
 )
-"""Beginnings of warnings."""
+"""Prefixes of warnings."""
 
 
 def before_imports() -> None:
-    """Answer what DeepSpeed would ask the machine, and drop known warnings of torch."""
+    """Tell DeepSpeed which accelerator to use, and suppress known warnings of torch."""
     if installed_device()[0] == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        # DistributedDataParallel, which does nothing in one process, warns where all players have
-        # shared the first backward pass. With several processes warnings of NCCL must be seen.
+        # DistributedDataParallel, which does nothing in one process, warns if all players share
+        # the first backward pass. With several processes, NCCL's warnings must stay visible.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for beginning in _WARNED:
         warnings.filterwarnings("ignore", message=beginning)
 
 
 def after_imports() -> None:
-    """Drop the known messages of transformers, and its bars of progress."""
+    """Suppress known messages of transformers, and its progress bars."""
     import transformers.utils.logging as transformers_logging
 
-    # A bar of a model that is read within seconds is a line of control characters in a log.
+    # The progress bar of loading a model only adds a line of control characters to a log.
     transformers_logging.disable_progress_bar()
-    # A filter of a logger sees its own records alone, one of its handler those of all below it.
+    # A logger's filter sees only its own records; a handler's filter sees those of all children.
     transformers_logging.get_logger()
     for handler in logging.getLogger("transformers").handlers:
         handler.addFilter(KnownMessages(_LOGGED))

@@ -1,4 +1,4 @@
-"""What a step leaves in the records: its figures, its games, and what went wrong."""
+"""Records of a step: its metrics, its games, and its incidents."""
 
 import time
 from collections import defaultdict
@@ -22,21 +22,22 @@ from hanabi_grpo.training.overlap import StepGames
 from hanabi_grpo.training.resampling import UsedGames
 
 SHOWN_PROBLEMS = 3
-"""Reasons for lost games that an error lists."""
+"""Number of reasons for lost games that an error lists."""
 _OPERATIONS_PER_WEIGHT = 4.0
-"""Of a token: a forward pass (2) and the gradient of its input (2); frozen weights have none."""
+"""Operations per token and weight: 2 for the forward pass and 2 for the gradient of the input.
+Frozen weights have no gradient of their own."""
 _SHORTEST_SECONDS = 1e-9
-"""In the place of no time at all, where something is divided by it."""
+"""Replaces a duration of 0 in a division."""
 
 
 class StepMetrics:
     """The figures of the step in progress; a figure that is added several times is averaged."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._values: dict[str, list[float]] = defaultdict(list)
         self._sums: dict[str, tuple[float, float]] = {}
-        """By figure a sum, and of how many values."""
+        """By figure, the sum and the number of values."""
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Add figures by name."""
@@ -47,22 +48,22 @@ class StepMetrics:
         """Add a part of a figure that is a mean over values, not over the parts.
 
         Args:
-            name: The figure's.
+            name: Name of the figure.
             total: Sum of the part's values.
-            count: How many they are, above 0.
+            count: Number of the part's values, above 0.
         """
         sum_before, count_before = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (sum_before + total, count_before + count)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds that a block takes."""
+        """Add the duration of a block in seconds."""
         start = time.perf_counter()
         yield
         self.add({name: time.perf_counter() - start})
 
     def take(self) -> dict[str, float]:
-        """Return the means, and begin anew."""
+        """Return the means, and reset."""
         means = {name: fmean(values) for name, values in self._values.items()}
         means |= {name: total / count for name, (total, count) in self._sums.items()}
         self._values.clear()
@@ -71,7 +72,7 @@ class StepMetrics:
 
 
 class GameRecorder:
-    """Counts a step's games, writes the recorded ones, and stops a run that gets none."""
+    """Counts a step's games, writes recordings, and stops a run that gets no usable games."""
 
     def __init__(
         self,
@@ -88,12 +89,12 @@ class GameRecorder:
         """Prepare.
 
         Args:
-            settings: The run's.
-            plan: How many games and tasks a step asks for.
-            setups: What is played, by the hash of its rules.
-            link: To the server, for its log and the names of partners.
+            settings: The run's settings.
+            plan: Number of games and tasks that a step requests.
+            setups: The environments that are played, by the hash of their rules.
+            link: Link to the server, for its log and the names of partners.
             end_id: The token that ends a reply.
-            end_ids: By adapter that of another base model than player_0's.
+            end_ids: End token of each adapter whose base model is not player_0's.
             is_main_process: Whether this process writes files.
             report: Called as report(kind, message, **details) for an incident.
         """
@@ -117,11 +118,11 @@ class GameRecorder:
         """Record a step's games; returns its figures, see `metrics.episode_metrics`.
 
         Args:
-            used: The games. Figures are of the tasks as they were drawn: the choice of those with
-                spread (HANABI_RESAMPLE_FLAT) would show another score.
-            version: Finished steps.
+            used: The games. Figures cover the tasks as they were drawn, because selecting groups
+                with different returns (HANABI_RESAMPLE_FLAT) would bias the score.
+            version: Number of finished steps.
             seats: The run's own adapters in their seats.
-            partner_names: What metrics call each partner, by its seat reference.
+            partner_names: The name of each partner in metrics, by its seat reference.
 
         Raises:
             NonFiniteError: Too many steps in a row had no usable game.
@@ -155,8 +156,8 @@ class GameRecorder:
             try:
                 record()
             except OSError as error:
-                # A full disk, or a server that refuses its log: a lost record stops no run, and
-                # costs no other one.
+                # E.g. a full disk, or a server that refuses its log. A lost record must neither
+                # stop the run nor prevent the other record.
                 reason = error.strerror or error
                 self._report("records_failed", f"{self._link.run_folder}: {reason}", step=version)
 
@@ -174,19 +175,19 @@ class GameRecorder:
             reasons = "; ".join(used.problems[:SHOWN_PROBLEMS])
             raise NonFiniteError(
                 f"{self._num_empty_steps} steps in a row had no usable game; the last reasons: "
-                f"{reasons}. Look at the server's log, and continue with RESUME=latest."
+                f"{reasons}. Check the server's log, then continue with RESUME=latest."
             )
 
 
 class LoadMeter:
-    """How fast the run plays and learns, and how much memory it takes."""
+    """Measures how fast the run plays and learns, and its peak memory."""
 
     def __init__(self, device: torch.device, num_parameters: int) -> None:
         """Prepare.
 
         Args:
             device: Where the model is.
-            num_parameters: Of the base model and all adapters.
+            num_parameters: Number of parameters of the base model and all adapters.
         """
         self._device = device
         self._num_parameters = num_parameters
@@ -200,15 +201,15 @@ class LoadMeter:
         used: UsedGames,
         start: float,
     ) -> dict[str, float]:
-        """Return the step's figures of load; call it when its micro-batches are ready.
+        """Return the step's figures of load; call it when the step's micro-batches are ready.
 
-        `time/train` and what is learned a second are of the step before, which ended when this one
-        began.
+        `time/train`, `tokens/learned_per_second` and `utilisation/learning` are those of the
+        previous step, which ended when this one began.
 
         Args:
             batches: This rank's micro-batches.
-            games: The step's games, for how long they took.
-            used: Those of them that are counted.
+            games: The step's games, for their duration.
+            used: The games that are counted.
             start: When the step began, by `time.perf_counter`.
         """
         learning_seconds = start - self._batches_ready_at

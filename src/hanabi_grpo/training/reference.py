@@ -1,11 +1,11 @@
 """HANABI_REFERENCE: the policy that the KL term keeps players close to.
 
-`base` is the base model, without any adapter. `start` is each player's adapter as the run began
-with it: after a warm start the KL begins at 0 and keeps what was learned there. `every:K` is its
-adapter at the last step that K divides, so that a player may go far, but not fast.
+`base` is the base model without any adapter. `start` is each player's adapter at the start of the
+run: after a warm start the KL starts at 0 and preserves what the warm start has taught. `every:K`
+is the adapter at the last step that K divides, so a player may move far, but not fast.
 
-The weights of `start` and `every:K` are in each checkpoint, so that a resumed run continues with
-them. A fork begins with those of the run that it comes from, where that had any.
+The weights of `start` and `every:K` are saved in each checkpoint, so that a resumed run continues
+with them. A fork begins with those of the run that it was forked from, if that run had any.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import Policy
 
 BASE = "base"
-"""The reference that needs no weights of its own."""
+"""The value of HANABI_REFERENCE that needs no separate weights."""
 
 
 class Reference:
-    """The reference policy of a run, and its weights where it has any."""
+    """The reference policy of a run, and its weights if it has any."""
 
     def __init__(self, policy: Policy, choice: str) -> None:
-        """Begin without weights; `begin_step` keeps them.
+        """Start without weights; `begin_step` copies them.
 
         Args:
             policy: The model with all adapters.
@@ -36,10 +36,10 @@ class Reference:
         self._is_base = choice == BASE
         self._every = reference_steps(choice)
         self.weights: Mapping[str, torch.Tensor] = {}
-        """Of all adapters, on the CPU; empty with `base`."""
+        """Weights of all adapters, on the CPU; empty with `base`."""
 
     def begin_step(self, step: int) -> None:
-        """Keep the weights of now, where they are the reference from this step on.
+        """Copy the current weights if they become the reference in this step.
 
         Args:
             step: Number of steps before this one.
@@ -51,13 +51,13 @@ class Reference:
             self.weights = adapters.copy_parameters(self._policy.adapter_parameters)
 
     def restore(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Go on with the weights of a checkpoint."""
+        """Continue with the weights of a checkpoint."""
         if not self._is_base:
             self.weights = weights
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let `logprobs` be computed; the adapters of now come back bit by bit."""
+        """Use the reference's weights in the block; current adapters are restored bit by bit."""
         if self._is_base:
             yield
             return
@@ -65,7 +65,7 @@ class Reference:
             yield
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Return [rows, tokens - 1] logprobs of replies under the reference; within `in_use`."""
+        """Return [rows, tokens - 1] logprobs under the reference; call it within `in_use`."""
         if self._is_base:
             return self._policy.reference_logprobs(batch)
         return self._policy.fixed_logprobs(batch)

@@ -1,13 +1,13 @@
-"""HANABI_RESAMPLE_FLAT=k: further tasks take the place of flat ones, in up to k rounds.
+"""HANABI_RESAMPLE_FLAT=k: further tasks replace those with flat groups, in up to k rounds.
 
-A group is flat (of zero variance) where the estimator gives all turns of the players that learn in
-the step the advantage 0: with most estimators because all games of its task earn the same. Leaving
-it out biases nothing, and tasks that teach something come up more often. With an estimator that
-compares over the step it would; `settings.steps` refuses that.
+A group is flat (zero-variance) if the estimator gives the advantage 0 to all turns of the players
+that learn in the step. With most estimators this happens if all games of the task have the same
+return. Leaving such a group out introduces no bias, and informative tasks become more frequent. It
+would introduce a bias with an estimator that compares over the step; `settings.steps` refuses that.
 
-Which tasks come in which round is a function of the tasks in whose place they come
-(`further_task`), so a resumed run asks for the same ones. A place that stays flat keeps its own
-group, for an entropy bonus.
+The further tasks of each round are a function of the tasks that they replace (`further_task`), so a
+resumed run requests the same ones. If all further groups are flat, too, the original group is kept,
+for an entropy bonus.
 
 Source: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), which samples until the batch is
 full.
@@ -32,32 +32,32 @@ from hanabi_grpo.training.rewards import clip_returns
 from hanabi_grpo.types import Episode
 
 _ROUNDING = 1e-9
-"""An advantage below this share of its group's largest reward is rounding."""
+"""An advantage below this share of its group's largest reward counts as rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedGames:
-    """What a step learns from, and what that took."""
+    """The groups that a step trains on, and the cost of getting them."""
 
     drawn: list[list[Episode]]
-    """Groups of the step's own tasks that can be trained on; figures of play are of them."""
+    """Usable groups of the step's own tasks; metrics of play cover these."""
     groups: list[list[Episode]]
-    """Groups that are learned from, in the order of the step's tasks."""
+    """Groups to train on, in the order of the step's tasks."""
     problems: list[str]
     """A sentence for each task that lost games."""
     metrics: dict[str, float]
-    """`resample/…` and `time/resample` (seconds); none without HANABI_RESAMPLE_FLAT."""
+    """`resample/…` and `time/resample` (seconds); empty without HANABI_RESAMPLE_FLAT."""
 
 
 class _Worth(IntEnum):
-    """What a group is good for."""
+    """How useful a group is for training."""
 
     UNUSABLE = 0
-    """It has too few games."""
+    """The group has too few games."""
     FLAT = 1
-    """No turn of a player that learns is better or worse than the others."""
+    """All turns of the players that learn have the advantage 0."""
     SPREAD = 2
-    """Some are."""
+    """Some turns have another advantage."""
 
 
 def resample(
@@ -69,15 +69,15 @@ def resample(
     version: int,
     trained: Sequence[str],
 ) -> UsedGames:
-    """Play further tasks in the place of those that are flat, or have too few games left.
+    """Replace tasks whose groups are flat or have too few games left, by playing further tasks.
 
     Args:
-        link: To the server, which plays `version`.
+        link: Link to the server, which plays `version`.
         names: The run's adapters.
-        tasks: The step's own.
+        tasks: The step's own tasks.
         result: Their games.
-        version: Of the adapters that the server holds.
-        trained: Per seat the adapter that learns in this step, else "", see
+        version: Version of the adapters on the server.
+        trained: Per seat, the adapter that learns in this step, else "", see
             `seats.SeatAssignment`.
     """
     start = time.perf_counter()
@@ -109,7 +109,7 @@ def resample(
             candidates[place] = group
         worths_of_candidates = worth_of(candidates)
         for place in positions:
-            # Of equals the first: its own.
+            # Prefer the first of equally useful groups: the task's own.
             if worths_of_candidates[place] > worths[place]:
                 groups[place] = candidates[place]
         _, problems_of_answer = usable_groups(answer.groups, answer.dropped, min_games)
@@ -134,19 +134,19 @@ def resample(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Worths:
-    """What groups are good for beside each other."""
+    """Computes how useful groups are."""
 
     estimator: Estimator
-    """That of the run, which compares within groups, or within tasks."""
+    """The run's estimator, which compares within groups, or within tasks."""
     trained: Sequence[str]
     """See `resample`."""
     reward_clip: float | None
     """HANABI_REWARD_CLIP."""
     min_games: int
-    """Fewest games of a group that is used."""
+    """Fewest games of a usable group."""
 
     def __call__(self, groups: Sequence[Sequence[Episode]]) -> list[_Worth]:
-        """Return the worth of each of some groups that a step would learn from."""
+        """Return the worth of each group, if a step trained on these groups."""
         usable = []
         worths = []
         for group in groups:
@@ -159,9 +159,9 @@ class _Worths:
         return worths
 
     def _with_advantages(self, groups: list[list[Episode]], seat: int) -> list[int]:
-        """Return the numbers of the groups in which a turn of a seat has an advantage.
+        """Return the numbers of the groups in which a turn of a seat has a nonzero advantage.
 
-        None has where the seat is not trained.
+        There are none if the seat is not trained.
         """
         if self.reward_clip is not None:
             groups = clip_returns(groups, seat, self.reward_clip)

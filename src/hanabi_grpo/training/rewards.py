@@ -1,15 +1,13 @@
-"""What players are paid in a step, before anything is compared.
+"""The rewards that a step trains on.
 
-An estimator, and a critic, read rewards of turns. The settings here change them first, for each
-seat by itself, in this order:
+Before estimators and critics read the rewards of turns, the settings below change them, separately
+for each seat, in this order (which is ROLL's):
 
 1. `clip_returns` (HANABI_REWARD_CLIP),
-2. what replies cost by their distance from the reference policy (HANABI_KL_IN=reward, `kl`),
+2. the KL cost of replies (HANABI_KL_IN=reward, `kl`),
 3. `whiten_rewards` (HANABI_WHITEN_REWARDS).
 
-It is ROLL's order.
-
-Recorded games, scores and metrics show what the environment paid.
+Recorded games, scores and metrics show the environment's original rewards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +21,7 @@ from hanabi_grpo.training.groups import flatten_groups, trained_groups
 from hanabi_grpo.types import KL_PART, Episode, Turn
 
 WHITENED = "whitened"
-"""The reward part that takes the mean from each of a player's turns."""
+"""The reward part that subtracts the mean from each of a player's turns."""
 
 Groups = Sequence[Sequence[Episode]]
 """A step's groups."""
@@ -36,14 +34,14 @@ def paid_groups(
     kl_costs: Mapping[int, Mapping[int, Sequence[float]]],
     trained: TrainedTokens = all_tokens,
 ) -> list[list[Episode]]:
-    """Return a step's groups with the rewards that are learned from.
+    """Return a step's groups with the rewards to train on.
 
     Args:
-        groups: As they were played.
-        settings: HANABI_REWARD_CLIP and HANABI_WHITEN_REWARDS.
-        own_seats: Per seat the run's own adapter, also where its player does not learn in this
-            step: its moving baseline goes on.
-        kl_costs: By seat and number of the game what each of the seat's turns costs, in points.
+        groups: Groups as they were played.
+        settings: For HANABI_REWARD_CLIP and HANABI_WHITEN_REWARDS.
+        own_seats: Per seat, the run's own adapter, even if its player does not learn in this step:
+            its moving baseline is still updated.
+        kl_costs: The cost of each of a seat's turns in points, by seat and number of the game.
         trained: Which tokens of a reply carry loss.
     """
     paid = [list(group) for group in groups]
@@ -58,17 +56,17 @@ def paid_groups(
 
 
 def clip_returns(groups: Groups, seat: int, limit: float) -> list[list[Episode]]:
-    """Return the groups with a seat's return of each game within [−limit, limit].
+    """Return the groups with a seat's return of each game clipped to [−limit, limit].
 
-    A game that pays more is paid in the same proportions: all that the seat gets in it is
-    multiplied by limit / |R|.
+    If a game's return R is beyond the limit, all the seat's rewards in the game are multiplied by
+    limit / |R|.
 
-    Source: ROLL's `reward_clip`, which clamps the reward of a response, in a game of several turns
-    the sum over the whole conversation, at ±c. There it stands behind the normalisation, which is
-    an estimator's here: HANABI_ADVANTAGE_CLIP is what stands behind that.
+    Source: ROLL's `reward_clip`, which clamps the reward of a response to ±c (in a game of several
+    turns, the sum over the whole conversation). ROLL clips after normalization, which here is part
+    of the estimator; HANABI_ADVANTAGE_CLIP clips after that.
 
     Args:
-        groups: The step's.
+        groups: The step's groups.
         seat: Number of the seat.
         limit: HANABI_REWARD_CLIP.
     """
@@ -90,18 +88,18 @@ def whiten_rewards(
     own_seats: Sequence[str],
     trained: TrainedTokens = all_tokens,
 ) -> list[list[Episode]]:
-    """Return the groups with (r_k − μ) / (σ + ε) as what a seat gets from each of its turns on.
+    """Return the groups with a seat's rewards r_k replaced by (r_k − μ) / (σ + ε).
 
-    r_k is what it receives from its turn k on and before its next one; the first has what came
-    before it, too. μ and σ are over the trained tokens of the step, each of which has the r_k of
-    its turn. The mean is taken from every turn, so a longer game is charged it more often, as in
-    the source.
+    r_k is the sum of the seat's rewards from its turn k until just before its next turn; the first
+    turn also includes earlier rewards. μ and σ are over the trained tokens of the step, each of
+    which has the r_k of its turn. The mean is subtracted from every turn, so it is subtracted more
+    often in a longer game, as in the source.
 
-    Source: ROLL's `whiten_rewards`, over token-level rewards, which are 0 but on the last token of
-    a reply. Here all tokens of a reply have its reward, as they have its advantage.
+    Source: ROLL's `whiten_rewards`, over token-level rewards, which are 0 except on the last token
+    of a reply. Here all tokens of a reply have its reward, as they have its advantage.
 
     Args:
-        groups: The step's.
+        groups: The step's groups.
         seat: Number of the seat.
         own_seats: See `paid_groups`.
         trained: Which tokens of a reply carry loss.
@@ -128,7 +126,7 @@ def whiten_rewards(
 
 
 def _charge(groups: Groups, seat: int, costs: Mapping[int, Sequence[float]]) -> list[list[Episode]]:
-    """Return the groups with a seat's replies charged, by the number of the game."""
+    """Return the groups with the costs of a seat's replies subtracted, by number of the game."""
     charged = []
     number = 0
     for group in groups:
@@ -144,9 +142,9 @@ def _charge(groups: Groups, seat: int, costs: Mapping[int, Sequence[float]]) -> 
 
 
 def turn_rewards(episode: Episode, seat: int) -> list[float]:
-    """Return r_k of each own turn: what a seat receives from it on and before its next one.
+    """Return r_k of each own turn: the seat's rewards from that turn until before its next one.
 
-    What came before the first turn counts for that one.
+    Rewards before the first own turn are added to it.
     """
     rewards: list[float] = []
     before = 0.0
@@ -163,13 +161,13 @@ def turn_rewards(episode: Episode, seat: int) -> list[float]:
 
 
 def add_rewards(episode: Episode, seat: int, part: str, values: Sequence[float]) -> Episode:
-    """Return an episode that pays a seat a further part in each of its own turns.
+    """Return the episode with a further reward part in each of a seat's own turns.
 
     Args:
-        episode: One game.
+        episode: The game.
         seat: Number of the seat.
-        part: Name of the part.
-        values: One for each own turn.
+        part: Name of the reward part.
+        values: One value for each own turn.
     """
     turns = []
     remaining = iter(values)

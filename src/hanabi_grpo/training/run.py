@@ -1,10 +1,11 @@
-"""One run as the loop sees it: every verb of `loop.train`, made of parts that stand alone.
+"""One run as the loop sees it: every step of `loop.train`, composed of independent parts.
 
-The parts, and where each is explained: `link` talks to rollout servers, `overlap` plays a step
-ahead, `resampling` replaces groups that teach nothing, `validation` plays tasks of its own,
-`batching` makes micro-batches with the advantages of `estimators` and the labels of `lessons`,
-`mismatch` compares sampler and trainer, `loss` is what is optimized, `updates` orders the optimizer
-updates, `isolation` keeps players from moving each other, `checkpoint` saves, `record` counts.
+Each part is documented in its own module: `link` talks to rollout servers, `overlap` prefetches
+the episodes of later steps, `resampling` replaces zero-variance groups, `validation` plays its own
+tasks, `batching` builds micro-batches with the advantages of `estimators` and the labels of
+`lessons`, `mismatch` compares sampler and trainer, `loss` is the objective, `updates` orders the
+optimizer updates, `isolation` keeps each player's update independent of the others, `checkpoint`
+saves, `record` computes the metrics.
 """
 
 import logging
@@ -99,37 +100,38 @@ from hanabi_grpo.types import adapter_of, player_names
 logger = logging.getLogger(__name__)
 
 _SECONDS = "time/"
-"""Beginning of the names of figures that say how long something took."""
+"""Prefix of the names of figures that are durations."""
 _Shared = TypeVar("_Shared")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedStep:
-    """A step's games, the same on every rank."""
+    """A step's episodes, the same on every rank."""
 
     version: int
-    """Of the adapters that learn from them: finished steps."""
+    """Version of the adapters that learn from the episodes, which is the number of finished
+    steps."""
     games: StepGames
-    """As they came from the servers; with HANABI_OVERLAP of an earlier version."""
+    """Episodes as the servers sent them; with HANABI_OVERLAP they are of an earlier version."""
     used: UsedGames
-    """Which of them are counted, and which are learned from."""
+    """The episodes that metrics count, and those that are trained on."""
     seats: SeatAssignment
-    """Who of the run played them, and who learns."""
+    """Which of the run's players played them, and which players learn."""
     partner_names: Mapping[str, str]
-    """What metrics call each partner, by its seat reference."""
+    """The name of each partner in metrics, by its seat reference."""
 
 
 class Events(Protocol):
-    """What the rest of the process is told of the loop, see `trainer.TrainerEvents`."""
+    """Events of the loop that other parts are notified of, see `trainer.TrainerEvents`."""
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run ends behind the step that was finished."""
+        """Whether the run ends after the step that was just finished."""
         ...
 
     @property
     def should_save(self) -> bool:
-        """Whether a checkpoint is due behind the step that was finished."""
+        """Whether a checkpoint is due after the step that was just finished."""
         ...
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -137,52 +139,52 @@ class Events(Protocol):
         ...
 
     def begin_step(self) -> None:
-        """Tell that a step begins."""
+        """Signal that a step begins."""
         ...
 
     def end_micro_batch(self) -> None:
-        """Tell that a gradient was added to and no update follows yet."""
+        """Signal that a gradient was accumulated and no update follows yet."""
         ...
 
     def before_update(self) -> None:
-        """Tell that an update follows."""
+        """Signal that an update follows."""
         ...
 
     def after_update(self) -> None:
-        """Tell that an update was made."""
+        """Signal that an update was made."""
         ...
 
     def end_step(self, num_steps: int, *, is_last: bool) -> None:
-        """Tell that so many steps are finished, and whether no other follows."""
+        """Signal that `num_steps` steps are finished, and whether this was the last one."""
         ...
 
     def log(self, figures: Mapping[str, float]) -> None:
-        """Hand a step's figures to all who record them."""
+        """Pass a step's figures to all loggers."""
         ...
 
     def end_save(self, folder: Path) -> None:
-        """Tell that a checkpoint was written."""
+        """Signal that a checkpoint was written."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """What a run is made of, once model and optimizer are prepared."""
+    """The components of a run, once model and optimizer are prepared."""
 
     settings: Settings
     link: Link
-    """To the rollout servers."""
+    """Link to the rollout servers."""
     accelerator: Accelerator
     policy: Policy
     """The model with all adapters."""
     optimizer: Any
-    """accelerate's, with one group per player."""
+    """accelerate's optimizer, with one group per player."""
     schedule: PlayerSchedule
     guard: PlayerGuard
-    """Hooked before the optimizer's step."""
+    """Runs as a hook before the optimizer's step."""
     validation: Validation
     setups: Mapping[str, Setup[Any]]
-    """What is played, by the hash of its rules."""
+    """The environments that are played, by the hash of their rules."""
     events: Events
     report: Callable[..., None]
     """Called as report(kind, message, **details) for an incident."""
@@ -193,24 +195,24 @@ class RunParts:
     """(token id) -> its text, special tokens included."""
     max_steps: int
     first_step: int
-    """Steps that were made before this process."""
+    """Number of steps finished before this process started."""
     resume_folder: Path | None
-    """The checkpoint that the run resumes from; None: it begins."""
+    """The checkpoint that the run resumes from; None for a new run."""
     base_checksum: str
-    """Of the frozen weights, see `adapters.base_checksum`."""
+    """Checksum of the frozen weights, see `adapters.base_checksum`."""
     started_from: Mapping[str, Any]
-    """Of HANABI_START_FROM, for the manifest of checkpoints."""
+    """Facts about HANABI_START_FROM, for the manifest of checkpoints."""
     tokenizers: Mapping[str, Any] = field(default_factory=dict)
-    """Of each player whose base model is not player_0's, that of its base model."""
+    """The base model's tokenizer of each player whose base model is not player_0's."""
     tokenizer: Any = None
-    """Of player_0's base model; only the belief loss encodes texts."""
+    """Tokenizer of player_0's base model; only the belief loss encodes text."""
 
 
 class TrainingRun:
     """A run in progress, on one of its processes."""
 
     def __init__(self, parts: RunParts) -> None:
-        """Take the parts that a trainer has prepared, and restore a resumed run."""
+        """Take the parts that the trainer has prepared, and restore a resumed run."""
         settings = parts.settings
         accelerator = parts.accelerator
         self._parts = parts
@@ -223,10 +225,10 @@ class TrainingRun:
         self._validation = parts.validation
         self._rows = training_rows(settings)
         self._plan = batch_plan(settings)
-        # Only a resumed run finds such a file.
+        # Only a resumed run has this file.
         late = read_late_tasks(parts.link.run_folder)
         if late:
-            logger.info("%d tasks whose games timed out before are replaced", len(late))
+            logger.info("replacing %d tasks whose games timed out earlier in this run", len(late))
         self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks, late)
         self._loss = PolicyLoss(settings)
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
@@ -234,8 +236,8 @@ class TrainingRun:
         is_relative = self._policy.has_whole_weights
         if not is_relative:
             logger.warning(
-                "under ZeRO-3 no process holds whole adapters, so the mismatch check compares no "
-                "other policies: a stale adapter is detected only where it exceeds "
+                "under ZeRO-3 no process holds whole adapters, so the mismatch check cannot "
+                "compare with other policies: a stale adapter is detected only if its gap exceeds "
                 "HANABI_PARITY_TOLERANCE=%g, and wrong sampling settings are not detected",
                 settings.parity_tolerance,
             )
@@ -293,13 +295,13 @@ class TrainingRun:
         )
 
         self._pass_limit: int | None = None
-        """Most that micro-batches of several players weigh in one pass; None: they share none."""
-        # Counted in trajectories a micro-batch has the size that was asked for.
+        """Largest total weight of the micro-batches in a shared pass; None: no shared passes."""
+        # A micro-batch that is sized in trajectories keeps the size that was asked for.
         if self._policy.shares_passes and self._cut.tokens_per_micro_batch:
             self._pass_limit = self._cut.tokens_per_micro_batch
 
         self.state = StepState(step=parts.first_step)
-        """Behind the last finished step."""
+        """State after the last finished step."""
         self._next_state = self.state
         """What `state` becomes when the step in progress is finished."""
         self._pushed_version: int | None = None
@@ -311,9 +313,9 @@ class TrainingRun:
         self._beliefs = belief_labels(settings, parts.setups, tokenizers | dict(parts.tokenizers))
         self._asked = AskedTokens()
         self._log_ratios: list[Mapping[Hashable, float]] = []
-        """In a sequential step, per earlier player its log ratio of each game, or of its steps."""
+        """In a sequential step: for each earlier player, its log ratio per game or game step."""
         self._updates_of_player = settings.updates_per_step
-        """Updates that each player makes in the step in progress."""
+        """Number of updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
         self._reference = Reference(parts.policy, settings.reference)
         self._thoughts: WithoutThoughts | None = None
@@ -325,7 +327,7 @@ class TrainingRun:
             self._restore(parts.resume_folder)
 
     def _make_value_learner(self) -> ValueLearner | AdapterCritics | None:
-        """Return what learns values beside the model, where the run's estimator needs them."""
+        """Return the learner of values; None if the run's estimator needs no learned values."""
         if self._settings.critic == "adapter":
             return AdapterCritics(
                 self._settings,
@@ -349,7 +351,7 @@ class TrainingRun:
         )
 
     def _restore(self, folder: Path) -> None:
-        """Go on from a checkpoint as the run that wrote it would have gone on."""
+        """Continue from a checkpoint exactly as the run that wrote it would have continued."""
         with self._policy.whole_adapters(written=True):
             for name in self._policy.adapter_names:
                 adapters.load_adapter(self._policy.model, name, folder / name)
@@ -371,18 +373,20 @@ class TrainingRun:
             restore_random_state(saved.random_states[rank])
         else:
             logger.warning(
-                "process %d: the checkpoint has no random state for it; it keeps its own", rank
+                "process %d: the checkpoint has no random state for this process; it keeps the one "
+                "it started with",
+                rank,
             )
         if self._has_earlier_partners and self._accelerator.is_main_process:
             self._finish_rotation(folder)
         logger.info("resumed from %s: the next step is number %d", folder, self.state.step + 1)
 
     def _finish_rotation(self, checkpoint: Path) -> None:
-        """Remove what a process that was killed behind this checkpoint had yet to remove."""
+        """Finish the rotation of a process that was killed right after it wrote this checkpoint."""
         run_folder = self._parts.link.run_folder
         is_own = checkpoint.parent.resolve() == run_folder.resolve()
         if is_own and max(checkpoints_of(run_folder)) == self.state.step:
-            # Its own version was validated later than it was saved.
+            # The checkpoint's own version was validated after it was saved.
             earlier = [row for row in self._validation.rows if row.step < self.state.step]
             best = best_of(earlier)
             self._saver.rotate(best.step if best is not None else None)
@@ -390,7 +394,7 @@ class TrainingRun:
     # Playing
 
     def remaining_steps(self) -> Iterator[int]:
-        """Yield the number of steps before each one that is left, e.g. 0, 1, 2 of MAX_STEPS=3."""
+        """Yield the 0-based number of each step that is left, e.g. 0, 1, 2 for MAX_STEPS=3."""
         self._policy.trained_module.train()
         for step in range(self.state.step, self._parts.max_steps):
             self._step_started = time.perf_counter()
@@ -400,13 +404,13 @@ class TrainingRun:
                 return
 
     def probe_adapters(self) -> None:
-        """Stop the run where a server's model ignores adapters, see `adapter_probe`.
+        """Stop the run if a server's model ignores adapters, see `adapter_probe`.
 
-        It takes part of a second in the first step of a process, and in the step behind the
-        replacement of a server; in all others it asks nothing.
+        The probe takes a fraction of a second. It runs in the first step of a process and in the
+        first step after a server was replaced; in all other steps nothing is sent.
 
         Raises:
-            ParityError: On every rank: one does.
+            ParityError: On every rank, if a server's model ignores adapters.
         """
         problem = ""
         if self._accelerator.is_main_process:
@@ -416,7 +420,7 @@ class TrainingRun:
             raise ParityError(problem)
 
     def push_adapters(self) -> int:
-        """Serve the weights of now; returns their version, the number of steps behind them.
+        """Push the current weights; returns their version, which is the number of finished steps.
 
         When this returns, every server has acknowledged every adapter with its digest.
         """
@@ -431,9 +435,9 @@ class TrainingRun:
         return version
 
     def validate(self, version: int) -> None:
-        """Measure the pushed version beside its training games, when that is due.
+        """Evaluate the pushed version, if an evaluation is due.
 
-        What follows from it (who learns, whether the run ends) holds for this step on every rank.
+        The verdict (which players learn, whether the run ends) applies to this step on every rank.
         """
         outcome: tuple[dict[str, float], Verdict] | None = None
         if self._accelerator.is_main_process:
@@ -445,12 +449,15 @@ class TrainingRun:
             return
         [player] = self._verdict.active_players
         if player == self._verdict.finished_player and self.state.phase_best:
-            # The only player that is trained: its next phase begins with what it returns to.
+            # The only trained player: its next phase begins with the weights it returns to.
             return
         self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
 
     def _measure(self, version: int) -> dict[str, float]:
-        """Return what is due of exploitability, beliefs and validation; the main process asks."""
+        """Return the figures of exploitability, beliefs and validation that are due.
+
+        Only the main process calls it.
+        """
         link = self._parts.link
         names = self._policy.adapter_names
         figures: dict[str, float] = {}
@@ -468,11 +475,11 @@ class TrainingRun:
         return figures
 
     def play(self, step: int, version: int) -> PlayedStep:
-        """Return the step's games: NUM_GENERATIONS episodes of each of its tasks.
+        """Return the step's episodes: NUM_GENERATIONS for each of its tasks.
 
         Args:
             step: Number of steps before this one.
-            version: Of the adapters that were pushed for it.
+            version: Version of the adapters that were pushed for the step.
         """
         played: PlayedStep | None = None
         if self._accelerator.is_main_process:
@@ -506,7 +513,7 @@ class TrainingRun:
             )
         played = _broadcast(played)
         self._metrics.add(played.used.metrics)
-        # Of all games that were finished, those of groups that lost too many others among them.
+        # Over all finished games, including those of groups that lost too many games to be used.
         result = played.games.result
         self._metrics.add(late_figures(result.groups, result.dropped))
         self._metrics.add(
@@ -524,7 +531,7 @@ class TrainingRun:
         return played
 
     def _ask_ahead(self, step: int, version: int) -> None:
-        """Ask for the games of the next HANABI_OVERLAP steps, as far as that is not done."""
+        """Request the games of the next HANABI_OVERLAP steps that are not requested yet."""
         first = step + 1 + self._ahead.num_asked
         last = min(step + self._settings.overlap, self._parts.max_steps - 1)
         for later_step in range(first, last + 1):
@@ -534,11 +541,11 @@ class TrainingRun:
                 return
 
     def _partners_seen_at(self, step: int) -> PartnerRecord:
-        """Return what the draws of a step's partners may know, the same in a resumed run."""
+        """Return the record that a step's partner draws may use, the same in a resumed run."""
         return self.state.partners.before(step - self._settings.overlap)
 
     def _remember_partners(self, step: int, played: PlayedStep) -> None:
-        """Count a step's games with partners, for later draws and for checkpoints."""
+        """Add a step's games with partners to the record, for later draws and for checkpoints."""
         settings = self._settings
         if settings.partner_draw == "worst":
             seen = self._partners_seen_at(step)
@@ -561,8 +568,8 @@ class TrainingRun:
         try:
             remember_late_tasks(self._parts.link.run_folder, numbers)
         except OSError as error:
-            # A full disk; a resumed run would draw the tasks again.
-            logger.warning("tasks that timed out cannot be recorded: %s", error)
+            # E.g. a full disk. The only cost is that a resumed run would draw the tasks again.
+            logger.warning("tasks whose games timed out could not be recorded: %s", error)
 
     # Learning
 
@@ -614,8 +621,8 @@ class TrainingRun:
             taught=taught,
             beliefs=self._beliefs,
         )
-        # Of all own players: the baseline of one that rests in this step moves on. Of what is paid,
-        # because that is what the next step's games are compared with.
+        # For all own players: the baseline of a player that rests in this step still moves. From
+        # the paid rewards, because the next step's games are compared with those.
         baselines = next_estimator_state(self._estimator, self.state.baselines, groups, seats.seats)
         self._next_state = replace(self._next_state, baselines=baselines)
         self._add_entropy_bonus(batches, played)
@@ -624,13 +631,13 @@ class TrainingRun:
         return batches
 
     def _trained(self, played: PlayedStep) -> TrainedTokens:
-        """Return what says which tokens of a step's replies carry loss."""
+        """Return the function that tells which tokens of a step's replies carry loss."""
         if self._thoughts is None:
             return all_tokens
         return self._thoughts.in_seats(played.seats.players)
 
     def _kl_costs(self, played: PlayedStep) -> Costs:
-        """Return what each reply costs in points; nothing unless HANABI_KL_IN=reward."""
+        """Return the cost of each reply in points; empty unless HANABI_KL_IN=reward."""
         settings = self._settings
         if not settings.beta:
             return {}
@@ -650,7 +657,7 @@ class TrainingRun:
                 device=self._device,
             )
         if measured.mean is not None:
-            # Of a term in the loss `PolicyLoss` measures it.
+            # With the KL term in the loss, `PolicyLoss` measures it.
             self._metrics.add({"kl": measured.mean})
         weights = self._kl_weights()
         self._adapt_kl_weights(weights, measured.by_player)
@@ -671,12 +678,12 @@ class TrainingRun:
         self._adapt_kl_weights(weights, measure_batches(batches))
 
     def _kl_weights(self) -> dict[str, float]:
-        """Return each player's weight of the KL term in this step."""
+        """Return the weight of each player's KL term in this step."""
         weights = dict.fromkeys(player_names(self._settings.players), self._settings.beta)
         return weights | dict(self.state.kl_weights)
 
     def _adapt_kl_weights(self, weights: Mapping[str, float], kl_of: Mapping[str, float]) -> None:
-        """Note the KL of the step, and the weights of the next."""
+        """Record the KL of the step, and set the weights of the next step."""
         for player, kl in kl_of.items():
             self._metrics.add({f"{player}/kl": kl, f"{player}/kl_weight": weights[player]})
         self._next_state = replace(
@@ -696,10 +703,10 @@ class TrainingRun:
         add_entropy_bonus(batches, bonus, means, self._entropy_targets())
 
     def _entropy_targets(self) -> dict[str, float] | None:
-        """Return each player's HANABI_ENTROPY_TARGET in this step; None: there is none.
+        """Return each player's HANABI_ENTROPY_TARGET in this step; None if it is not set.
 
-        Exploration ends with learning: a player's target falls as its own learning rate does, which
-        that of a player at rest, or without data in some steps, does not.
+        Exploration ends with learning: a player's target falls with its own learning rate. The rate
+        of a player that is at rest, or has no data in a step, does not fall in that step.
         """
         target = self._settings.entropy_target
         if target is None:
@@ -712,15 +719,15 @@ class TrainingRun:
         return targets
 
     def check_logprobs(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:
-        """Stop the run where the games are of another policy than the one that is trained.
+        """Stop the run if another policy than the trained one sampled the games.
 
-        The absolute check of games by the version of now comes with the first forward pass
-        (`logprobs`). Those of an earlier version are checked here, and those of a step whose parts
-        are learned from one after the other (HANABI_MINIBATCHES), because the policy has moved when
-        the later ones are met.
+        The absolute check of games by the current version is part of the first forward pass
+        (`logprobs`). Two kinds of games are checked here instead: those of an earlier version, and
+        those of a step that is divided into parts (HANABI_MINIBATCHES), because the policy has
+        moved by the time the later parts are trained on.
 
         Raises:
-            ParityError: They are; nothing was updated in the step.
+            ParityError: Another policy sampled them; nothing was updated in the step.
         """
         sampled_by = played.games.version
         with self._metrics.timed("time/mismatch"):
@@ -731,11 +738,11 @@ class TrainingRun:
         self._next_state = replace(self._next_state, mismatch=evidence)
         if sampled_by != played.version:
             with self._metrics.timed("time/recall"):
-                # π_old, and what is compared with the sampler, is the policy that sampled.
+                # The policy that sampled is π_old, and the one that is compared with the sampler.
                 with self._earlier.using(sampled_by):
                     self._fix_old_logprobs(batches, sampled_by)
                 if self._settings.decoupled_loss:
-                    # What was compared stays compared; π_old is the policy of now.
+                    # The comparison above still holds; π_old becomes the current policy.
                     for batch in batches:
                         batch.old_logprobs = self._policy.fixed_logprobs(batch)
         elif any(batch.part for batch in batches):
@@ -746,13 +753,13 @@ class TrainingRun:
         )
 
     def _fix_old_logprobs(self, batches: Sequence[MicroBatch], sampled_by: int) -> None:
-        """Compute π_old of all micro-batches by the weights in use, and check it."""
+        """Compute π_old of all micro-batches with the weights in use, and check it."""
         for batch in batches:
             batch.old_logprobs = self._policy.fixed_logprobs(batch)
             self._check_gap(batch, batch.old_logprobs, sampled_by)
 
     def _checked_games(self, played: PlayedStep) -> CheckedGames:
-        """Return what the mismatch check looks at: games as they were drawn, before any choice."""
+        """Return the games for the mismatch check: as drawn, before any are selected."""
         drawn = played.used.drawn
         episodes = flatten_groups(drawn)
         samples = {}
@@ -791,7 +798,7 @@ class TrainingRun:
             self._metrics.add_mean(f"{batch.player}/parity", gaps.total, gaps.num_tokens)
 
     def plan_updates(self, batches: Sequence[MicroBatch]) -> Iterator[Update]:
-        """Yield the step's optimizer updates, each once the one before it is made."""
+        """Yield the step's optimizer updates, each after the previous one was made."""
         moving = {
             adapter_of(batch.player, self._policy.adapter_names)
             for batch in batches
@@ -799,8 +806,8 @@ class TrainingRun:
         }
         if not moving:
             logger.warning(
-                "step %d: no update: no trained player had a turn in any game; does a partner "
-                "end them on its first move?",
+                "step %d: no update, because no trained player had a turn in any game; does a "
+                "partner end every game on its first move?",
                 self.state.step + 1,
             )
         updates = plan_updates(
@@ -830,10 +837,10 @@ class TrainingRun:
     def logprobs(self, batches: Pass, update: Update) -> list[torch.Tensor]:
         """Return [rows, tokens] logprobs of each micro-batch of a pass, with a gradient.
 
-        They are under the adapter of the micro-batch's own player.
+        Each micro-batch is computed with the adapter of its own player.
 
         Raises:
-            ParityError: In the first pass, where they differ from the sampler's.
+            ParityError: In the first pass, if the logprobs differ from the sampler's.
         """
         with self._events.autocast():
             if len(batches) > 1:
@@ -848,17 +855,17 @@ class TrainingRun:
     def _record_first_pass(self, batch: MicroBatch, logprobs: torch.Tensor) -> None:
         """Check and count a micro-batch's logprobs before its player learns from it."""
         if batch.old_logprobs is None:
-            # What later passes, and the players after this one, compare with.
+            # Later passes, and the players after this one, compare with these.
             batch.old_logprobs = logprobs.detach()
             self._check_gap(batch, logprobs, self.state.step)
         self._taught.add(batch, logprobs)
         self._asked.add(batch, logprobs)
 
     def loss(self, logprobs: Sequence[torch.Tensor], batches: Pass) -> torch.Tensor:
-        """Return the sum of the micro-batches' parts of their players' losses.
+        """Return the sum of the micro-batches' losses.
 
-        Each is that of `loss.PolicyLoss`. No player's logprobs depend on another's adapter, so the
-        sum's gradient is each player's own.
+        Each loss is that of `loss.PolicyLoss`. No player's logprobs depend on another player's
+        adapter, so the gradient of the sum is each player's own gradient.
         """
         losses = []
         for of_batch, batch in zip(logprobs, batches, strict=True):
@@ -870,9 +877,9 @@ class TrainingRun:
         loss, measured = self._loss(logprobs, batch, self._accelerator.num_processes)
         num_tokens = batch.trained_mask.sum()
         numbers = torch.stack([*measured.values(), num_tokens]).detach().double()
-        # Moved once: every number that is read on a GPU waits for it.
+        # One transfer: every single number that is read from a GPU synchronizes with it.
         everywhere = self._accelerator.gather(numbers[None]).cpu()
-        # A process without a token of the player has measured nothing.
+        # A process that has no token of the player has measured nothing.
         *of_processes, counts = everywhere[everywhere[:, -1] > 0].unbind(1)
         if not len(counts):
             return loss
@@ -885,25 +892,25 @@ class TrainingRun:
         return loss
 
     def backward(self, loss: torch.Tensor, batches: Pass, update: Update) -> None:
-        """Add the gradient of a loss; DeepSpeed makes the update behind its last pass."""
+        """Accumulate the gradient of a loss; DeepSpeed makes the update after the last pass."""
         is_last = batches is update.passes[-1]
         self._accelerator.sync_gradients = is_last
         options: dict[str, Any] = {}
         if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
-            # The loss is a share of the step's already: no mean over micro-batches is wanted.
+            # The loss is already this micro-batch's share of the step's: do not average it again.
             options["scale_wrt_gas"] = False
         self._accelerator.backward(loss, **options)
         if not is_last:
             self._events.end_micro_batch()
 
     def optimizer_step(self, update: Update) -> None:
-        """Move the adapters of an update, each clipped by its own norm (`isolation`).
+        """Update the adapters, each clipped by its own gradient norm (`isolation`).
 
         Raises:
             NonFiniteError: A player's gradient was not finite in too many steps in a row.
         """
         self._events.before_update()
-        # Without effect under DeepSpeed, whose engine has made the update by now.
+        # Has no effect under DeepSpeed, whose engine has already made the update.
         self._parts.optimizer.step()
         self._events.after_update()
         self._policy.trained_module.zero_grad()
@@ -914,12 +921,12 @@ class TrainingRun:
     def _weigh_games(
         self, done: Sequence[MicroBatch], following: Sequence[MicroBatch], *, has_moved: bool
     ) -> None:
-        """Weigh the next player's games by how much the last one has changed, see `updates`.
+        """Weigh the next player's games by how much the last player has changed, see `updates`.
 
         Args:
             done: All micro-batches of the last player.
-            following: All of the next one.
-            has_moved: Whether an adapter was updated by the last player's.
+            following: All micro-batches of the next player.
+            has_moved: Whether the last player's updates changed an adapter.
         """
         parts: list[Mapping[Hashable, float]] = []
         if has_moved:
@@ -931,7 +938,7 @@ class TrainingRun:
         for batch in following:
             weights = batch_weights(self._log_ratios, batch, self._settings.sequential_limit)
             batch.game_weights = weights.to(self._device)
-            # Padding has no game, and what a teacher or an answer says is not weighed.
+            # Padding belongs to no game, and the tokens of teachers and answers are not weighed.
             has_reply = batch.reply_mask.cpu()
             counted = weights[has_reply.any(1) if batch.steps is None else has_reply]
             sums.append((batch.player, float(counted.sum()), counted.numel()))
@@ -939,10 +946,10 @@ class TrainingRun:
             if count:
                 self._metrics.add_mean(f"{player}/game_weight", total, count)
 
-    # Behind a step
+    # After a step
 
     def finish_step(self) -> None:
-        """Count the step, move the schedule, and hand the figures to the monitors."""
+        """Count the step, advance the schedule, and log the figures."""
         norms = self._guard.norms.values()
         self._metrics.add(self._taught.take(gather_object))
         self._metrics.add(self._asked.take(gather_object))
@@ -954,13 +961,13 @@ class TrainingRun:
             }
         )
         rate_of = self._learning_rates()
-        # Of a player that learns: one at rest stays at its place in the schedule.
+        # The rate of a player that learns: a player at rest keeps its place in the schedule.
         first_adapter = adapter_of(self._verdict.active_players[0], self._policy.adapter_names)
         rates = {"learning_rate": rate_of[first_adapter]}
         if isinstance(self._settings.learning_rate, str):
             for name, rate in rate_of.items():
                 rates[f"{name}/learning_rate"] = rate
-        # By each player's count, which the guard has moved on where an update was made.
+        # By each player's own count of updates, which the guard increments.
         self._parts.schedule.refresh()
         self._return_to_phase_best()
         self.state = replace(
@@ -985,14 +992,14 @@ class TrainingRun:
         Raises:
             RunFolderError: Too many saves in a row failed, for too long.
         """
-        # A resumed run reads it beside the checkpoint.
+        # A resumed run reads it along with the checkpoint.
         self._validation.write()
         self._saver.save(self.state, is_last=self._events.should_stop)
         if not self._saver.num_failed:
             self._events.end_save(self._saver.folder(self.state.step))
 
     def end(self) -> None:
-        """Say what was measured of the final adapters: no step follows in whose row it would be."""
+        """Log the figures of the final adapters: no step follows whose row could hold them."""
         figures = self._metrics.take()
         measured = [
             f"{name} {value:.4g}"
@@ -1000,23 +1007,23 @@ class TrainingRun:
             if not name.startswith(_SECONDS)
         ]
         if measured and self._accelerator.is_main_process:
-            logger.info("version %d, the last one: %s", self.state.step, ", ".join(measured))
+            logger.info("final version %d: %s", self.state.step, ", ".join(measured))
 
     def save_interrupted(self) -> str:
-        """Save the last finished step of a run that is being stopped; returns a sentence on it."""
+        """Save the last finished step of a run that is being stopped; returns what was saved."""
         step = self.state.step
         folder = self._saver.folder(step)
         if step == self._parts.first_step:
             return "no step was finished, so there is nothing to save"
         if self._guard.is_stepping:
             return (
-                "the update was cut in the middle; the newest checkpoint in the run folder stays "
-                "the last one"
+                "an optimizer update was interrupted, so nothing is saved; the newest checkpoint "
+                "in the run folder is the one to resume from"
             )
         if self._accelerator.num_processes > 1:
             return (
-                "the newest checkpoint in the run folder stays the last one (several processes "
-                "were interrupted)"
+                "nothing is saved, because several processes were interrupted; the newest "
+                "checkpoint in the run folder is the one to resume from"
             )
         self._validation.write()
         if not folder.exists():
@@ -1028,7 +1035,7 @@ class TrainingRun:
     # Parts of the above
 
     def _learning_rates(self) -> dict[str, float]:
-        """Return the rate of each adapter in this step, at its own count of updates."""
+        """Return the learning rate of each adapter in this step, at its own count of updates."""
         last_rates = self._parts.schedule.get_last_lr()
         rates = {}
         for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
@@ -1036,29 +1043,29 @@ class TrainingRun:
         return rates
 
     def _mean_loss(self) -> dict[str, float]:
-        """Return the step's loss, a mean over updates and processes; nothing if it is not finite.
+        """Return the step's loss, a mean over updates and processes; empty if it is not finite.
 
-        Of several players it is the sum.
+        With several players it is the sum of their losses.
         """
         total = torch.stack(self._step_losses).sum() / self._updates_of_player
         mean = float(self._accelerator.gather(total[None].float()).mean())
         return {"loss": mean} if math.isfinite(mean) else {}
 
     def _weights_of(self, player: str) -> dict[str, torch.Tensor]:
-        """Return a copy of a player's adapter; all ranks must come here together."""
+        """Return a copy of a player's adapter; all ranks must call it together."""
         adapter = adapter_of(player, self._policy.adapter_names)
         parameters = adapters.trainable_parameters(self._policy.model, adapter)
         with self._policy.whole_adapters():
             return adapters.copy_parameters(parameters)
 
     def _return_to_phase_best(self) -> None:
-        """Give the player whose phase is over the weights of its best version, see `phases`."""
+        """Restore the best version of the player whose phase is over, see `phases`."""
         player = self._verdict.finished_player
         if player is None:
             return
         best = self.state.phase_best
         if not best:
-            logger.warning("%s keeps its last version: its best one was not saved", player)
+            logger.warning("%s keeps its last version: its best version was not saved", player)
             return
         parameters = self._policy.adapter_parameters
         with self._policy.whole_adapters(written=True):
@@ -1067,7 +1074,7 @@ class TrainingRun:
             OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
 
     def _checkpoint_facts(self) -> dict[str, object]:
-        """Return what a checkpoint's manifest says beside its files."""
+        """Return the facts that a checkpoint's manifest records besides its files."""
         link = self._parts.link
         facts: dict[str, object] = {
             "spec_hashes": link.spec_hashes,

@@ -1,4 +1,4 @@
-"""Who of the run holds which seat at a version, and whose data counts."""
+"""Which of the run's players holds which seat at a version, and which of them are trained."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats, seated
 
 NOBODY = ""
-"""In the place of a seat whose player does not learn in the step; no record names such a seat."""
+"""Stands for a seat whose player does not learn in the step; no episode records this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class SeatAssignment:
     """
 
     players: tuple[str, ...]
-    """Per seat the player; HANABI_SWAP_EVERY moves them."""
+    """Per seat, the player; HANABI_SWAP_EVERY rotates them."""
     seats: tuple[str, ...]
-    """Per seat the adapter at its version, as episodes record it."""
+    """Per seat, the adapter and its version, as episodes record it."""
     trained: tuple[str, ...]
     """`seats`, with `NOBODY` where the player does not learn in this step."""
 
@@ -33,13 +33,13 @@ class SeatAssignment:
         version: int,
         active_players: Sequence[str],
     ) -> "SeatAssignment":
-        """Return the assignment that plays at a version.
+        """Return the seat assignment at a version.
 
         Args:
-            settings: The run's, for the number of players and HANABI_SWAP_EVERY.
-            adapter_names: The run's adapters, one per player or the shared one.
-            version: Number of optimizer steps behind the adapters.
-            active_players: Who learns in this step.
+            settings: The run's settings, for the number of players and HANABI_SWAP_EVERY.
+            adapter_names: The run's adapters, one per player or a shared one.
+            version: Version of the adapters, which is the number of finished steps.
+            active_players: The players that learn in this step.
         """
         players = seated(settings.players, version, settings.swap_every)
         seats = own_seats(settings.players, adapter_names, version, settings.swap_every)

@@ -1,12 +1,12 @@
 """Which micro-batches share a forward and backward pass.
 
-A micro-batch is of one player, and all but a player's last one are as large as
-HANABI_TOKENS_PER_MICRO_BATCH lets them be. The last ones of several players are put into one pass,
-as many as fit under the same limit. Loss, mismatch check and metrics stay those of each micro-batch
-by itself, and gradients are equal bit by bit to those of separate passes
+A micro-batch belongs to one player, and all but a player's last one are as large as
+HANABI_TOKENS_PER_MICRO_BATCH allows. The last micro-batches of several players share a pass, as
+many as fit under the same limit. Loss, mismatch check and metrics are still computed for each
+micro-batch separately, and gradients are equal bit by bit to those of separate passes
 (`model.row_owners`).
 
-What a micro-batch weighs is known to all processes, so that all of them make the same passes.
+All processes know the weight of every micro-batch, so all of them make the same passes.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ Pass = tuple[MicroBatch, ...]
 
 
 def own_passes(batches: Sequence[MicroBatch]) -> tuple[Pass, ...]:
-    """Return a pass for each micro-batch."""
+    """Return a separate pass for each micro-batch."""
     return tuple((batch,) for batch in batches)
 
 
 def shared_passes(batches: Sequence[MicroBatch], limit: int) -> tuple[Pass, ...]:
     """Return the passes of one update.
 
-    A player's micro-batches stay in their order, because its gradient is added up in it.
+    A player's micro-batches stay in order, because its gradient is accumulated in this order.
 
     Args:
-        batches: Of one part of the step's games, all players' one after the other.
-        limit: Most that the micro-batches of a shared pass weigh.
+        batches: Micro-batches of one part of the step's games, player by player.
+        limit: Largest total weight of the micro-batches in a shared pass.
     """
     last_of = {batch.player: batch for batch in batches}
     full = [batch for batch in batches if batch is not last_of[batch.player]]

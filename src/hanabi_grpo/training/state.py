@@ -1,4 +1,4 @@
-"""What must be remembered between two steps beside the weights and the optimizer."""
+"""The state that one step passes to the next besides the weights and the optimizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,35 +8,36 @@ import torch
 from hanabi_grpo.training.matchmaking import PartnerRecord
 
 Evidence = Mapping[str, Sequence[Sequence[float]]]
-"""Of the mismatch check, see `mismatch`."""
+"""Evidence of the mismatch check, see `mismatch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """The state behind a number of finished steps.
+    """The state after a number of finished steps.
 
-    A checkpoint holds it, and a resumed run takes from it the next step that the whole run would
-    have taken. It is replaced as a whole when a step is finished, so an interrupt in the middle of
-    a step still saves the state of the step before.
+    It is saved in checkpoints, so that a resumed run takes the same next step as an uninterrupted
+    one. It is replaced as a whole when a step is finished, so after an interrupt in the middle of a
+    step, the state of the previous step can still be saved.
     """
 
     step: int
-    """Finished steps, which is the version of the adapters too."""
+    """Number of finished steps, which is also the version of the adapters."""
     baselines: Mapping[str, float] = field(default_factory=dict)
-    """Of an estimator with moving baselines, {"player_0 9f3c…": 1.75}; empty with any other."""
+    """Baselines of an estimator with moving baselines, e.g. {"player_0 9f3c…": 1.75}; empty with
+    other estimators."""
     critics: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Weights and optimizers of critics or heads of credit; empty without."""
+    """Weights and optimizers of critics or credit heads; empty if there are none."""
     mismatch: Evidence = field(default_factory=dict)
     """Evidence of the mismatch check, by player and suspect."""
     earlier: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
-    """Weights of the version before this one, which the mismatch check suspects; empty at the
-    start, and under ZeRO-3."""
+    """Weights of the previous version, a suspect of the mismatch check; empty at the start, and
+    under ZeRO-3."""
     kl_weights: Mapping[str, float] = field(default_factory=dict)
-    """With BETA each player's weight of the KL term, which HANABI_KL_TARGET adapts."""
+    """With BETA, each player's weight of the KL term, which HANABI_KL_TARGET adapts."""
     reference: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
-    """Weights of HANABI_REFERENCE=start or every:K; empty with the base model."""
+    """Weights of HANABI_REFERENCE=start or every:K; empty if the base model is the reference."""
     partners: PartnerRecord = field(default_factory=PartnerRecord)
-    """Games with each partner of HANABI_PARTNERS; empty without."""
+    """Games with each partner of HANABI_PARTNERS; empty without partners."""
     phase_best: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """With HANABI_UPDATE=best_response the weights that the trained player had at the phase's best
-    validation; empty with any other."""
+    """With HANABI_UPDATE=best_response, the trained player's weights at the phase's best
+    validation; empty otherwise."""

@@ -1,4 +1,4 @@
-"""Which tasks a step plays, and whether their games are by those who were asked for."""
+"""Which tasks a step plays, and a check that the requested players played them."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, UrlRef, pa
 from hanabi_grpo.types import Episode, Turn, player_name
 
 _REPLACEMENT = 15
-"""Which further task is played in the place of a replaced one; resampling begins with the first."""
+"""Round of the further task that replaces a task that timed out; resampling uses rounds from 1."""
 
 
 class TaskDataset(Dataset[TaskRow]):
-    """The tasks of a run by their number.
+    """The tasks of a run by number.
 
-    Nothing is stored: a task is a function of the dataset's rows and its number. ms-swift wants a
-    dataset of this length; the loop asks for the tasks of a step.
+    Nothing is stored: a task is a function of the dataset's rows and its number. ms-swift needs a
+    dataset of this length; the loop takes the tasks of a step.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class TaskDataset(Dataset[TaskRow]):
         Args:
             rows: The rows of a run.
             num_tasks: Steps × tasks per step.
-            replaced: Numbers of tasks in whose place others are played, see `late_games`.
+            replaced: Numbers of tasks that are replaced with others, see `late_games`.
         """
         self._rows = rows
         self._num_tasks = num_tasks
@@ -50,16 +50,16 @@ class TaskDataset(Dataset[TaskRow]):
 
 
 def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:
-    """Refuse games of a task by others than those who were asked for.
+    """Refuse games of a task that were not played by the requested players.
 
     Args:
         group: The task's games.
-        seats: Per seat who was asked for, as on the wire, e.g. ("player_0@7", "iggi").
-        instance_id: Of the server process that was asked.
+        seats: Per seat, the requested player in wire format, e.g. ("player_0@7", "iggi").
+        instance_id: Instance id of the server process that was asked.
 
     Raises:
-        ServerError: Another server process, another seat, a turn of another version, or a script's
-            turn with tokens.
+        ServerError: A game is from another server process or has other seats, or a turn is from
+            another version, or the turn of a script has tokens.
     """
     refs = [parse_seat(seat) for seat in seats]
     for episode in group:

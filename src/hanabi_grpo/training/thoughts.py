@@ -1,7 +1,7 @@
 """HANABI_TRAIN_THOUGHTS=0: the tokens of thoughts carry no loss.
 
-They stay in the conversation, so what a player does is still conditioned on them, and in the
-mismatch check. Only what is said outside <think>…</think>, and the end of the reply, is trained.
+They stay in the conversation, so a player's actions are still conditioned on them, and in the
+mismatch check. Only the tokens outside <think>…</think>, and the end of the reply, are trained.
 """
 
 import functools
@@ -18,8 +18,8 @@ TokenText: TypeAlias = Callable[[int], str]
 def trained_tokens(pieces: Sequence[str]) -> list[bool]:
     """Return for each token of a reply whether it carries loss.
 
-    A token is of a thought where any of its characters is, tags included: a token that ends a tag
-    and begins an answer is still the thought's.
+    A token belongs to a thought if any of its characters does, tags included: a token that ends a
+    tag and begins an answer still belongs to the thought.
 
     Args:
         pieces: The text of each token.
@@ -40,14 +40,14 @@ def trained_tokens(pieces: Sequence[str]) -> list[bool]:
 
 
 class WithoutThoughts:
-    """Says of a turn's tokens which carry loss, by the text of the tokens."""
+    """Tells which tokens of a turn carry loss, based on the tokens' text."""
 
     def __init__(self, token_text: TokenText, texts: Mapping[str, TokenText] | None = None) -> None:
-        """Take what a token reads.
+        """Take the functions that return a token's text.
 
         Args:
             token_text: (token id) -> its text, special tokens included.
-            texts: The same of players whose base model has other tokens.
+            texts: The same function for each player whose base model has another vocabulary.
         """
         self._first = functools.cache(token_text)
         self._texts = {player: functools.cache(text) for player, text in (texts or {}).items()}
@@ -57,7 +57,7 @@ class WithoutThoughts:
         return _trained_of(turn, self._first)
 
     def in_seats(self, players: Sequence[str]) -> Callable[[Turn], list[bool]]:
-        """Return the same for turns of games in which these players hold the seats."""
+        """Return this function for turns of games in which these players hold the seats."""
         if not self._texts:
             return self
 
@@ -73,7 +73,7 @@ def _trained_of(turn: Turn, token_text: TokenText) -> list[bool]:
 
 
 def text_of(tokenizer: Any) -> TokenText:
-    """Return what tokens of a tokenizer read."""
+    """Return the function that returns the text of a tokenizer's tokens."""
 
     def text(token: int) -> str:
         return str(tokenizer.decode([token], skip_special_tokens=False))

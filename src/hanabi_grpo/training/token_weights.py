@@ -1,4 +1,4 @@
-"""HANABI_LOSS_UNIT: what weighs 1 in the loss, a token, a turn or a sequence."""
+"""HANABI_LOSS_UNIT: the unit that is weighted equally in the loss: token, turn or sequence."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,10 +7,10 @@ LossUnit = Literal["token", "turn", "sequence"]
 
 
 def token_weights(turns: Sequence[Sequence[float]], unit: LossUnit) -> list[list[float]]:
-    """Return per sequence and turn the weight of each of that turn's tokens.
+    """Return the weight of each of a turn's tokens, per sequence and turn.
 
-    A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, with ℓ_t linear in A_t under
-    positive factors. A_t w_t in the place of A_t gives the wanted mean:
+    A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, and ℓ_t scales with positive
+    factors of A_t. Replacing A_t with A_t w_t gives the desired mean:
 
     - token: w = 1, the mean over tokens
     - turn: w = N / (T n), with T turns that have tokens and n tokens in this turn: 1/T Σ_turns (1/n
@@ -18,10 +18,10 @@ def token_weights(turns: Sequence[Sequence[float]], unit: LossUnit) -> list[list
     - sequence: w = N / (S n), with S sequences that have tokens and n reply tokens in this one:
       1/S Σ_sequences (1/n Σ_t ℓ_t), GRPO's own mean (arXiv 2402.03300, equation 3)
 
-    Σ_t w_t = N for each. A KL term in the loss is no part of ℓ and stays a mean over tokens.
+    Σ_t w_t = N for each. A KL term in the loss is not part of ℓ and remains a mean over tokens.
 
     Args:
-        turns: Per sequence and turn the number of its reply tokens, or how many are expected.
+        turns: Per sequence and turn, the number of reply tokens, or the expected number.
         unit: HANABI_LOSS_UNIT.
     """
     if unit == "turn":
@@ -32,7 +32,7 @@ def token_weights(turns: Sequence[Sequence[float]], unit: LossUnit) -> list[list
 
 
 def _turn_weights(turns: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return N / (T n) for each turn, 0 for one without tokens."""
+    """Return N / (T n) for each turn, 0 for a turn without tokens."""
     num_tokens: float = 0
     num_turns = 0
     for lengths in turns:
@@ -50,7 +50,7 @@ def _turn_weights(turns: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def _sequence_weights(turns: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return N / (S n) for each turn, n counting its whole sequence; 0 for one without tokens."""
+    """Return N / (S n) for each turn, with n the tokens of its sequence; 0 for an empty turn."""
     tokens_of_sequence = [sum(lengths) for lengths in turns]
     num_tokens = sum(tokens_of_sequence)
     num_sequences = 0

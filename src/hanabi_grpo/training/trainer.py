@@ -1,16 +1,16 @@
-"""The seam between ms-swift's GRPO trainer and our training loop.
+"""Connects ms-swift's GRPO trainer to our training loop.
 
-ms-swift and transformers do what they are good at: arguments, model and template, the DeepSpeed
-configuration, the optimizer's class, callbacks and `report_to`. `loop.train` takes the place of
-transformers' loop over batches. What is overridden, and why (`tests/conformance/test_ms_swift.py`
-trains through it and fails when a new version no longer comes here):
+ms-swift and transformers provide arguments, model and template, the DeepSpeed configuration, the
+optimizer's class, callbacks and `report_to`. `loop.train` replaces transformers' loop over batches.
+These methods are overridden (`tests/conformance/test_ms_swift.py` trains through them and fails if
+a new version no longer calls them):
 
-- `_run_epoch`: a run is one epoch, and `loop.train` is what happens in it.
-- `_init_training_state`: a resumed run counts on from its checkpoint's step.
-- `_prepare_gradient_checkpointing`: a team has several base models.
-- `_prepare_vllm`: the engine is the server's, so nothing is prepared and vLLM is not imported.
+- `_run_epoch`: a run is one epoch, which executes `loop.train`.
+- `_init_training_state`: a resumed run continues to count from its checkpoint's step.
+- `_prepare_gradient_checkpointing`: there may be several base models.
+- `_prepare_vllm`: the server runs the engine, so nothing is prepared and vLLM is not imported.
 
-Optimizer and schedule come through ms-swift's own extension point, `PlayerOptimizers`.
+Optimizer and schedule use ms-swift's own extension point, `PlayerOptimizers`.
 """
 
 import functools
@@ -60,12 +60,12 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.adapter_names = adapters.adapter_names(settings.players, settings.adapters)
         self.resume = read_resume(self.link.run_folder)
         self.first_step = self.resume.step if self.resume is not None else 0
-        """Steps that were made before this process started."""
+        """Number of steps finished before this process started."""
         self.validation = Validation(
             settings, self.link.run_folder, self.link.curves, self.first_step
         )
         self.run: TrainingRun | None = None
-        """Of the loop; None until it begins."""
+        """The run that the loop trains; None before the loop begins."""
         self._started_from = recorded_start(settings, self.resume)
         stage = deepspeed_stage(settings)
         has_whole_weights = stage != ZERO_STAGE_OF_SHARDED_WEIGHTS
@@ -86,7 +86,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self._base_checksum = adapters.base_checksum(self.model)
 
     def _prepare_vllm(self) -> None:
-        # What ms-swift reads of its client elsewhere.
+        # Attributes that ms-swift reads elsewhere.
         self.use_fast_infer = True
         self.use_gym_env = True
         self.enable_server_multi_turn = True
@@ -107,7 +107,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.run = TrainingRun(self._run_parts())
         train(self.run)
         self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
-        # A run is one epoch, whatever transformers makes of the dataset's length.
+        # A run is one epoch, however many epochs transformers computes from the dataset's length.
         self.control.should_training_stop = True
 
     def _run_parts(self) -> RunParts:
@@ -137,7 +137,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         )
 
     def _pad_id(self, tokenizers: Mapping[str, Any]) -> int:
-        """Return what fills rows up; the smallest is a token of every base model."""
+        """Return the padding token; the smallest id is a token of every base model."""
         pad_ids = [self.processing_class.pad_token_id]
         for tokenizer in tokenizers.values():
             has_pad = tokenizer.pad_token_id is not None
@@ -148,7 +148,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         is_wanted = self.args.gradient_checkpointing
         super()._prepare_gradient_checkpointing(model)
         for part in adapters.parts_of(self.model)[1:]:
-            # ms-swift switches it off once it has been applied.
+            # ms-swift clears the option once it has been applied.
             self.args.gradient_checkpointing = is_wanted
             super()._prepare_gradient_checkpointing(part.get_base_model())
 
@@ -158,7 +158,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
             self.link.incidents.record(kind, message, **details)
 
     def save_interrupted(self) -> str:
-        """Save the last finished step of a run that is being stopped; returns a sentence on it."""
+        """Save the last finished step of a run that is being stopped; returns what was saved."""
         if self.run is None:
             return "no step was finished, so there is nothing to save"
         return self.run.save_interrupted()
@@ -178,15 +178,15 @@ def other_tokenizers(settings: Settings) -> dict[str, Any]:
 
 
 class TrainerEvents:
-    """Our loop's events as transformers' callbacks and logs expect them, see `run.Events`."""
+    """Forwards our loop's events to transformers' callbacks and logs, see `run.Events`."""
 
     def __init__(self, trainer: Trainer) -> None:
-        """Take the trainer whose callbacks are told."""
+        """Take the trainer whose callbacks are called."""
         self._trainer = trainer
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run, or a callback, ends training behind this step."""
+        """Whether the run, or a callback, ends training after this step."""
         control = self._trainer.control
         return bool(control.should_training_stop or control.should_epoch_stop)
 
@@ -196,27 +196,27 @@ class TrainerEvents:
         return bool(self._trainer.control.should_save or self.should_stop)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return transformers' context of a loss."""
+        """Return transformers' context for computing a loss."""
         return self._trainer.compute_loss_context_manager()
 
     def begin_step(self) -> None:
-        """Tell that a step begins."""
+        """Signal that a step begins."""
         self._tell("on_step_begin")
 
     def end_micro_batch(self) -> None:
-        """Tell that a gradient was added to and no update follows yet."""
+        """Signal that a gradient was accumulated and no update follows yet."""
         self._tell("on_substep_end")
 
     def before_update(self) -> None:
-        """Tell that an update follows."""
+        """Signal that an update follows."""
         self._tell("on_pre_optimizer_step")
 
     def after_update(self) -> None:
-        """Tell that an update was made."""
+        """Signal that an update was made."""
         self._tell("on_optimizer_step")
 
     def end_step(self, num_steps: int, *, is_last: bool) -> None:
-        """Tell that so many steps are finished, and whether no other follows."""
+        """Signal that `num_steps` steps are finished, and whether this was the last one."""
         state = self._trainer.state
         state.global_step = num_steps
         state.epoch = num_steps / state.max_steps
@@ -225,13 +225,13 @@ class TrainerEvents:
             self._trainer.control.should_training_stop = True
 
     def log(self, figures: Mapping[str, float]) -> None:
-        """Hand a step's figures to all monitors."""
+        """Pass a step's figures to all monitors."""
         # transformers' summary of the run divides this by the number of steps.
         self._trainer._total_loss_scalar += figures.get("loss", 0.0)
         self._trainer.log(dict(figures))
 
     def end_save(self, folder: Path) -> None:
-        """Tell that a checkpoint was written."""
+        """Signal that a checkpoint was written."""
         self._trainer.state.last_model_checkpoint = str(folder)
         self._tell("on_save")
 
@@ -242,7 +242,7 @@ class TrainerEvents:
 
 
 class PlayerOptimizers(OptimizerCallback):
-    """ms-swift's choice of optimizer, with one group and one schedule per player."""
+    """Builds the optimizer that ms-swift chooses, with one group and one schedule per player."""
 
     trainer: HanabiGRPOTrainer
 
@@ -260,7 +260,7 @@ class PlayerOptimizers(OptimizerCallback):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer
     ) -> PlayerSchedule:
-        """Make the schedule; each player is at its own count of updates."""
+        """Make the schedule, which each player follows at its own count of updates."""
         return PlayerSchedule(
             optimizer,
             self.trainer.settings.lr_scheduler_type,
@@ -270,5 +270,5 @@ class PlayerOptimizers(OptimizerCallback):
 
 
 def register_optimizers() -> None:
-    """Let ms-swift find `PlayerOptimizers`."""
+    """Register `PlayerOptimizers` with ms-swift."""
     optimizers_map[OPTIMIZER_PLUGIN] = PlayerOptimizers

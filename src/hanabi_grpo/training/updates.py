@@ -1,31 +1,31 @@
-"""A step's optimizer updates: which micro-batches make which.
+"""A step's optimizer updates, and the micro-batches of each update.
 
 A step is one set of games, and the unit of versions, schedules, checkpoints and MAX_STEPS. It makes
-one update or several: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, with
-HANABI_UPDATE=sequential, these passes over one player's after the other's. With HANABI_MINIBATCHES
-each pass makes an update for every part of the games (`minibatches`). Every update of a step
-compares with the policy that sampled the step, as it was before the first of them.
+one or several updates: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, with
+HANABI_UPDATE=sequential, these passes over each player's micro-batches in turn. With
+HANABI_MINIBATCHES each pass makes an update for every part of the games (`minibatches`). In all
+updates of a step, π_old is the policy before the first of them.
 
-**Sequential updates.** HAPPO (Kuba et al. 2022, arXiv 2109.11251) lets agent i_m, the m-th of a
-random order, follow its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) /
-π_old^{i_j}(a^{i_j}|o)) · A(s, a). In Hanabi one player moves at a time. Where i_m moves the others
-have no choice, so the product over that state is 1, and since the players' adapters share no
-weights, the update would be that of independent players, bit by bit.
+**Sequential updates.** In HAPPO (Kuba et al. 2022, arXiv 2109.11251), agent i_m, the m-th in a
+random order, optimizes its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) /
+π_old^{i_j}(a^{i_j}|o)) · A(s, a). In Hanabi one player moves at a time. In the states in which i_m
+moves, the others have no choice, so the product over that state is 1. Since the players' adapters
+share no weights, the update would equal that of independent players, bit by bit.
 
-Here the advantages come from the returns of whole games, so by default the product goes over all
-replies of the earlier players in the game: games of the old team stand for games of the team in
-which they have moved already. With HANABI_SEQUENTIAL_LIMIT=0 that is exact: the mean gradient is
-that of the new team's return. It varies with the length of the game, so by default it is cut to
-[1 / 2, 2], which is a bias for less noise.
+Here the advantages come from the returns of whole games, so by default the product is over all
+replies of the earlier players in the game: it reweights games of the old team as games of the team
+in which the earlier players are already updated. With HANABI_SEQUENTIAL_LIMIT=0 this is exact: the
+mean gradient is that of the new team's return. The variance of the weight grows with the length of
+the game, so by default it is clipped to [1 / 2, 2], which trades bias for less noise.
 
-With HANABI_SEQUENTIAL_FACTOR=step it is HAPPO's own M, also that of MARFT (arXiv 2504.16129): for
-a token the product over the earlier players' replies in the same step of the game. It is 1 where
-one player moves at a time, and right where the advantage is that of the step alone; whole games'
-returns depend on what the others do in later steps, too.
+HANABI_SEQUENTIAL_FACTOR=step uses HAPPO's own M, as does MARFT (arXiv 2504.16129): for each token,
+the product over the earlier players' replies in the same step of the game. It is 1 if one player
+moves at a time. It is correct if the advantage depends on that step alone, but returns of whole
+games also depend on what the others do in later steps.
 
-Only what a game is worth is weighted (`MicroBatch.game_weights`). The KL term and the entropy bonus
-keep the strength that their settings say, as the entropy term of HAPPO's own code, which M does not
-multiply.
+Only the advantages of a game are weighted (`MicroBatch.game_weights`). The KL term and the entropy
+bonus keep the strength of their settings, as in HAPPO's own code, where M does not multiply the
+entropy term.
 """
 
 import math
@@ -43,16 +43,16 @@ from hanabi_grpo.training.shared_passes import Pass, own_passes, shared_passes
 from hanabi_grpo.types import adapter_of, player_names
 
 _LARGEST_LOG = 20.0
-"""Largest |log weight| without a limit: e^20 is 5e8, and infinity would spoil the step."""
+"""Largest |log weight| without a limit: e^20 is 5e8, and infinity would ruin the step."""
 EVERYBODY = ""
-"""In the place of a player's name: the update is of all players."""
+"""Stands for a player's name if the update is for all players."""
 
 
 _Place = TypeVar("_Place", bound=Hashable)
 
 
 class GameStep(NamedTuple):
-    """One step of one game, in which several players may have said something."""
+    """One step of one game, in which several players may have replied."""
 
     game: int
     step: int
@@ -63,21 +63,21 @@ class Update:
     """One optimizer update."""
 
     passes: tuple[Pass, ...]
-    """Micro-batches of the players below and of nobody else whose data counts, by the forward pass
-    that computes them; at least one."""
+    """The update's micro-batches, grouped by forward pass; at least one pass. No other player has
+    data in them."""
     adapters: frozenset[str]
-    """The adapters that move."""
+    """The adapters that are updated."""
     is_first_pass: bool
-    """Whether these micro-batches are met for the first time in the step. The policy is still the
-    one that sampled, unless another part of the step's games came before."""
+    """Whether this is the step's first pass over these micro-batches. The policy is still the one
+    that sampled, unless another part of the step's games came before."""
     player: str = EVERYBODY
-    """Whose update this is, in a sequential step."""
+    """The player that is updated, in a sequential step."""
     last_of_player: str = EVERYBODY
     """The player whose last update of the step this is, in a sequential step."""
 
 
 def player_order(settings: Settings, step: int) -> tuple[str, ...]:
-    """Return the order of a sequential step, drawn anew for each (as in Kuba et al. 2022)."""
+    """Return the order of players in a sequential step, random per step (Kuba et al. 2022)."""
     names = list(player_names(settings.players))
     random.Random(f"{settings.seed} {step}").shuffle(names)
     return tuple(names)
@@ -96,13 +96,13 @@ def plan_updates(
 
     Args:
         batches: All micro-batches of this rank.
-        settings: The run's, for HANABI_UPDATE and HANABI_UPDATES_PER_STEP.
-            What HANABI_MINIBATCHES divided is in the micro-batches.
+        settings: The run's settings, for HANABI_UPDATE and HANABI_UPDATES_PER_STEP. The parts of
+            HANABI_MINIBATCHES are recorded in the micro-batches.
         step: Number of steps before this one.
         adapter_names: The run's adapters.
-        active: Those of them that have data in this step and may move.
-        pass_limit: Most that micro-batches of several players weigh in one pass, see
-            `shared_passes`; None: each has a pass of its own.
+        active: The adapters that have data in this step and may be updated.
+        pass_limit: Largest total weight of the micro-batches in a shared pass, see
+            `shared_passes`; None: each micro-batch has a separate pass.
     """
     is_sequential = settings.update == "sequential"
     players = player_order(settings, step) if is_sequential else (EVERYBODY,)
@@ -139,9 +139,9 @@ def plan_updates(
 def game_log_ratios(
     new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, games: Sequence[int]
 ) -> dict[int, float]:
-    """Return per game Σ_t log π_new(a_t) − log π_old(a_t) of one player's replies, in nats.
+    """Return Σ_t log π_new(a_t) − log π_old(a_t) of one player's replies per game, in nats.
 
-    A game has several rows where each turn is a conversation of its own (HANABI_MEMORY=turn).
+    A game has several rows if each turn is a separate conversation (HANABI_MEMORY=turn).
 
     Args:
         new: [rows, tokens] logprobs after the player's updates.
@@ -165,16 +165,16 @@ def step_log_ratios(
     games: Sequence[int],
     steps: torch.Tensor,
 ) -> dict[GameStep, float]:
-    """Return `game_log_ratios` of each step of each game by itself.
+    """Return the same as `game_log_ratios`, but for each step of each game.
 
     Args:
         new: [rows, tokens] logprobs after the player's updates.
         old: [rows, tokens] logprobs before them.
         mask: [rows, tokens] True on reply tokens.
         games: [rows] number of each row's game.
-        steps: [rows, tokens] step of the game in which each token was said.
+        steps: [rows, tokens] step of the game of each reply token.
     """
-    # Read at once: on a GPU each number that is read by itself waits for all work before it.
+    # Transferred at once: reading single numbers from a GPU synchronizes with it each time.
     rows = mask.nonzero()[:, 0].tolist()
     steps_of_tokens = steps[mask].tolist()
     differences = (new - old).double()[mask].tolist()
@@ -186,21 +186,21 @@ def step_log_ratios(
 
 
 def batch_log_ratios(batch: MicroBatch, new: torch.Tensor) -> dict[Any, float]:
-    """Return a player's log ratio of each game that a micro-batch has rows of, or of its steps.
+    """Return a player's log ratio of each game in a micro-batch, or of each step of the games.
 
     Args:
-        batch: With the logprobs before the player's updates.
-        new: [rows, tokens] those after them.
+        batch: A micro-batch with the logprobs before the player's updates.
+        new: [rows, tokens] logprobs after the updates.
     """
     if batch.old_logprobs is None:
-        raise RuntimeError(f"{batch.player}: a micro-batch was not computed.")
+        raise RuntimeError(f"{batch.player}: a micro-batch has no logprobs of the old policy.")
     if batch.steps is None:
         return game_log_ratios(new, batch.old_logprobs, batch.reply_mask, batch.games)
     return step_log_ratios(new, batch.old_logprobs, batch.reply_mask, batch.games, batch.steps)
 
 
 def sum_log_ratios(parts: Iterable[Mapping[_Place, float]]) -> dict[_Place, float]:
-    """Return one player's log ratio per place from those of its micro-batches, on all ranks."""
+    """Return one player's log ratios, summed over its micro-batches on all ranks."""
     totals: dict[_Place, float] = {}
     for part in parts:
         for place, ratio in part.items():
@@ -211,11 +211,11 @@ def sum_log_ratios(parts: Iterable[Mapping[_Place, float]]) -> dict[_Place, floa
 def batch_weights(
     log_ratios: Sequence[Mapping[Hashable, float]], batch: MicroBatch, limit: float
 ) -> torch.Tensor:
-    """Return the weights of a later player's rows, or of their tokens where these have steps.
+    """Return the weights of a later player's rows, or of their tokens if the rows have steps.
 
     Args:
-        log_ratios: Of each earlier player, see `batch_log_ratios`.
-        batch: The later player's.
+        log_ratios: The log ratios of each earlier player, see `batch_log_ratios`.
+        batch: The later player's micro-batch.
         limit: See `game_weights`.
     """
     if batch.steps is None:
@@ -229,13 +229,14 @@ def batch_weights(
 def game_weights(
     log_ratios: Sequence[Mapping[Hashable, float]], places: Sequence[Hashable], limit: float
 ) -> torch.Tensor:
-    """Return [places, 1] weights of what a later player said.
+    """Return [places, 1] weights of a later player's replies.
 
     Args:
-        log_ratios: Of each earlier player; a place without replies of an earlier player has the
-            ratio 1.
-        places: A game, or a step of one, for each weight.
-        limit: HANABI_SEQUENTIAL_LIMIT, the largest weight; its inverse is the smallest. 0: none.
+        log_ratios: The log ratios of each earlier player; a place without replies of an earlier
+            player has the ratio 1.
+        places: For each weight, the game or the step of a game.
+        limit: HANABI_SEQUENTIAL_LIMIT, the largest weight; its inverse is the smallest. 0: no
+            limit.
     """
     totals = []
     for place in places:

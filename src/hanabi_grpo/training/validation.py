@@ -1,9 +1,9 @@
-"""Validation while training: the current players on tasks that nothing else plays.
+"""Validation during training: the current players play held-out tasks.
 
-What they play, and with whom, are the curves of `client.curves`. One of them chooses the best
-version, ends a run early and ends phases; the others are only measured. All that follows from a
-validation is a function of the validations up to a version, so that a resumed run does what the
-whole run would have done.
+The curves of `client.curves` define the tasks and the other players. One curve selects the best
+version, stops a run early and ends phases; the others are only measured. All decisions are a
+function of the validations up to a version, so a resumed run decides the same as an uninterrupted
+one.
 """
 
 import logging
@@ -35,38 +35,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the validations up to a version say of the step that this version plays."""
+    """The decisions for the step that a version plays, from the validations up to that version."""
 
     active_players: tuple[str, ...]
-    """Whose data counts."""
+    """The players that learn."""
     ends_run: bool = False
     """Whether the step is the last one."""
     is_phase_best: bool = False
     """Whether the version is the best of its phase (HANABI_UPDATE=best_response)."""
     finished_player: str | None = None
-    """Who returns to its best version behind this step, because its phase is over."""
+    """The player that returns to its best version after this step, because its phase is over."""
 
 
 class Validation:
-    """The validations of one run, in its folder; the main process makes them."""
+    """The validations of one run, stored in its folder; only the main process validates."""
 
     def __init__(
         self, settings: Settings, run_folder: Path, curves: Sequence[Curve], first_step: int
     ) -> None:
-        """Read what a resumed run did; what came after its first step is made again.
+        """Read a resumed run's validations; those after its first step are repeated.
 
         Args:
-            settings: The run's, for HANABI_EVAL_* and HANABI_UPDATE.
+            settings: The run's settings, for HANABI_EVAL_* and HANABI_UPDATE.
             run_folder: Where `validation.json` is.
-            curves: What is validated, see `client.curves`; empty without HANABI_EVAL_STEPS.
-            first_step: Steps that were made before this process.
+            curves: The curves to validate on, see `client.curves`; empty without HANABI_EVAL_STEPS.
+            first_step: Number of steps finished before this process started.
         """
         self._settings = settings
         self._run_folder = run_folder
         self.curves = tuple(curves)
         chosen = {curve.name: curve.chooses for curve in curves}
         self.rows = []
-        """Of all curves, by step; the rows of a step begin with that of the curve that chooses."""
+        """Rows of all curves by step; the first row of a step is that of the deciding curve."""
         for row in read_validations(run_folder):
             if row.step <= first_step:
                 # HANABI_EVAL_BEST may have changed.
@@ -76,7 +76,7 @@ class Validation:
         """Whether `validation.json` has all rows."""
 
     def is_due(self, step: int) -> bool:
-        """Tell whether the version behind so many steps is to be validated."""
+        """Tell whether the version after this many steps is to be validated."""
         every = self._settings.eval_steps
         if not every or step % every:
             return False
@@ -88,15 +88,15 @@ class Validation:
         groups_by_curve: Mapping[str, Sequence[Sequence[Episode]]],
         own: Sequence[str],
     ) -> Mapping[str, float]:
-        """Take the games of a validation; returns its metrics.
+        """Add the games of a validation; returns its metrics.
 
-        The rows of a step are written together, so that a run that dies in between validates the
-        version again on every curve.
+        The rows of a step are written together. A run that dies before that validates the version
+        again on every curve.
 
         Args:
-            step: The version that played: finished steps.
-            groups_by_curve: Of each curve, by its name, per task its game.
-            own: Per seat the run's own adapter at this version, e.g. "player_0@7".
+            step: The version that played, which is the number of finished steps.
+            groups_by_curve: The games of each curve, per task, by the curve's name.
+            own: Per seat, the run's own adapter at this version, e.g. "player_0@7".
         """
         before = self.phase
         metrics: dict[str, float] = {}
@@ -116,7 +116,7 @@ class Validation:
                     metrics[f"{prefix}{name}"] = value
         if not any(row.chooses for row in rows):
             return metrics
-        # A curve that was measured before the one that chooses could not be, is measured anew.
+        # If the deciding curve could not be measured earlier, the other curves' rows are replaced.
         self.rows = [row for row in self.rows if row.step != step]
         self.rows += rows
         self._is_written = False
@@ -127,7 +127,7 @@ class Validation:
             metrics["validation/phase"] = float(phase.number)
             if phase.number > before.number:
                 logger.info(
-                    "phase %d: %s is trained now; the team has %s",
+                    "phase %d: now training %s; the team starts from %s",
                     phase.number,
                     phase.player,
                     self.best,
@@ -137,7 +137,7 @@ class Validation:
     def write(self) -> None:
         """Write what `validation.json` does not have yet.
 
-        While the disk is full the rows wait in memory; the next validation or checkpoint writes
+        If the disk is full, the rows stay in memory until the next validation or checkpoint writes
         them.
         """
         if self._is_written:
@@ -146,8 +146,8 @@ class Validation:
             write_validations(self._run_folder, self.rows)
         except OSError as error:
             logger.warning(
-                "validation.json cannot be written (%s): its rows are kept and written with the "
-                "next checkpoint; make room in %s",
+                "validation.json could not be written (%s): its rows are kept in memory and "
+                "written with the next checkpoint; free disk space for %s",
                 error.strerror,
                 self._run_folder,
             )
@@ -156,12 +156,12 @@ class Validation:
 
     @property
     def best(self) -> Validated | None:
-        """The version that did best; None before the first validation."""
+        """The best version; None before the first validation."""
         return best_of(self.rows)
 
     @property
     def stale(self) -> int:
-        """Validations since the best one: of the run, or of the phase."""
+        """Number of validations since the best one of the run, or of the phase."""
         phase = self.phase
         if phase is not None:
             return phase.stale
@@ -174,14 +174,14 @@ class Validation:
 
     @property
     def phase(self) -> Phase | None:
-        """Who is trained now with HANABI_UPDATE=best_response; None with any other."""
+        """The current phase with HANABI_UPDATE=best_response; None otherwise."""
         if self._settings.update != "best_response":
             return None
         rows = choosing(self.rows)
         return phase_after(rows, trained_players(self._settings), self._settings.eval_patience)
 
     def verdict(self, step: int) -> Verdict:
-        """Return what the validations say of the step that the version of `step` plays."""
+        """Return the decisions for the step that the version of `step` plays."""
         phase = self.phase
         rows = choosing(self.rows)
         is_validated = bool(rows) and rows[-1].step == step
@@ -193,7 +193,7 @@ class Validation:
         ends_run = is_validated and phase.ends_run
         if ends_run:
             logger.info(
-                "a full round of players gave no version better than %s: the run ends "
+                "a full round of players found no version better than %s: the run ends "
                 "after step %d",
                 self.best,
                 step + 1,
@@ -216,7 +216,7 @@ class Validation:
 def _figures(curve: Curve, episodes: Sequence[Episode], own: Sequence[str]) -> dict[str, float]:
     """Return the scores of a curve's games, see `metrics.score_figures`.
 
-    A lineup that plays in several seat orders has one score for each task, the mean over them.
+    If a lineup plays in several seat orders, a task's score is the mean over them.
     """
     setups = {setup.spec.hash: setup for setup in curve.setups}
     if not curve.has_opponents:
@@ -234,11 +234,11 @@ def _figures(curve: Curve, episodes: Sequence[Episode], own: Sequence[str]) -> d
 
 
 def _row(curve: Curve, step: int, figures: Mapping[str, float]) -> Validated | None:
-    """Return a curve's row of `validation.json`; None where too few games were played for one."""
+    """Return a curve's row of `validation.json`; None if too few games were played."""
     metric = "score/mean"
     error = "score/se"
     if len(curve.setups) > 1:
-        # Scores of different games have no common mean; shares of the greatest score do.
+        # Scores of different games cannot be averaged; shares of the greatest score can.
         metric = "score/normalized"
         error = "score/normalized_se"
     if metric not in figures or error not in figures:
