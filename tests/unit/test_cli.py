@@ -223,7 +223,7 @@ def test_settings_are_shown_by_a_part_of_their_name_or_where_they_differ() -> No
     for options, message in (
         (("HANABI_ADVX",), "NAME='HANABI_ADVX': no setting has this in its name"),
         (("SEED", "--json"), "--json and --markdown always print every setting"),
-        (("--json", "--markdown"), "--json and --markdown: two formats of the same settings; choose one"),
+        (("--json", "--markdown"), "--json and --markdown: two formats; choose one"),
     ):
         result = RUNNER.invoke(app, ["settings", *options])
         assert result.exit_code == 2

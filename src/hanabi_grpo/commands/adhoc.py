@@ -59,7 +59,9 @@ def adhoc(
     ] = None,
     partners: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="PARTNER", help="Add a partner to the scripts. May be repeated."),
+        typer.Option(
+            "--with", metavar="PARTNER", help="Add a partner to the scripts. May be repeated."
+        ),
     ] = None,
     only: Annotated[
         bool, typer.Option("--only", help="Use only the partners of --with, no scripts.")

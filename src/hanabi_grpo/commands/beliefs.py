@@ -43,7 +43,9 @@ def beliefs(
             show_default="served",
         ),
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Number of held-out tasks, each played in every seat order.")] = _TASKS,
+    tasks: Annotated[
+        int, typer.Option(help="Number of held-out tasks, each played in every seat order.")
+    ] = _TASKS,
     suite: Suite = SUITE,
     env: Env = None,
     preset: Preset = None,

@@ -47,8 +47,8 @@ def collect(
 ) -> None:
     """Record games of a lineup as JSON lines, without training.
 
-    Run the same command again to continue an interrupted one. A DATASET with several games is played
-    completely, each game in a folder of OUT named after its preset; --preset selects one game.
+    Run the same command again to continue an interrupted one. A DATASET with several games is
+    played completely, each game in a folder of OUT named after its preset; --preset selects one.
 
     Environment: HANABI_ENV, HANABI_PRESET, DATASET, VLLM_SERVER_PORT, TEMPERATURE and the others
     of evaluate. REPORT_TO logs metrics to OUT/figures.

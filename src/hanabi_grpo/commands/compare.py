@@ -29,9 +29,7 @@ def compare(
         int,
         typer.Option(min=1, help="Steps over which curves and the training mean are averaged."),
     ] = 10,
-    metric: Annotated[
-        str, typer.Option(help="Metric of metrics.jsonl to compare.")
-    ] = SCORE,
+    metric: Annotated[str, typer.Option(help="Metric of metrics.jsonl to compare.")] = SCORE,
     out_png: Annotated[Path | None, typer.Option(help="Write the chart to this file.")] = None,
     out_markdown: Annotated[
         Path | None, typer.Option(help="Write the tables to this file.")

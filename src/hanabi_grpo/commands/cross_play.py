@@ -59,9 +59,7 @@ def cross_play(
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    tasks: Annotated[
-        int, typer.Option(help="Number of held-out tasks per pair.")
-    ] = 1000,
+    tasks: Annotated[int, typer.Option(help="Number of held-out tasks per pair.")] = 1000,
     suite: Suite = "eval",
     temperature: Temperature = None,
     out: ResultFolder = None,

@@ -26,15 +26,14 @@ def dataset(
         int | None, typer.Option(help="Number of players.", show_default="HANABI_PLAYERS")
     ] = None,
     observation: Annotated[
-        str | None, typer.Option(help="Observation: compact or full.", show_default="HANABI_OBSERVATION")
+        str | None,
+        typer.Option(help="Observation: compact or full.", show_default="HANABI_OBSERVATION"),
     ] = None,
     suite: Annotated[str, typer.Option(help="Suite that the tasks are drawn from.")] = "train",
     num_tasks: Annotated[
         int, typer.Option(help="Length of a fixed list of tasks; 0: unlimited fresh tasks.")
     ] = 0,
-    add: Annotated[
-        bool, typer.Option("--add", help="Append the rows to the file.")
-    ] = False,
+    add: Annotated[bool, typer.Option("--add", help="Append the rows to the file.")] = False,
 ) -> None:
     """Write a dataset with a row for each preset, or add rows to one."""
     env = env or load_settings().settings.env

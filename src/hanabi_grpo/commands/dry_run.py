@@ -139,7 +139,8 @@ def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | 
         timeout = f"{loaded.settings.server_timeout:g} s"
         then = f"after waiting up to {timeout} for the server at {start.url}"
     return (
-        f"dry run: nothing was started. Without --dry-run, this would run:\n    {command}\n    {then}"
+        "dry run: nothing was started. Without --dry-run, this would run:\n"
+        f"    {command}\n    {then}"
     )
 
 

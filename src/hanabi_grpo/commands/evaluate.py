@@ -57,8 +57,8 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Number of held-out tasks, each played in every seat order, or one number per game "
-            "of DATASET: 500,200.",
+            help="Number of held-out tasks, each played in every seat order, or one number per "
+            "game of DATASET: 500,200.",
             show_default=_TASKS,
         ),
     ] = None,
@@ -69,8 +69,8 @@ def evaluate(
         bool,
         typer.Option(
             "--all-starts",
-            help="For games with few starts: play every start twice, instead of --tasks of --suite. "
-            "Greedy scores are then exact; sampled scores have only sampling noise.",
+            help="For games with few starts: play every start twice, instead of --tasks of "
+            "--suite. Greedy scores are then exact; sampled scores have only sampling noise.",
         ),
     ] = False,
     env: Env = None,

@@ -80,9 +80,7 @@ def import_hanab_live(
     ] = OnBad.STOP,
     finished: Annotated[
         bool,
-        typer.Option(
-            "--finished", help="Skip games that their players or the clock ended early."
-        ),
+        typer.Option("--finished", help="Skip games that their players or the clock ended early."),
     ] = False,
 ) -> None:
     """Import games of hanab.live, each replayed in our engine, as recorded games.

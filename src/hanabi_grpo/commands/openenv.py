@@ -54,7 +54,8 @@ def openenv(
         scripts = scripts * len(others)
     if len(scripts) != len(others):
         raise SettingsError(
-            f"--partner {partner}: give one script, or one for each of the {len(others)} other seats."
+            f"--partner {partner}: give one script, or one for each of the {len(others)} other "
+            "seats."
         )
     for script in scripts:
         check_script(game, script)

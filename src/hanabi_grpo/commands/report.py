@@ -31,14 +31,15 @@ def report(
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(help="Write the learning curve to a *.png or *.svg, or all charts to a folder."),
+        typer.Option(help="Write the learning curve (*.png, *.svg), or all charts to a folder."),
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
     alarms: Annotated[
         bool, typer.Option("--alarms", help="Show every alarm and when it was raised.")
     ] = False,
     conventions: Annotated[
-        bool, typer.Option("--conventions", help="Show what hints mean; accepts games of collect too.")
+        bool,
+        typer.Option("--conventions", help="Show what hints mean; accepts games of collect too."),
     ] = False,
     min_rise: Annotated[
         float | None, typer.Option(help="Exit with 1 if the mean score rose by less than this.")

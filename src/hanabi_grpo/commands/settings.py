@@ -37,7 +37,7 @@ def settings(
             "every setting. Omit them."
         )
     if as_json and as_markdown:
-        raise SettingsError("--json and --markdown: two formats of the same settings; choose one of them.")
+        raise SettingsError("--json and --markdown: two formats; choose one of them.")
     if as_markdown:
         sys.stdout.write(environment_markdown())
     else:

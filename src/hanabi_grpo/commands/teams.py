@@ -77,7 +77,8 @@ def teams(
     wanted = [_parse_entry(text) for text in entries or default_entries]
     if not wanted:
         raise SettingsError(
-            f"no WORKFLOW=LINEUP is given: give one, e.g. debate=served; workflows: {', '.join(_GAMES)}."
+            "no WORKFLOW=LINEUP is given: give one, e.g. debate=served; workflows: "
+            f"{', '.join(_GAMES)}."
         )
     first_workflow, _ = wanted[0]
     chosen = choose(None if env in _GAMES else first_workflow, None, None, temperature)

@@ -47,9 +47,7 @@ def tiny_model(
         int | None,
         typer.Option(min=1, help="Optimizer steps.", show_default="900 in Hanabi, 300 elsewhere"),
     ] = None,
-    games: Annotated[
-        int | None, typer.Option(min=1, help="Training games per preset.")
-    ] = None,
+    games: Annotated[int | None, typer.Option(min=1, help="Training games per preset.")] = None,
     style: Annotated[
         PromptStyle,
         typer.Option(

@@ -45,9 +45,7 @@ def view(
     prompts: Annotated[
         bool, typer.Option("--prompts", help="Also show the prompts of the players.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write one HTML page instead.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one HTML page instead.")] = None,
 ) -> None:
     """Watch recorded games of any environment.
 

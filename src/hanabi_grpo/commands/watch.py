@@ -28,9 +28,7 @@ _NEXT_PANEL = "\t"
 def watch(
     run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it need not exist yet.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-    every: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds between frames.")
-    ] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between frames.")] = 1.0,
 ) -> None:
     """Watch a run: score, players, phase times, versions, alarms.
 
