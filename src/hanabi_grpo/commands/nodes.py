@@ -70,7 +70,8 @@ def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
     if not plan.tokens_per_micro_batch:
         raise SettingsError(
             f"{given}: micro-batches must be cut by tokens, which works with any number of "
-            "processes; unset PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH above 0."
+            "processes; unset PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH "
+            "above 0."
         )
     if nodes.rank and settings.output_dir is None:
         raise SettingsError(
