@@ -479,7 +479,7 @@ def test_unfinished_games_can_be_left_out(exports: Path, tmp_path: Path) -> None
     assert "skipped: 2 unfinished" in result.stdout
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["full-3.jsonl"]
     only = invoke(exports / "b.json", "--out", tmp_path / "none", "--finished")
-    assert (only.exit_code, "leave --finished out" in only.stderr) == (2, True)
+    assert (only.exit_code, "omit --finished" in only.stderr) == (2, True)
 
 
 def test_a_bad_game_stops_an_import_and_leaves_no_file(exports: Path, tmp_path: Path) -> None:

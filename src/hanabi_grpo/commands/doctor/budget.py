@@ -29,8 +29,8 @@ _LEARNING_SHARE = 0.2
 _ENGINE_STEP_SECONDS = 0.010
 """Time of an engine step besides reading memory.
 
-Measured with 64 replies at once, adapters and CUDA graphs: about 13 ms per token on an H100 with 0.6
-billion parameters, 11.7 ms on an H200 with 4 billion, which take 2 ms to read.
+Measured with 64 replies at once, adapters and CUDA graphs: about 13 ms per token on an H100 with
+0.6 billion parameters, 11.7 ms on an H200 with 4 billion, which take 2 ms to read.
 """
 _ALL_REDUCE_SECONDS = 40e-6
 """Time of an all-reduce, including the wait for the slowest GPU.

@@ -53,8 +53,8 @@ class Probe(NamedTuple):
     """Returns one check, several, or None where there is nothing to check."""
     roles: tuple[Role, ...] = ("server", "trainer")
     bases: Literal["all", "each", "one"] = "all"
-    """How a team with several base models is checked: all of them at once, each model separately, or
-    not at all, because the check's arithmetic covers only one model."""
+    """How a team with several base models is checked: all models at once, each model separately,
+    or not at all, because the check's arithmetic covers only one model."""
 
 
 def settings_checks(context: Context) -> Check:

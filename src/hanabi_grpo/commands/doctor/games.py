@@ -53,8 +53,8 @@ def context_checks(context: Context) -> Check:
     model_limit = int(context.config.get("max_position_embeddings", 0)) or limit
     if limit > model_limit:
         finding = (
-            f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} supports {model_limit}: the "
-            "server would not start"
+            f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} supports at most {model_limit}: "
+            "the server would not start"
         )
         return fail("context", finding, f"export HANABI_MAX_MODEL_LEN={model_limit}")
     if budget is None:

@@ -84,7 +84,7 @@ def gpu_checks(context: Context) -> Iterator[Check]:
             f"{listed}, but HANABI_PROFILE is for GPUs: everything would run on the CPU, with "
             "the sizes of the profile"
         )
-        plan = f".venv/bin/hanabi-grpo doctor --as {num_gpus}xH100-80GB   # plan it, or name another GPU"
+        plan = f".venv/bin/hanabi-grpo doctor --as {num_gpus}xH100-80GB   # plan it; or another GPU"
         yield warn(
             "gpus", finding, f"{plan}\nunset HANABI_PROFILE   # or remove its line from .env"
         )

@@ -16,8 +16,8 @@ from hanabi_grpo.settings.partners import num_kept_versions
 
 _SHARED_MEMORY = Path("/dev/shm")
 _VERSIONS_IN_FLIGHT = 3
-"""Versions of an adapter at once: one is served, one is staged, and running games still use a third.
-With HANABI_OVERLAP above 1, games use that many older ones."""
+"""Versions of an adapter at once: one is served, one is staged, and running games still use a
+third. With HANABI_OVERLAP above 1, games use that many older ones."""
 _PARALLEL_BYTES = 1 << 30
 """What processes that share a model or gradients exchange through shared memory (NCCL)."""
 _LARGE_MODEL_BYTES = 200 * 10**6

@@ -1,8 +1,9 @@
 """The check of MIG slices: does this machine have them, and can vLLM use the server's?
 
 vLLM (0.32) asks NVML for the index of the server's slice, which is the slice's number inside its
-GPU, and then for the GPU with that index (`NvmlCudaPlatform`). It therefore mistakes the first slice
-of any GPU for GPU 0, and any other slice for another GPU. If there is no such GPU, the engine dies.
+GPU, and then for the GPU with that index (`NvmlCudaPlatform`). It therefore mistakes the first
+slice of any GPU for GPU 0, and any other slice for another GPU. If there is no such GPU, the engine
+dies.
 """
 
 import re
