@@ -123,7 +123,7 @@ def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:
     if len(parts) not in (1, len(names)) or not all(part.isdecimal() for part in parts):
         allowed = "a whole number"
         if len(names) > 1:
-            allowed += f" for all games, or {len(names)} with commas: {', '.join(names)}"
+            allowed += f" for all games, or {len(names)} separated by commas for {', '.join(names)}"
         raise SettingsError(f"{option} {text!r}: give {allowed}, e.g. {option} 16.")
     numbers = [int(part) for part in parts]
     if min(numbers) < 1:
