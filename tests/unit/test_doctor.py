@@ -333,7 +333,7 @@ SPLITS = {
         num_gpus=4,
         environ={"HANABI_PROFILE": "tools/profiles/gpu-8.env"},
         status="fail",
-        finding="name GPU 4, 5, 6, 7, there are only 4",
+        finding="names GPU 4, 5, 6, 7, but there are only 4",
     ),
     "one list for both terminals": Split(
         num_gpus=4,
