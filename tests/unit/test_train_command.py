@@ -432,7 +432,9 @@ def test_a_start_on_a_full_disk_is_refused_and_the_same_command_goes_on_where_th
             break
         num_refused += 1
         assert started.result.exit_code == 2, started.result.exception
-        assert "cannot be written (No space left on device). Free disk space" in started.result.stderr
+        assert (
+            "cannot be written (No space left on device). Free disk space" in started.result.stderr
+        )
         assert started.commands == []
         again = train_command(RESUME="latest", LEARNING_RATE="0.01")
         assert again.result.exit_code == 0, again.result.output

@@ -41,7 +41,7 @@ DryRun = Annotated[
     ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="With --print-config or --dry-run: print JSON.")
+    bool, typer.Option("--json", help="With --print-config or --dry-run: print one JSON object.")
 ]
 AsYaml = Annotated[
     bool,

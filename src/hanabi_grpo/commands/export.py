@@ -27,9 +27,9 @@ def export(
 ) -> None:
     """Write a folder for a hub: a PEFT adapter per player, a model card, a manifest.
 
-    For a run, the newest complete checkpoint is exported. The model card shows results and limits,
-    including evaluations of exactly these weights in the run folder or its evaluations/. Nothing
-    is uploaded.
+    For a run, the newest complete checkpoint is exported. The model card shows limits and
+    results, with evaluations of exactly these weights from the run folder or its evaluations/.
+    Nothing is uploaded.
 
     Environment: WANDB_MODE and WANDB_ENTITY apply to wandb: sources; HF_HOME, HF_TOKEN and
     HF_HUB_OFFLINE apply to hf: sources.

@@ -1,9 +1,9 @@
 """The process that mirrors a run to W&B; the trainer starts it, see `tracking.mirror`.
 
-`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input reports the
-trainer's state: a line with the exit code when training has ended, or the end of input without a
-line if the trainer was killed. Its standard output has one JSON object per line, with `kind` and
-`message`; everything that W&B prints goes to standard error.
+`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input reports how the trainer ended:
+a line with the exit code after training, or the end of input without a line if the trainer was
+killed. Its standard output has one JSON object per line, with `kind` and `message`; everything that
+W&B prints goes to standard error.
 """
 
 import json

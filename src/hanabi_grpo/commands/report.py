@@ -46,7 +46,7 @@ def report(
     ] = None,
     min_sigma: Annotated[
         float | None,
-        typer.Option(help="Exit with 1 if it rose by fewer standard errors than this."),
+        typer.Option(help="Exit with 1 if the mean score rose by fewer standard errors than this."),
     ] = None,
 ) -> None:
     """Show what training changed: scores, alarms, curves and sample games.

@@ -14,7 +14,7 @@ def settings(
     name: Annotated[
         str,
         typer.Argument(
-            help="Text in the names to show, e.g. advantage.", show_default="all settings"
+            help="Show only names that contain this, e.g. advantage.", show_default="all settings"
         ),
     ] = "",
     changed: Annotated[

@@ -5,7 +5,7 @@ so memory bandwidth limits small batches (Pope et al. 2022, section 2). Learning
 three forward passes of 2 operations per parameter and token (Kaplan et al. 2020, table 1): the pass
 itself, its repetition for gradient checkpointing, and the gradients of the activations; frozen
 weights have no gradients. The share of learning and the time of an engine's step were measured on
-one H100 and one H200; the other constants below are guesses.
+one H100 and one H200; the other constants below are rough.
 """
 
 import math

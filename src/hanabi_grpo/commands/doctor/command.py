@@ -138,7 +138,7 @@ def doctor(
     """Check everything that both terminals need and print the fix for each problem.
 
     Takes seconds, starts nothing and changes nothing. Exits with 1 if a check fails. With --as,
-    plan a run on another machine instead: estimates of memory, seconds per step and hours.
+    plans a run on another machine instead and estimates memory, seconds per step and hours.
 
     Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES,
     HTTP_PROXY, ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and

@@ -382,7 +382,7 @@ def with_sizes_of_scripts(context: Context, gpus: Sequence[Gpu]) -> Context:
 def _size(
     context: Context, terminal: Terminal, field: str, gpus: Sequence[str], *unless_given: str
 ) -> int:
-    """Return a size of a terminal; by default, its script sets one for each of its GPUs.
+    """Return a size of a terminal; by default, its script sets it to the number of its GPUs.
 
     The script sets none if the terminal's GPUs were given.
 

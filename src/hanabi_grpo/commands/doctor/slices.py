@@ -2,8 +2,7 @@
 
 vLLM (0.32) asks NVML for the index of the server's slice, which is the slice's number inside its
 GPU, and then for the GPU with that index (`NvmlCudaPlatform`). It therefore mistakes the first
-slice of any GPU for GPU 0, and any other slice for another GPU. If there is no such GPU, the engine
-dies.
+slice of any GPU for GPU 0, and any other slice for another GPU. Without such a GPU, it dies.
 """
 
 import re
