@@ -221,9 +221,9 @@ def test_settings_are_shown_by_a_part_of_their_name_or_where_they_differ() -> No
     assert rows("--changed", HANABI_PLAYERS="3") == ["HANABI_PLAYERS"]
     assert rows("--changed", "SEED", HANABI_PLAYERS="3") == []
     for options, message in (
-        (("HANABI_ADVX",), "NAME='HANABI_ADVX': no setting has it in its name"),
-        (("SEED", "--json"), "--json and --markdown hold every setting"),
-        (("--json", "--markdown"), "--json and --markdown: two forms of the same; choose one"),
+        (("HANABI_ADVX",), "NAME='HANABI_ADVX': no setting has this in its name"),
+        (("SEED", "--json"), "--json and --markdown always print every setting"),
+        (("--json", "--markdown"), "--json and --markdown: two formats; choose one"),
     ):
         result = RUNNER.invoke(app, ["settings", *options])
         assert result.exit_code == 2
@@ -326,7 +326,7 @@ def test_torchrun_is_told_of_every_machine() -> None:
         ({"NNODES": "0"}, "NNODES='0'"),
         ({"NODE_RANK": "2"}, "NODE_RANK='2': a whole number from 0 to 1"),
         ({"NODE_RANK": ""}, "NODE_RANK=''"),
-        ({"MASTER_ADDR": " "}, "MASTER_ADDR must be"),
+        ({"MASTER_ADDR": " "}, "MASTER_ADDR must be the address at which"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
     ],
 )
@@ -430,7 +430,7 @@ def test_a_result_that_could_not_be_written_is_refused_before_anything_is_played
         (tmp_path, f"is a folder; name a file, e.g. --out {tmp_path / 'result.json'}."),
         (
             tmp_path / "file" / "below" / "x.json",
-            f"nothing can be written in {tmp_path / 'file'}; name another file.",
+            f"{tmp_path / 'file'} is not writable; name another file.",
         ),
     ):
         result = RUNNER.invoke(app, [*words, "--out", str(out)])

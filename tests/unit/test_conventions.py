@@ -169,7 +169,7 @@ def test_options_of_runs_are_refused_for_games_alone_and_the_table_is_written(
     for options in (["--html", "x.html"], ["--png", "x.png"], ["--alarms"], ["--min-rise", "3"]):
         result = CliRunner().invoke(app, [*command, *options])
         assert result.exit_code == 2
-        assert result.stderr.startswith(f"error: {options[0]} with {tmp_path}: holds games and no")
+        assert result.stderr.startswith(f"error: {options[0]} with {tmp_path}: needs metrics.jsonl")
     file = tmp_path / "table.md"
     result = CliRunner().invoke(app, [*command, "--markdown", str(file)])
     assert result.exit_code == 0

@@ -333,13 +333,13 @@ SPLITS = {
         num_gpus=4,
         environ={"HANABI_PROFILE": "tools/profiles/gpu-8.env"},
         status="fail",
-        finding="name GPU 4, 5, 6, 7, there are only 4",
+        finding="names GPU 4, 5, 6, 7, but there are only 4",
     ),
     "one list for both terminals": Split(
         num_gpus=4,
         environ={"CUDA_VISIBLE_DEVICES": "0,1", **TWO_EACH},
         status="warn",
-        finding="both terminals would take GPU 0, 1",
+        finding="both terminals would use GPU 0, 1",
     ),
     "one list that is long enough to be divided": Split(
         num_gpus=4,
@@ -361,7 +361,7 @@ SPLITS = {
         num_gpus=1,
         environ={"HANABI_GPU_MEMORY_UTILIZATION": "0.9", **ONE_GPU},
         status="warn",
-        finding="both terminals would take GPU 0",
+        finding="both terminals would use GPU 0",
     ),
 }
 
@@ -385,7 +385,7 @@ def test_a_trainer_that_may_take_the_engines_share_is_a_warning(tmp_path: Path) 
     }
     check = run_with_gpus(tmp_path, 1, **environ)["gpu split"]
     assert check["status"] == "warn"
-    assert "an engine that starts again may not find its 0.4" in check["finding"]
+    assert "a restarted engine may not get its 0.4" in check["finding"]
     assert check["remedy"] == "export HANABI_TRAINER_MEMORY=0.58"
 
 
@@ -429,17 +429,22 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-c6d4f1ef)
             "MIG-e",
             "MIG-a",
             "fail",
-            "the server has slice 2 of GPU 1 (1g.10gb); vLLM takes that for GPU 2, which does not",
+            "the server has slice 2 of GPU 1 (1g.10gb); vLLM mistakes it for GPU 2, which does not",
         ),
         (
             "MIG-b",
             "MIG-a",
             "warn",
-            "slice 1 of GPU 0 (3g.40gb); vLLM takes that for GPU 1, and rea",
+            "slice 1 of GPU 0 (3g.40gb); vLLM mistakes it for GPU 1, and use",
         ),
-        ("MIG-x", "MIG-a", "fail", "the server's MIG-x is none of the 5 slices of this machine"),
-        ("MIG-a", "MIG-x", "fail", "the trainer's MIG-x is none of the 5 slices of this machine"),
-        ("MIG-a,MIG-b", "MIG-c", "fail", "the server has 2 slices; CUDA shows a process the first"),
+        ("MIG-x", "MIG-a", "fail", "the server's MIG-x is not one of the 5 slices of this machine"),
+        (
+            "MIG-a",
+            "MIG-x",
+            "fail",
+            "the trainer's MIG-x is not one of the 5 slices of this machine",
+        ),
+        ("MIG-a,MIG-b", "MIG-c", "fail", "the server has 2 slices; CUDA shows only the first"),
     ],
 )
 def test_a_slice_that_vllm_takes_for_a_gpu_that_is_not_there_fails_before_the_engine_starts(
@@ -470,7 +475,7 @@ def test_the_doctor_looks_at_the_slices_of_both_terminals(tmp_path: Path) -> Non
     checks = run_with_gpus(tmp_path, 1, HANABI_PROFILE="tools/profiles/mig.env", **given)
     # This nvidia-smi lists its GPU alone, whatever it is asked for.
     assert checks["mig slices"]["status"] == "fail"
-    assert "MIG-b is none of the 0 slices" in checks["mig slices"]["finding"]
+    assert "MIG-b is not one of the 0 slices" in checks["mig slices"]["finding"]
     assert checks["mig slices"]["remedy"].startswith("nvidia-smi -L\n")
 
 
@@ -483,7 +488,7 @@ def write_nvidia_smi(folder: Path, script: str) -> None:
 def test_a_broken_driver_is_the_reason_why_there_are_no_gpus(tmp_path: Path) -> None:
     assert list_gpus(str(tmp_path)) == ((), "nvidia-smi is not installed")
     write_nvidia_smi(tmp_path, "echo 'Failed to initialize NVML' >&2\nexit 9")
-    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi ends with 9: Failed to initialize NVML")
+    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi exited with 9: Failed to initialize NVML")
 
 
 def test_a_gpu_without_a_number_for_its_memory_is_listed(tmp_path: Path) -> None:
@@ -530,7 +535,9 @@ def test_a_run_folder_below_a_file_fails(folder: Path, tmp_path: Path) -> None:
     run_folder = tmp_path / "notes.txt" / "run"
     check = only(find(machine.disk_checks, MODEL=folder, OUTPUT_DIR=run_folder))
     assert check.status == "fail"
-    assert check.finding == f"{tmp_path / 'notes.txt'} is a file, so nothing can be made below it"
+    assert (
+        check.finding == f"{tmp_path / 'notes.txt'} is a file, so nothing can be created below it"
+    )
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_fails(folder: Path, tmp_path: Path) -> None:
@@ -623,7 +630,7 @@ def test_a_complete_model_is_described(folder: Path) -> None:
 
 def test_the_chat_template_says_how_a_reply_ends(folder: Path, tmp_path: Path) -> None:
     check = only(find(model.chat_checks, MODEL=folder))
-    assert "a reply ends with <|im_end|>" in check.finding
+    assert "replies end with <|im_end|>" in check.finding
     bare = make_model(tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
     check = only(find(model.chat_checks, MODEL=bare))
@@ -703,7 +710,7 @@ def test_weights_that_are_not_complete_fail(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-10])
     check = only(find(model.model_checks, MODEL=torn))
     assert check.status == "fail"
-    assert "not a whole safetensors file" in check.finding
+    assert "not a complete safetensors file" in check.finding
 
     shards = make_model(tmp_path / "shards")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
@@ -755,7 +762,7 @@ def test_a_budget_counts_every_message_and_full_replies(folder: Path) -> None:
 def test_a_budget_is_that_of_the_chosen_environment(folder: Path) -> None:
     # The first of two who check and bet in turn acts at most twice in Kuhn's three steps.
     context = only(find(games.context_checks, HANABI_ENV="kuhn", MODEL=folder))
-    assert "(kuhn, 2 turns a player)" in context.finding
+    assert "(kuhn, 2 turns per player)" in context.finding
     vocabulary = only(find(games.vocabulary_checks, HANABI_ENV="kuhn", MODEL=folder))
     assert vocabulary.status == "fail"
     assert "tiny-model --env kuhn --preset kuhn\n" in vocabulary.remedy

@@ -86,7 +86,7 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(
         assert only(find(server_checks, "trainer", **given)).status == "fail"
         check = only(find(server_checks, "both", **given))
         assert check.status == "warn"
-        assert "whose trainer is alive; another one is refused (409)" in check.finding
+        assert "whose trainer is alive; a second trainer is refused (409)" in check.finding
         assert public_run(run_identity(run)) in check.finding
         assert f"export PORT={app.port + 1}" in check.remedy
         assert "kill" not in check.remedy

@@ -74,10 +74,10 @@ def test_gpus_are_named_as_people_write_them(text: str, count: int, name: str) -
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("8xV100", "no data sheet of 'V100' is known; known are B200-180GB, .*RTX3090-24GB"),
-        ("A100", "say which one: A100-80GB, A100-40GB"),
-        ("16xH100-80GB", "16 GPUs; one machine has 1 to 8"),
-        ("", "write NxCARD"),
+        ("8xV100", "unknown card 'V100'; known cards: B200-180GB, .*RTX3090-24GB"),
+        ("A100", "ambiguous; choose one of A100-80GB, A100-40GB"),
+        ("16xH100-80GB", "16 GPUs; one machine may have 1 to 8"),
+        ("", "use NxCARD"),
     ],
 )
 def test_other_machines_are_refused_with_what_is_known(text: str, problem: str) -> None:
@@ -142,7 +142,7 @@ def test_hours_are_also_told_for_the_steps_that_are_set() -> None:
 
 @pytest.mark.parametrize(
     ("share", "status", "finding"),
-    [("0.9", "ok", "while the engine sleeps"), ("0.99", "warn", "what a sleeping engine keeps")],
+    [("0.9", "ok", "while the engine sleeps"), ("0.99", "warn", ": a sleeping engine (3 GiB)")],
 )
 def test_a_trainer_may_have_nearly_all_of_a_gpu_whose_engine_sleeps(
     share: str, status: str, finding: str
@@ -209,7 +209,7 @@ def test_a_folder_with_nothing_but_a_config_is_planned_like_the_published_model(
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Qwen/Qwen3-8B"]))
     published, _ = planned("8xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini")
     own, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
-    assert "its config.json, its weights are not here" in checks["model"]["finding"]
+    assert "its config.json (its weights are not here)" in checks["model"]["finding"]
     assert {**own, "model": ""} == {**published, "model": ""}
 
 
@@ -239,8 +239,8 @@ def test_a_mixture_of_experts_is_planned_with_all_of_its_weights_and_adapters_on
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
     plan, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
     assert checks["model"]["finding"].endswith(
-        "30.5 G parameters, 3.35 G for each token (8 of 128 experts); 2 adapters of rank 16, "
-        "13.4 M each, on attention alone"
+        "30.5 G parameters, 3.35 G active per token (8 of 128 experts); 2 adapters of rank 16, "
+        "13.4 M each, on attention only"
     )
     # Each trainer process holds all experts; the four copies of the server divide them.
     assert plan["trainer"]["parts"]["weights"] == 2 * 30_532_122_624
@@ -288,8 +288,8 @@ def test_the_parameters_of_other_mixtures_follow_from_the_names_of_their_sizes()
     [
         ({"hidden_size": None}, "it has no hidden_size"),
         ({"kv_lora_rank": 512}, "its attention is latent (kv_lora_rank)"),
-        ({"layer_types": ["linear_attention"]}, "layers of another kind (linear_attention)"),
-        ({"num_experts_per_tok": None}, "its experts have other names for their sizes"),
+        ({"layer_types": ["linear_attention"]}, "layers of an unknown kind (linear_attention)"),
+        ({"num_experts_per_tok": None}, "its experts have unknown names for their sizes"),
     ],
 )
 def test_a_config_that_does_not_tell_the_size_of_its_model_is_no_plan(
@@ -421,7 +421,7 @@ def test_a_model_whose_sizes_are_not_known_fails() -> None:
     assert code == 1
     assert report["plan"] is None
     [check] = [check for check in report["checks"] if check["status"] == "fail"]
-    assert "known are Qwen/Qwen3-0.6B, " in check["finding"]
+    assert "known models: Qwen/Qwen3-0.6B, " in check["finding"]
 
 
 def test_settings_of_the_call_are_checked_as_the_environment_is() -> None:

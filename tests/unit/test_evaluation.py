@@ -515,7 +515,7 @@ def test_a_model_without_a_server_is_refused() -> None:
         (["iggi", "--tasks", "1"], "--tasks 1: a standard error needs at least 2 tasks"),
         (["iggi", "--suite", "train"], "training may have seen its tasks"),
         (["iggi", "--suite", "eval-all-starts"], "a part of it is not a fair sample"),
-        (["iggi", "--all-starts", "--tasks", "9"], "--tasks 9 with --all-starts: that plays"),
+        (["iggi", "--all-starts", "--tasks", "9"], "--tasks 9 with --all-starts, which plays"),
         (["iggi", "--all-starts", "--suite", "test"], "--suite test with --all-starts"),
         (
             ["iggi", "--all-starts", "--preset", "simple"],

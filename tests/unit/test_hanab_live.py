@@ -446,7 +446,7 @@ def test_games_are_imported_by_board_and_those_that_cannot_be_replayed_counted(
     result = invoke(exports, "--out", out, "--bad", "skip")
     assert result.exit_code == 0, result.output
     assert "a.jsonl, line 2: variant '6 Suits'" in result.stdout
-    assert "left out: 1 of other rules, 1 damaged" in result.stdout
+    assert "skipped: 1 with other rules, 1 damaged" in result.stdout
     assert f"wrote 2 games to {out / 'full-2.jsonl'}, mean score 1.00" in result.stdout
     assert f"wrote 2 games to {out / 'full-3.jsonl'}, mean score" in result.stdout
     two, notes = read_recordings([out / "full-2.jsonl"])
@@ -476,17 +476,17 @@ def test_a_name_with_half_a_character_is_written_with_a_question_mark(tmp_path: 
 def test_unfinished_games_can_be_left_out(exports: Path, tmp_path: Path) -> None:
     result = invoke(exports, "--out", tmp_path / "out", "--bad", "skip", "--finished")
     assert result.exit_code == 0, result.output
-    assert "left out: 2 unfinished" in result.stdout
+    assert "skipped: 2 unfinished" in result.stdout
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["full-3.jsonl"]
     only = invoke(exports / "b.json", "--out", tmp_path / "none", "--finished")
-    assert (only.exit_code, "leave --finished out" in only.stderr) == (2, True)
+    assert (only.exit_code, "omit --finished" in only.stderr) == (2, True)
 
 
 def test_a_bad_game_stops_an_import_and_leaves_no_file(exports: Path, tmp_path: Path) -> None:
     result = invoke(exports, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "a.jsonl, line 2: variant '6 Suits'" in result.stderr
-    assert "--bad skip leaves such games out" in result.stderr
+    assert "Use --bad skip to skip such games" in result.stderr
     assert not (tmp_path / "out").exists()
     for missing in (tmp_path / "nothing.json", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)

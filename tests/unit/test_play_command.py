@@ -202,10 +202,10 @@ def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
     ("options", "message"),
     [
         (["igi"], "Did you mean 'iggi'?"),
-        (["human,human"], "for 2 players: give one policy for every partner"),
+        (["human,human"], "for 2 players: give one policy for all partners"),
         (
             ["human,iggi", "--preset", "mini", "--players", "3"],
-            "for 3 players: give one policy for every partner",
+            "for 3 players: give one policy for all partners",
         ),
         (["iggi", "--env", "kuhn"], "iggi"),
         (["iggi", "--seed", "-1"], "Invalid value for '--seed'"),
@@ -228,7 +228,7 @@ def test_bytes_that_are_no_text_are_a_line_like_any_other() -> None:
     result = RUNNER.invoke(app, ["play", "--out", "a.jsonl"], input=b"\xff\xfe\x00p0\nh1\nq\n")
     assert result.exit_code == 130
     assert "That is not an action." in result.output
-    assert result.output.endswith("You left; the game is not kept.\n")
+    assert result.output.endswith("You quit; the game was not saved.\n")
     assert not Path("a.jsonl").exists()
 
 
@@ -264,7 +264,7 @@ def test_ctrl_c_ends_the_game_in_one_line(
             process.wait(timeout=20)
     rest = process.stdout.read()
     assert process.returncode == 130
-    assert "You left; the game is not kept." in rest
+    assert "You quit; the game was not saved." in rest
     assert "Traceback" not in rest
 
 

@@ -12,7 +12,7 @@ from hanabi_grpo.evaluation.lineups import evaluate_lineups, parse_lineups
 from hanabi_grpo.runs.run_folder import check_fresh, results_folder
 from hanabi_grpo.settings import load_settings
 
-NO_FILE = "No file was written; --out FILE keeps the result."
+NO_FILE = "No file was written; use --out FILE to save the result."
 EVALUATE = ("evaluate", "iggi", "--preset", "laptop", "--tasks", "4")
 CROSS_PLAY = ("cross-play", "iggi", "random", "--preset", "laptop", "--tasks", "4")
 
@@ -81,7 +81,7 @@ def test_a_run_may_begin_in_a_folder_that_was_evaluated_and_played_in() -> None:
 
 def test_an_evaluation_that_is_stopped_at_once_names_no_file() -> None:
     assert _stop_summary({"iggi": 0, "random": 0}, 8, " in outputs/evaluations") == (
-        "stopped: none of 8 tasks is done."
+        "stopped: none of the 8 tasks are done."
     )
 
 

@@ -519,7 +519,7 @@ def test_a_terminal_with_defaults_alone_prints_a_line_and_no_empty_table(
     console = Console(file=io.StringIO(), width=200, record=True)
     announce(console, "server")
     text = console.export_text()
-    assert "every setting has its default" in text
+    assert "all settings have their default values" in text
     assert "┃" not in text
 
 

@@ -81,8 +81,8 @@ def test_one_number_counts_for_every_game_and_preset_chooses_one() -> None:
     [
         (
             ("--games", "1,2,3"),
-            "--games '1,2,3': give a whole number for all games, or 2 with commas for laptop, "
-            "kuhn_poker, e.g. --games 16.",
+            "--games '1,2,3': give a whole number for all games, or 2 separated by commas for "
+            "laptop, kuhn_poker, e.g. --games 16.",
         ),
         (("--games", "some"), "--games 'some': give a whole number"),
         (("--tasks", "0,4"), "--tasks '0,4': must be 1 or more."),

@@ -155,7 +155,7 @@ def test_the_vote_beside_it_has_the_instructions_of_its_own_seats() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: vote, debate"),
+        ([], "no WORKFLOW=LINEUP is given: give one, e.g. debate=served; workflows: vote, debate"),
         (["hanabi=iggi"], "'hanabi=iggi': give WORKFLOW=LINEUP"),
         (["debate="], "'debate=': give WORKFLOW=LINEUP"),
         (["debate=iggi"], "iggi"),

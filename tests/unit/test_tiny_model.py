@@ -165,7 +165,7 @@ def test_no_tiny_model_is_made_for_texts_that_it_could_not_read(
     answer = CliRunner().invoke(app, ["tiny-model"], env=environ)
     assert answer.exit_code == 2
     message = " ".join(answer.stderr.split())
-    assert "knows the words of its own tasks in the compact style, and not" in message
+    assert "knows only the words of its own tasks in the compact style, and not" in message
     assert "MODEL=Qwen/Qwen3-0.6B" in message
     assert not Path("outputs").exists()
 

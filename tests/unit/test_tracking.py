@@ -476,7 +476,7 @@ def test_a_mirror_begins_when_that_of_the_trainer_before_has_ended(
         # The trainer does not wait for it.
         started = Mirror(run, 0)
         assert caplog.messages == [
-            "W&B: what the trainer before has left is still sent; this run follows"
+            "W&B: still sending the previous trainer's records; this run follows"
         ]
         # What the other mirror has written down is known to this one.
         record = read_record(run)

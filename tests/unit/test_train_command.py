@@ -93,7 +93,7 @@ def test_print_config_and_dry_run_are_given_one_at_a_time(
 ) -> None:
     result = RUNNER.invoke(app, [command, *options])
     assert result.exit_code == 2
-    assert "give one of --print-config and --dry-run" in result.stderr
+    assert "give either --print-config or --dry-run" in result.stderr
 
 
 def dry_run(command: str, folder: Path) -> tuple[str, str]:
@@ -337,7 +337,7 @@ def test_the_trainer_may_be_started_before_the_server_has_made_the_tiny_model(
     monkeypatch.setattr(time, "sleep", lambda seconds: model.mkdir(parents=True, exist_ok=True))
     started = train_command(MODEL="", HANABI_PRESET="simple")
     assert started.result.exit_code == 0, started.result.output
-    message = "MODEL=outputs/tiny-simple: not made yet; the rollout script makes it"
+    message = "MODEL=outputs/tiny-simple: not built yet; the rollout script builds it"
     assert message in started.result.output
     assert len(started.commands) == 1
 
@@ -432,7 +432,9 @@ def test_a_start_on_a_full_disk_is_refused_and_the_same_command_goes_on_where_th
             break
         num_refused += 1
         assert started.result.exit_code == 2, started.result.exception
-        assert "cannot be written (No space left on device). Make room" in started.result.stderr
+        assert (
+            "cannot be written (No space left on device). Free disk space" in started.result.stderr
+        )
         assert started.commands == []
         again = train_command(RESUME="latest", LEARNING_RATE="0.01")
         assert again.result.exit_code == 0, again.result.output

@@ -523,7 +523,7 @@ def test_ctrl_c_keeps_the_newest_state_and_the_same_command_continues(
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate()
     assert process.returncode == 130
-    assert "with --resume continues" in " ".join(output.split())
+    assert "to continue, run the same command with --resume" in " ".join(output.split())
     resumed = subprocess.run([*command, "--resume"], env=environ, capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     steps = check_checkpoint(out / "checkpoint-0").facts["warm_start"]["steps"]

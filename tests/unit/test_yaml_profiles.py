@@ -316,4 +316,4 @@ def test_the_command_prints_it_without_keys(monkeypatch: pytest.MonkeyPatch) -> 
     for arguments in (("--yaml",), ("--dry-run", "--yaml"), ("--print-config", "--json", "--yaml")):
         answer = run("train", *arguments)
         assert answer.exit_code == 2
-        assert "give --print-config --yaml" in " ".join(answer.stderr.split())
+        assert "use --print-config --yaml" in " ".join(answer.stderr.split())

@@ -1,4 +1,4 @@
-"""`hanabi-grpo adhoc`: a run's players beside partners that they have not met, and bounds."""
+"""`hanabi-grpo adhoc`: a run's players with unseen partners, and bounds on the scores."""
 
 import shlex
 from typing import Annotated
@@ -52,41 +52,43 @@ def adhoc(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Whose players are evaluated: the folder of a run or checkpoint, served, base, a "
-            "script, zoo:NAME, wandb: or hf:; several are compared. Without any, the partners "
-            "alone with their bounds. NAME=RUN gives it a name in the tables.",
+            help="Policies to evaluate: the folder of a run or checkpoint, served, base, a script, "
+            "zoo:NAME, wandb: or hf:. Several are compared; without any, only the partners and "
+            "their bounds are shown. NAME=RUN sets the name in the tables.",
         ),
     ] = None,
     partners: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="PARTNER", help="A partner beside the scripts; repeat it."),
+        typer.Option(
+            "--with", metavar="PARTNER", help="Add a partner to the scripts. May be repeated."
+        ),
     ] = None,
     only: Annotated[
-        bool, typer.Option("--only", help="The partners of --with alone, without the scripts.")
+        bool, typer.Option("--only", help="Use only the partners of --with, no scripts.")
     ] = False,
     bounds: Annotated[
         list[str] | None,
         typer.Option(
             "--bound",
             metavar="NAME=SCORE",
-            help="What 100 % is with a partner: a score, or a run that was trained as a best "
-            "response to it; repeat it.",
+            help="Score that counts as 100 % with a partner: a number, or a run trained as a best "
+            "response to it. May be repeated.",
         ),
     ] = None,
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    tasks: Annotated[int, typer.Option(help="Number of held-out tasks of every pairing.")] = 500,
+    tasks: Annotated[int, typer.Option(help="Number of held-out tasks per pairing.")] = 500,
     suite: Suite = "eval",
     temperature: Temperature = None,
     out: ResultFolder = None,
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
-    """Play a run's players with partners that they did not train with.
+    """Evaluate a run's players with partners that they did not train with.
 
-    Shows each partner's score beside what it scores with itself and what a best response to it
-    scores (100 %): exact on small boards, else the best that was seen.
+    Shows the score with each partner next to the partner's self-play score and the score of a best
+    response to it (100 %): exact on small boards, otherwise the best score seen.
 
     Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of
     evaluate.
@@ -108,7 +110,7 @@ def adhoc(
 
     def stop_summary() -> str:
         if plan is None:
-            return "stopped before the games began; bounds that were computed are kept."
+            return "stopped before the first game; computed bounds are kept."
         if results:
             write_adhoc(folder, summarise_adhoc(plan, results, exact))
         return (
@@ -122,12 +124,12 @@ def adhoc(
     needs_server = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
     scripts = []
     for entry in pool.partners:
-        # A bound that is given is not computed.
+        # Given bounds are not computed.
         if isinstance(entry.ref, ScriptRef) and entry.label not in pool.given:
             scripts.append(str(entry.ref))
     say = sayer(console)
     with interruptible(stop_summary):
-        # Exact bounds are means over all starts, and such suites have half of them.
+        # Exact bounds are means over all starts, and these suites hold only half of them.
         if not suite.startswith(HALF):
             with progress_bars(aside) as bars:
                 bounds_bar = bars.add_task("bounds", total=None)

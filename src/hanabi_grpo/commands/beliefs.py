@@ -1,4 +1,4 @@
-"""`hanabi-grpo beliefs`: what players believe about hidden cards, and what they should."""
+"""`hanabi-grpo beliefs`: what players believe about hidden cards, and what they should believe."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +43,9 @@ def beliefs(
             show_default="served",
         ),
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Held-out tasks, in every seat order.")] = _TASKS,
+    tasks: Annotated[
+        int, typer.Option(help="Number of held-out tasks, each played in every seat order.")
+    ] = _TASKS,
     suite: Suite = SUITE,
     env: Env = None,
     preset: Preset = None,
@@ -54,17 +56,18 @@ def beliefs(
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
-    """Compare what players believe about cards that they cannot see with what they should.
+    """Compare players' beliefs about hidden cards with exact posteriors.
 
-    In Hanabi on boards of 2 colours and 2 ranks, Kuhn and Leduc poker, at every turn of held-out
-    tasks played at temperature 1: the exact posterior by the rules alone, the one that knows the
-    others' policies, and what a model says when it is asked for each card, in a conversation that
-    is thrown away. Also the bits that a hint carries by the rules and by convention. Models must
-    remember the current turn alone (HANABI_MEMORY=turn); scripts cannot be asked.
+    Supports Hanabi on boards with 2 colors and 2 ranks, Kuhn poker and Leduc poker. At every turn
+    of held-out tasks played at temperature 1, it computes the posterior given the rules alone and
+    the posterior given the other players' policies, and asks the model about each card in a
+    conversation that is then discarded. Also shows the bits that a hint carries by the rules and
+    by convention. Models must remember only the current turn (HANABI_MEMORY=turn); scripts cannot
+    be asked.
 
-    Environment: as for evaluate: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and
-    HANABI_SERVER_TIMEOUT find the server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the
-    game; SEED decides replies.
+    Environment: as for evaluate. VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and
+    HANABI_SERVER_TIMEOUT locate the server; DATASET, HANABI_PRESET and HANABI_PLAYERS select the
+    game; SEED makes replies reproducible.
     """
     specs = lineups or [SERVED]
     own_server = use_zoo(specs) or own_server

@@ -27,13 +27,13 @@ from hanabi_grpo.types import Episode
 
 
 def collect(
-    lineup: Annotated[str, typer.Argument(help="Policies that play, as in evaluate.")],
-    out: Annotated[Path, typer.Option(help="Folder of the games; continued if it exists.")],
+    lineup: Annotated[str, typer.Argument(help="Policies to play, as in evaluate.")],
+    out: Annotated[Path, typer.Option(help="Output folder of the games; continued if it exists.")],
     tasks: Annotated[
-        str, typer.Option(help="Number of tasks; of several games of DATASET, as 16,16,16.")
+        str, typer.Option(help="Number of tasks, or one number per game of DATASET: 16,16,16.")
     ] = "100",
     games: Annotated[
-        str, typer.Option(help="Games of each task (the group); of several games, as 8,4,4.")
+        str, typer.Option(help="Episodes per task (the group), or one number per game: 8,4,4.")
     ] = "1",
     suite: Annotated[str, typer.Option(help="Suite that the tasks are drawn from.")] = "collect",
     env: Env = None,
@@ -47,11 +47,11 @@ def collect(
 ) -> None:
     """Record games of a lineup as JSON lines, without training.
 
-    The same command continues an interrupted one. A DATASET with rows of several games is played
-    whole, each game into a folder of OUT with its preset's name; --preset chooses one.
+    Run the same command again to continue an interrupted one. A DATASET with several games is
+    played completely, each game in a folder of OUT named after its preset; --preset selects one.
 
     Environment: HANABI_ENV, HANABI_PRESET, DATASET, VLLM_SERVER_PORT, TEMPERATURE and the others
-    of evaluate. REPORT_TO records figures in OUT/figures.
+    of evaluate. REPORT_TO logs metrics to OUT/figures.
     """
     own_server = use_zoo([lineup]) or own_server
     chosen = choose_all(env, preset, players, temperature)
@@ -62,13 +62,14 @@ def collect(
     folders = check_folder(out, names)
     teams = []
     for setup in setups:
-        # Refuses a malformed name of a suite before anything is written.
+        # Refuses a malformed suite name before anything is written.
         setup.environment.reset(setup.config, split=suite, seed=0)
         teams.append(parse_lineup(lineup, setup.spec.num_players, env=setup.env))
     aside = make_console(aside=True)
     if is_held_out(suite):
         warning = (
-            f"warning: suite {suite} is held out; training on these games spoils evaluations on it."
+            f"warning: suite {suite} is held out; training on these games contaminates evaluations "
+            "on it."
         )
         aside.print(warning, style="yellow")
     num_done = dict.fromkeys(names, 0)

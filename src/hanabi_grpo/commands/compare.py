@@ -21,7 +21,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="ARM",
-            help="NAME=RUN,RUN,…: run folders that differ in their seed only. * matches several "
+            help="NAME=RUN,RUN,…: run folders that differ only in their seed. * matches several "
             "folders: 'a=runs/a-*'.",
         ),
     ],
@@ -29,17 +29,15 @@ def compare(
         int,
         typer.Option(min=1, help="Steps over which curves and the training mean are averaged."),
     ] = 10,
-    metric: Annotated[
-        str, typer.Option(help="Metric of metrics.jsonl whose curves are compared.")
-    ] = SCORE,
+    metric: Annotated[str, typer.Option(help="Metric of metrics.jsonl to compare.")] = SCORE,
     out_png: Annotated[Path | None, typer.Option(help="Write the chart to this file.")] = None,
     out_markdown: Annotated[
         Path | None, typer.Option(help="Write the tables to this file.")
     ] = None,
 ) -> None:
-    """Compare runs over several seeds: curves with bands, held-out scores, differences.
+    """Compare runs with several seeds: curves with bands, held-out scores, differences.
 
-    Every difference has its standard error.
+    Every difference is shown with its standard error.
     """
     name, loaded = load_arms(parse_arms(arms), metric=metric)
     comparison = compare_arms(name, loaded, window=window, metric=metric)

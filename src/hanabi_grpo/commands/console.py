@@ -1,4 +1,4 @@
-"""What commands share at the terminal.
+"""Terminal functions that commands share.
 
 Printing, progress bars, interruption, the command of the other terminal, and offline switches.
 """
@@ -50,11 +50,11 @@ _SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
 INTERRUPTED = 130
 """Exit code of a command that was stopped and can be continued."""
 _TABLE_WIDTH = 120
-"""Columns of a table where standard output is no terminal and COLUMNS is not set."""
+"""Width of a table if standard output is not a terminal and COLUMNS is not set."""
 _SECONDS_OF_A_LINE = 60.0
-"""Between two lines of progress in a log."""
+"""Time between two progress lines in a log."""
 _QUIET = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
-"""`USE_HF` makes ms-swift take models from the hub that vLLM takes them from."""
+"""`USE_HF` makes ms-swift download models from the same hub as vLLM."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
@@ -62,7 +62,7 @@ def make_console(*, aside: bool = False) -> Console:
     """Return a console for standard output.
 
     Args:
-        aside: Write to standard error, where progress goes and everything else that is no result.
+        aside: Write to standard error, which is for progress and everything that is not a result.
     """
     width = None
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
@@ -74,23 +74,23 @@ def make_console(*, aside: bool = False) -> Console:
 def print_json(document: Any, indent: int | None = None) -> None:
     """Write a document to standard output; a number that is not finite becomes null.
 
-    Characters that a terminal would obey are escaped.
+    Terminal control characters are escaped.
 
     Args:
-        document: What json can write.
-        indent: Spaces of a level; None writes one line.
+        document: A value that json can serialize.
+        indent: Spaces per level; None writes one line.
     """
     sys.stdout.write(visible_json(json_text(document, indent=indent)))
 
 
 class _ProgressLines(Progress):
-    """Progress for logs: a line a minute, since bars show themselves there only when they end."""
+    """Progress for logs: one line per minute, because bars appear there only when they end."""
 
     def __init__(self, *columns: ProgressColumn, console: Console) -> None:
-        """Begin the first minute.
+        """Start the timer of the first line.
 
         Args:
-            *columns: Of the bars, which are printed at the end.
+            *columns: Columns of the bars, which are printed at the end.
             console: Where lines and bars are printed.
         """
         super().__init__(*columns, console=console)
@@ -98,12 +98,12 @@ class _ProgressLines(Progress):
         self._next_line = time.monotonic() + _SECONDS_OF_A_LINE
 
     def update(self, task_id: TaskID, *given: Any, **fields: Any) -> None:
-        """Update a bar, and say how far it is if a minute has passed since the last line."""
+        """Update a bar, and print its progress if a minute has passed since the last line."""
         super().update(task_id, *given, **fields)
         self._say_now_and_then(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """As `update`, for a bar that has gone on by so much."""
+        """As `update`, advancing the bar by `advance`."""
         super().advance(task_id, advance)
         self._say_now_and_then(task_id)
 
@@ -122,7 +122,7 @@ class _ProgressLines(Progress):
 
 
 def progress_bars(console: Console) -> Progress:
-    """Return rich's progress bars with our columns; in a log also a line a minute."""
+    """Return rich's progress bars with our columns; a log also gets one line per minute."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -138,7 +138,7 @@ def progress_bars(console: Console) -> Progress:
 def interruptible(summary: Callable[[], str]) -> Iterator[None]:
     """Treat SIGTERM like Ctrl-C, and end an interrupted command with a summary and exit code 130.
 
-    A server that fails stays an error, raised after the same summary.
+    A ServerError is raised again, after the same summary.
 
     Args:
         summary: Returns a line on what is done and how to continue.
@@ -157,7 +157,7 @@ def interruptible(summary: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a flag, so that a piece of work is finished or not begun.
+    """Turn Ctrl-C and SIGTERM into a flag, so that work is finished or not begun.
 
     A second signal raises KeyboardInterrupt.
 
@@ -186,12 +186,12 @@ def show_settings(*, as_json: bool, only_given: bool = False, named: str = "") -
     """Print settings, their values and origins.
 
     Args:
-        as_json: Whether to print all as settings.json holds them.
-        only_given: Whether to leave defaults out.
-        named: Part of the names of the settings to show; "": all.
+        as_json: Whether to print all of them in the format of settings.json.
+        only_given: Whether to omit defaults.
+        named: Text in the names of the settings to show; "": all.
 
     Raises:
-        SettingsError: No setting has such a name.
+        SettingsError: No setting's name contains `named`.
     """
     loaded = load_settings()
     if as_json:
@@ -204,13 +204,13 @@ def show_settings(*, as_json: bool, only_given: bool = False, named: str = "") -
     everything = settings_table(loaded, named=named.upper())
     if not everything.row_count:
         raise SettingsError(
-            f"NAME={named!r}: no setting has it in its name; all of them: hanabi-grpo settings"
+            f"NAME={named!r}: no setting has this in its name; list them all: hanabi-grpo settings"
         )
-    sayer(make_console())("every setting shown has its default")
+    sayer(make_console())("all settings shown have their default values")
 
 
 def announce(console: Console, terminal: Terminal) -> LoadedSettings:
-    """Load the settings, print those that are no defaults, and set variables of other software.
+    """Load the settings, print those that were given, and set variables of other software.
 
     See `set_environ` for these variables.
     """
@@ -221,8 +221,8 @@ def announce(console: Console, terminal: Terminal) -> LoadedSettings:
     else:
         settings = loaded.settings
         sayer(console)(
-            f"defaults for {settings.device} ({settings.device_reason}); every setting has its "
-            "default"
+            f"defaults for {settings.device} ({settings.device_reason}); all settings have their "
+            "default values"
         )
     reason = set_environ(loaded, terminal)
     if reason:
@@ -234,7 +234,7 @@ def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
     """Set this process's variables for other software, and the GPUs of this terminal.
 
     Returns:
-        Why the terminal has other GPUs than CUDA_VISIBLE_DEVICES names; empty where it has those.
+        Why the terminal uses other GPUs than CUDA_VISIBLE_DEVICES names; empty if it uses those.
 
     Raises:
         SettingsError: A list of GPUs is too short for both terminals.
@@ -248,9 +248,9 @@ def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
 
 
 def give_environ(loaded: LoadedSettings) -> None:
-    """Set what `.env` and the profile hold for other software, and the offline switches.
+    """Set the other software's variables of `.env` and the profile, and the offline switches.
 
-    A value of this shell wins.
+    Values from this shell take precedence.
     """
     environ = {**loaded.dotenv_environ, **offline_environ(loaded.settings)}
     for name, value in environ.items():

@@ -1,4 +1,4 @@
-"""`hanabi-grpo cross-play`: every policy with every other on common tasks, in both seat orders."""
+"""`hanabi-grpo cross-play`: every pair of policies on the same tasks, in both seat orders."""
 
 import shlex
 from collections.abc import Collection
@@ -43,7 +43,7 @@ from hanabi_grpo.settings.refs import ScriptRef
 from hanabi_grpo.settings.zoo import use_zoo
 
 _MAX_MATRIX = 6
-"""Entries whose matrix still fits into 120 columns."""
+"""Maximum number of entries whose matrix fits into 120 columns."""
 
 
 def cross_play(
@@ -52,16 +52,14 @@ def cross_play(
         typer.Argument(
             metavar="ENTRY",
             help="A policy: a script such as iggi, served, base, player_1@latest, the folder of a "
-            "run or checkpoint, wandb:team/project/name:alias or hf:org/repo. :player_1 behind a "
-            "checkpoint chooses one adapter of it. NAME=ENTRY gives it a name in the tables.",
+            "run or checkpoint, wandb:team/project/name:alias or hf:org/repo. :player_1 after a "
+            "checkpoint selects one of its adapters. NAME=ENTRY sets the name in the tables.",
         ),
     ],
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    tasks: Annotated[
-        int, typer.Option(help="Number of held-out tasks that every pair plays.")
-    ] = 1000,
+    tasks: Annotated[int, typer.Option(help="Number of held-out tasks per pair.")] = 1000,
     suite: Suite = "eval",
     temperature: Temperature = None,
     out: ResultFolder = None,
@@ -87,7 +85,7 @@ def cross_play(
 
     def stop_summary() -> str:
         if plan is None:
-            return "stopped before the games began."
+            return "stopped before the first game."
         if cells:
             write_cross_play(folder, summarise(plan, cells))
         return (

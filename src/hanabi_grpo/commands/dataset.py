@@ -17,7 +17,7 @@ def dataset(
     preset: Annotated[
         list[str],
         typer.Option(
-            help="Preset, e.g. laptop. May be repeated, with shares of the tasks: laptop=3."
+            help="Preset, e.g. laptop. May be repeated; laptop=3 sets its share of the tasks."
         ),
     ],
     out: Annotated[Path, typer.Option(help="File to write.")],
@@ -26,15 +26,14 @@ def dataset(
         int | None, typer.Option(help="Number of players.", show_default="HANABI_PLAYERS")
     ] = None,
     observation: Annotated[
-        str | None, typer.Option(help="compact or full.", show_default="HANABI_OBSERVATION")
+        str | None,
+        typer.Option(help="Observation: compact or full.", show_default="HANABI_OBSERVATION"),
     ] = None,
     suite: Annotated[str, typer.Option(help="Suite that the tasks are drawn from.")] = "train",
     num_tasks: Annotated[
         int, typer.Option(help="Length of a fixed list of tasks; 0: unlimited fresh tasks.")
     ] = 0,
-    add: Annotated[
-        bool, typer.Option("--add", help="Append the rows to those of the file.")
-    ] = False,
+    add: Annotated[bool, typer.Option("--add", help="Append the rows to the file.")] = False,
 ) -> None:
     """Write a dataset with a row for each preset, or add rows to one."""
     env = env or load_settings().settings.env

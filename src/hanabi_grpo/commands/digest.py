@@ -1,4 +1,4 @@
-"""`hanabi-grpo digest`: what two runs of one seed have in common, as SHA-256."""
+"""`hanabi-grpo digest`: SHA-256 digests that are equal for two runs with the same seed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,12 @@ from hanabi_grpo.runs.digest import RunDigest, run_digest
 def digest(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, or their checkpoints."),
+        typer.Argument(metavar="RUN", help="Run folders or checkpoints."),
     ],
 ) -> None:
-    """Print digests of a run's figures and adapters; two runs of one seed have the same ones.
+    """Print digests of a run's metrics and adapters, which are equal for runs with the same seed.
 
-    Times, rates, memory and cache hits are left out.
+    Times, rates, memory and cache hits are excluded.
     """
     say = sayer(make_console())
     first: RunDigest | None = None

@@ -41,11 +41,11 @@ DryRun = Annotated[
     ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="With one of the other two: print one JSON object.")
+    bool, typer.Option("--json", help="With --print-config or --dry-run: print one JSON object.")
 ]
 AsYaml = Annotated[
     bool,
-    typer.Option("--yaml", help="With --print-config: print a profile that HANABI_PROFILE reads."),
+    typer.Option("--yaml", help="With --print-config: print a profile for HANABI_PROFILE."),
 ]
 _MASKED = "********"
 
@@ -71,13 +71,13 @@ def show_start(
     as_json: bool,
     as_yaml: bool = False,
 ) -> None:
-    """Do what --print-config or --dry-run of a terminal asks for.
+    """Do what --print-config or --dry-run requests.
 
     Args:
         terminal: The terminal whose start is shown.
         extra_args: Options that would be passed through to vLLM or ms-swift.
         print_config: Show the settings.
-        dry_run: Make the doctor's checks and show what would be started.
+        dry_run: Run the doctor's checks and show what would be started.
         as_json: Print one JSON object.
         as_yaml: Print a profile.
 
@@ -87,16 +87,16 @@ def show_start(
         typer.Exit: A check failed; the exit code is 1.
     """
     if as_yaml and (as_json or not print_config):
-        raise SettingsError("--yaml: prints settings as a profile; give --print-config --yaml.")
+        raise SettingsError("--yaml: prints the settings as a profile; use --print-config --yaml.")
     if print_config == dry_run:
-        raise SettingsError("give one of --print-config and --dry-run; --json is for either.")
+        raise SettingsError("give either --print-config or --dry-run; --json works with both.")
     if print_config and as_yaml:
         print(settings_yaml(load_settings()), end="")
         return
     if print_config:
         show_settings(as_json=as_json)
         return
-    # Imported here: a start needs none of it.
+    # Imported here: a real start does not need it.
     from hanabi_grpo.commands.doctor.check import report_json, summary_line
     from hanabi_grpo.commands.doctor.command import make_checks
 
@@ -111,7 +111,7 @@ def show_start(
         shell["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     checks = make_checks(loaded, role=terminal, shell=shell, console=None if as_json else console)
     start = None
-    # Where it cannot be planned, a check has said why.
+    # If it cannot be planned, a check has reported why.
     with contextlib.suppress(HanabiGrpoError):
         start = _plan_start(terminal, loaded, extra_args)
     if as_json:
@@ -130,7 +130,7 @@ def show_start(
 
 def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | None) -> str:
     if start is None:
-        return "dry run: nothing was started, and nothing could be: see what failed above."
+        return "dry run: nothing was started. A start would fail; see the failed checks above."
     assignments = [f"{name}={shlex.quote(value)}" for name, value in start.environ.items()]
     command = " ".join([*assignments, shlex.join(start.command)])
     if terminal == "server":
@@ -139,7 +139,8 @@ def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | 
         timeout = f"{loaded.settings.server_timeout:g} s"
         then = f"after waiting up to {timeout} for the server at {start.url}"
     return (
-        f"dry run: nothing was started. Without --dry-run this would be:\n    {command}\n    {then}"
+        "dry run: nothing was started. Without --dry-run, this would run:\n"
+        f"    {command}\n    {then}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`hanabi-grpo evaluate`: scores of lineups on held-out tasks, beside those of scripts."""
+"""`hanabi-grpo evaluate`: scores of lineups on held-out tasks, next to those of scripts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -40,7 +40,7 @@ from hanabi_grpo.tracking.figure_log import FigureLog
 from hanabi_grpo.types import ALL_STARTS
 
 _TASKS = "1000"
-"""--tasks where it is not given."""
+"""Default of --tasks."""
 
 
 def evaluate(
@@ -48,7 +48,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="LINEUP",
-            help="Policies that play: one for all seats, or one for each seat with commas. A "
+            help="Policies to play: one for all seats, or one per seat, separated by commas. A "
             "policy is served, player_1@latest, base, the folder of a checkpoint or run, "
             "wandb:team/project/name:alias, hf:org/repo, or a script such as iggi.",
             show_default="served",
@@ -57,8 +57,8 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Number of held-out tasks, each played in every seat order; of several games of "
-            "DATASET, as 500,200.",
+            help="Number of held-out tasks, each played in every seat order, or one number per "
+            "game of DATASET: 500,200.",
             show_default=_TASKS,
         ),
     ] = None,
@@ -69,8 +69,8 @@ def evaluate(
         bool,
         typer.Option(
             "--all-starts",
-            help="Play every start of a game with few starts, twice each, instead of --tasks of "
-            "--suite: greedy scores are then exact, sampled ones have sampling noise only.",
+            help="For games with few starts: play every start twice, instead of --tasks of "
+            "--suite. Greedy scores are then exact; sampled scores have only sampling noise.",
         ),
     ] = False,
     env: Env = None,
@@ -89,19 +89,19 @@ def evaluate(
 ) -> None:
     """Play held-out tasks and compare with random and blind play of the same tasks.
 
-    The same command continues an interrupted one, whose finished tasks are in evaluations/ of
-    OUTPUT_DIR, or of outputs/ where that is not set. A DATASET with rows of several games is
-    evaluated whole, game by game, OUT with the game's name in it; --preset chooses one. A result
-    of a run's checkpoint, or of what its trainer serves, is also kept in evaluations/ of the run
-    folder, and so is one of base on its server or beside its checkpoints: report shows it as the
-    run before training.
+    Run the same command again to continue an interrupted one; finished tasks are kept in
+    evaluations/ of OUTPUT_DIR, or of outputs/ if that is not set. A DATASET with several games is
+    evaluated game by game, and each game's name is added to that of OUT; --preset selects one game.
+    Results of a run's checkpoints, or of the adapters that its trainer serves, are also kept in
+    evaluations/ of the run folder. So are results of base on the run's server or beside its
+    checkpoints; report shows them as the run before training.
 
-    Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find
-    the server; with --own-server MODEL and the others of serve start one. DATASET, HANABI_PRESET
-    and HANABI_PLAYERS choose the board. TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies,
-    SEED decides them: the same command gives the same games. REPORT_TO records figures beside OUT,
-    else in evaluations/. WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR and HF_HOME
-    for wandb: and hf: policies.
+    Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT locate
+    the server; with --own-server, MODEL and the other variables of serve configure it. DATASET,
+    HANABI_PRESET and HANABI_PLAYERS select the board. TEMPERATURE and MAX_COMPLETION_LENGTH apply
+    to replies. SEED makes them reproducible: the same command plays the same games. REPORT_TO logs
+    metrics next to OUT, or in evaluations/ without it. WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR and
+    HF_HOME apply to wandb: and hf: policies.
     """
     specs = lineups or [SERVED]
     own_server = use_zoo(specs) or own_server
@@ -181,7 +181,7 @@ def evaluate(
         say = sayer(aside)
         for evaluation in evaluations:
             if not evaluation.keep_with_runs(served, say) and out is None:
-                say("No file was written; --out FILE keeps the result.")
+                say("No file was written; use --out FILE to save the result.")
     if log.is_on:
         sayer(aside)(f"figures: {log.folder}")
 
@@ -197,14 +197,14 @@ def _chosen_tasks(
     """Return the suite and, for each game, the number of its tasks.
 
     Args:
-        games: What is played.
+        games: The games to play.
         names: Their names.
-        tasks: --tasks; None where it is not given.
-        suite: --suite; None where it is not given.
+        tasks: --tasks; None if it is not given.
+        suite: --suite; None if it is not given.
         all_starts: Whether --all-starts is given.
 
     Raises:
-        SettingsError: The options contradict each other, or cannot be had.
+        SettingsError: The options contradict each other, or cannot be satisfied.
     """
     if not all_starts:
         suite = suite or SUITE
@@ -215,18 +215,18 @@ def _chosen_tasks(
     for option, value in (("--tasks", tasks), ("--suite", suite)):
         if value is not None:
             raise SettingsError(
-                f"{option} {value} with --all-starts: that plays every start; leave one of the two "
-                "out."
+                f"{option} {value} with --all-starts, which plays every start; remove one of the "
+                "two options."
             )
     return ALL_STARTS, [tasks_of_all_starts(game) for game in games]
 
 
 def _figures(result: EvaluationResult, prefix: str) -> dict[str, float]:
-    """Return what monitors get of a result.
+    """Return the metrics of a result that are sent to monitors.
 
     Args:
         result: The result of one lineup.
-        prefix: Before the lineup's name, e.g. "kuhn_poker/".
+        prefix: Prefix of the lineup's name, e.g. "kuhn_poker/".
     """
     of_lineup = f"evaluate/{prefix}{result.label}"
     figures = {
@@ -248,12 +248,12 @@ def _give_all(
     *,
     as_json: bool,
 ) -> None:
-    """Write and print the evaluation of each game; as JSON one document, of several a list.
+    """Write and print the evaluation of each game; several games are one JSON document.
 
     Args:
-        console: Console for people.
-        evaluations: Of each game.
-        files: File of each; None: no file.
+        console: Console for tables.
+        evaluations: One per game.
+        files: Output file of each game; None: no file.
         as_json: Whether --json was given.
     """
     for evaluation, file in zip(evaluations, files, strict=True):
@@ -272,13 +272,13 @@ def _give_all(
 
 
 def _stop_summary(num_done: Mapping[str, int], total: int, place: str) -> str:
-    """Say how many tasks of each lineup are done, of all together, where, and how to continue."""
+    """Return how many tasks are done, in total and by lineup, and how to continue."""
     by_lineup = ""
     if len(num_done) > 1:
         counts = ", ".join(f"{label}: {count}" for label, count in num_done.items())
         by_lineup = f" ({counts})"
     if not sum(num_done.values()):
-        return f"stopped: none of {total} tasks is done."
+        return f"stopped: none of the {total} tasks are done."
     return (
         f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept"
         f"{place}; run the same command again to continue."

@@ -15,24 +15,24 @@ def export(
         str,
         typer.Argument(
             help="Run folder, RUN@best, checkpoint-N, artifacts/step_N, "
-            "wandb:entity/project/name:alias or hf:org/repo. :player_1 behind it chooses one "
+            "wandb:entity/project/name:alias or hf:org/repo. Append :player_1 to select one "
             "adapter."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="New folder.")],
+    out: Annotated[Path, typer.Option(help="New output folder.")],
     base_model: Annotated[
         str | None,
-        typer.Option(help="Hub name of the base model, where MODEL was a folder."),
+        typer.Option(help="Hub name of the base model if MODEL was a folder."),
     ] = None,
 ) -> None:
     """Write a folder for a hub: a PEFT adapter per player, a model card, a manifest.
 
-    The newest complete checkpoint of a run is taken. The model card shows results and limits.
-    Evaluations of these very weights, in the run folder or in its evaluations/, are put on it.
+    For a run, the newest complete checkpoint is exported. The model card shows limits and
+    results, with evaluations of exactly these weights from the run folder or its evaluations/.
     Nothing is uploaded.
 
-    Environment: WANDB_MODE and WANDB_ENTITY say where wandb: sources are looked for, HF_HOME,
-    HF_TOKEN and HF_HUB_OFFLINE where hf: sources are.
+    Environment: WANDB_MODE and WANDB_ENTITY apply to wandb: sources; HF_HOME, HF_TOKEN and
+    HF_HUB_OFFLINE apply to hf: sources.
     """
     from hanabi_grpo.report.export.folder import export as write_export
     from hanabi_grpo.report.export.origin import read_origin

@@ -1,4 +1,4 @@
-"""`hanabi-grpo import-hanab-live`: games of hanab.live as recorded games."""
+"""`hanabi-grpo import-hanab-live`: import games of hanab.live as recorded games."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,41 +26,41 @@ from hanabi_grpo.types import EpisodeStatus
 
 _SUFFIXES = (".json", ".jsonl")
 _MAX_LINES = 5
-"""Notes, and refused games, that are printed; the others are counted."""
+"""Maximum number of notes, and of skipped games, that are printed; the rest are counted."""
 
 
 class OnBad(StrEnum):
-    """What becomes of an import with a game that cannot be replayed."""
+    """What an import does about a game that cannot be replayed."""
 
     STOP = "stop"
-    """It stops at the first one, and nothing is written."""
+    """Stop at the first one, and write nothing."""
     SKIP = "skip"
-    """The game is left out and counted."""
+    """Skip the game and count it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Import:
-    """What was read so far."""
+    """The games that were read so far."""
 
     games: list[ImportedGame] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
-    """Games that were left out, by reason."""
+    """Number of skipped games, by reason."""
     refusals: list[str] = field(default_factory=list)
-    """The first messages about them."""
+    """The first error messages about skipped games."""
 
     def add(self, row: LiveRow, on_bad: OnBad) -> None:
         """Replay one game.
 
         Raises:
-            SettingsError: It cannot be replayed, and bad games stop the import.
+            SettingsError: It cannot be replayed, and `on_bad` is STOP.
         """
         try:
             self.games.append(import_game(row))
         except SettingsError as error:
             if on_bad is OnBad.STOP:
-                raise SettingsError(f"{error} --bad skip leaves such games out.") from error
+                raise SettingsError(f"{error} Use --bad skip to skip such games.") from error
             is_foreign = isinstance(error, OtherRulesError)
-            self.refused["of other rules" if is_foreign else "damaged"] += 1
+            self.refused["with other rules" if is_foreign else "damaged"] += 1
             if len(self.refusals) < _MAX_LINES:
                 self.refusals.append(str(error))
 
@@ -68,35 +68,34 @@ class _Import:
 def import_hanab_live(
     exports: Annotated[
         list[Path],
-        typer.Argument(help="Exports of games: JSON or JSON lines, files or folders of them."),
+        typer.Argument(help="Exported games: JSON or JSON Lines files, or folders of them."),
     ],
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the games, one file for each board; no file is replaced."),
+        typer.Option(help="Output folder, one file per board; existing files are not replaced."),
     ],
     bad: Annotated[
         OnBad,
-        typer.Option(help="At a game that cannot be replayed: stop, or skip it and count it."),
+        typer.Option(help="What to do about a game that cannot be replayed: stop, or skip it."),
     ] = OnBad.STOP,
     finished: Annotated[
         bool,
-        typer.Option(
-            "--finished", help="Leave out games that their players or the clock ended early."
-        ),
+        typer.Option("--finished", help="Skip games that their players or the clock ended early."),
     ] = False,
 ) -> None:
     """Import games of hanab.live, each replayed in our engine, as recorded games.
 
-    Take the JSON of https://hanab.live/export/ID. The games of a board and a number of players come
-    into one file, e.g. OUT/full-2.jsonl, which `view`, `report` and `warm-start --games` read.
-    Other variants, detrimental characters and options that change the rules are refused.
+    Download the JSON from https://hanab.live/export/ID. Games with the same board and number of
+    players are written to one file, e.g. OUT/full-2.jsonl, which `view`, `report` and
+    `warm-start --games` read. Games with other variants, detrimental characters or options that
+    change the rules are refused.
     """
     say = sayer(make_console())
     games = _Import()
     for file in _files_of(exports):
         for row in live_rows(_text_of(file), str(file)):
             games.add(row, bad)
-    _say_some(games.refusals, games.refused.total(), "games are left out", say)
+    _say_some(games.refusals, games.refused.total(), "games were skipped", say)
     chosen = []
     notes: list[str] = []
     num_unfinished = 0
@@ -109,13 +108,13 @@ def import_hanab_live(
     _say_some(notes[:_MAX_LINES], len(notes), "notes", say)
     if games.refused:
         reasons = ", ".join(f"{count} {reason}" for reason, count in games.refused.items())
-        say(f"left out: {reasons}")
+        say(f"skipped: {reasons}")
     if num_unfinished:
-        say(f"left out: {num_unfinished} unfinished")
+        say(f"skipped: {num_unfinished} unfinished")
     if not chosen:
         raise SettingsError(
-            f"{', '.join(map(str, exports))}: none of {len(games.games)} games that can be "
-            "replayed is left; give other files, or leave --finished out."
+            f"{', '.join(map(str, exports))}: no game is left of {len(games.games)} that can be "
+            "replayed; give other files, or omit --finished."
         )
     _write(out, chosen, say)
 

@@ -1,9 +1,9 @@
 """The process that mirrors a run to W&B; the trainer starts it, see `tracking.mirror`.
 
-`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input tells how the trainer fares: a
-line with the exit code when training ended, or the end of input without a line when the trainer was
-killed. Its standard output has one JSON object per line, `kind` and `message`; everything that W&B
-prints goes to standard error.
+`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input reports how the trainer ended:
+a line with the exit code after training, or the end of input without a line if the trainer was
+killed. Its standard output has one JSON object per line, with `kind` and `message`; everything that
+W&B prints goes to standard error.
 """
 
 import json
@@ -31,9 +31,9 @@ from hanabi_grpo.tracking.wandb_run import MARGIN_SECONDS, Unreachable, open_run
 logger = logging.getLogger("hanabi_grpo.commands.mirror")
 
 _LOCK = ".wandb.lock"
-"""File of the run folder that one mirror at a time holds."""
+"""Lock file in the run folder, held by one mirror at a time."""
 _LOOK_SECONDS = 1.0
-"""Between two looks at the run folder."""
+"""Time between two reads of the run folder."""
 _NICENESS = 10
 _TROUBLE = 1
 """Exit code when W&B could not be started."""
@@ -59,7 +59,7 @@ def mirror_run(run_folder: Path, from_step: int) -> int:
     say = _open_channel()
     lock = _lock_when_free(run_folder, say)
     if lock is None:
-        say("trouble", "another process still mirrors this run")
+        say("trouble", "another process is still mirroring this run")
         return _TROUBLE
     with lock:
         return _mirror_alone(run_folder, from_step, say)
@@ -75,11 +75,11 @@ def _mirror_alone(run_folder: Path, from_step: int, say: _Say) -> int:
         say("refused", str(error))
         return _REFUSED
     except Exception as error:
-        # Whatever W&B's library raises: training continues without it.
+        # Training continues without W&B, whatever its library raises.
         logger.exception("W&B could not be started")
         say("trouble", f"W&B could not be started ({type(error).__name__}: {error})")
         return _TROUBLE
-    # The trainer waited for the answer so far; from here on it comes first.
+    # The trainer waited for the answer up to here; from now on it has priority.
     os.nice(_NICENESS)
     last_lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(last_lines,), daemon=True).start()
@@ -105,15 +105,15 @@ def _mirror_alone(run_folder: Path, from_step: int, say: _Say) -> int:
 
 
 def _lock_when_free(run_folder: Path, say: _Say) -> AbstractContextManager[object] | None:
-    """Return what keeps this process the only mirror of a run until it is closed.
+    """Return a lock that makes this process the only mirror of a run until it is closed.
 
-    The mirror of a trainer that was killed still sends what that left, for a bounded time, and the
-    next trainer may be there before. Two mirrors would write over each other's rows at W&B, and
-    over each other's `wandb.json`.
+    The mirror of a killed trainer continues to send its remaining records for a bounded time, and
+    the next trainer may start before that ends. Two mirrors would overwrite each other's rows at
+    W&B and each other's `wandb.json`.
 
     Returns:
-        The locked file, or a stand-in where the file system has no locks; None where another mirror
-        does not end in that time.
+        The locked file, or a stand-in if the file system has no locks; None if another mirror does
+        not end in that time.
     """
     deadline = time.monotonic() + time_limit(os.environ, "WANDB_FINISH_TIMEOUT") + MARGIN_SECONDS
     is_told = False
@@ -122,7 +122,7 @@ def _lock_when_free(run_folder: Path, say: _Say) -> AbstractContextManager[objec
             return open_locked(run_folder / _LOCK)
         except BlockingIOError:
             if not is_told:
-                say("waiting", "what the trainer before has left is still sent; this run follows")
+                say("waiting", "still sending the previous trainer's records; this run follows")
                 is_told = True
         except OSError as error:
             logger.info("%s: %s; W&B is used without a lock", run_folder / _LOCK, error)
@@ -146,13 +146,13 @@ def _open_channel() -> _Say:
         try:
             channel.write(json.dumps({"kind": kind, "message": message}) + "\n")
         except (OSError, ValueError):
-            logger.info("the trainer is gone")
+            logger.info("the trainer has exited")
 
     return say
 
 
 def _open_wandb_run(settings: Any, run_folder: Path, record: Any, say: _Say) -> Any:
-    """Open the run at W&B, or record it on this disk where W&B does not answer."""
+    """Open the run at W&B, or record it on this disk if W&B does not answer."""
     try:
         wandb_run = open_run(settings, run_folder, record, settings.wandb_mode)
         say("ready", wandb_run.url or f"recorded in {run_folder / 'wandb'}")
@@ -163,9 +163,9 @@ def _open_wandb_run(settings: Any, run_folder: Path, record: Any, say: _Say) -> 
 
 
 def _listen(last_lines: "queue.Queue[str]") -> None:
-    """Hand on the trainer's last line, and make sure that this process ends some time after it.
+    """Pass the trainer's last line on, and make sure that this process ends soon after it.
 
-    The line is empty for a trainer that was killed.
+    The line is empty if the trainer was killed.
     """
     last_lines.put(sys.stdin.readline().strip())
     time.sleep(time_limit(os.environ, "WANDB_FINISH_TIMEOUT") + MARGIN_SECONDS)

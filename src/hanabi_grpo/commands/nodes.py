@@ -1,8 +1,8 @@
 """A trainer on several machines (nodes).
 
-Node 0 does all that a single machine does: it makes and locks the run folder, waits for the servers
-and writes settings.json. The other nodes join it: their processes read that file of the same run
-folder, which all nodes must see under one path.
+Node 0 does everything that a single machine does: it creates and locks the run folder, waits for
+the servers and writes settings.json. The other nodes join it: their processes read settings.json
+from the same run folder, which must have the same path on all nodes.
 """
 
 import os
@@ -15,7 +15,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import BatchPlan, Settings
 
 DEFAULT_PORT = 29500
-"""torchrun's own."""
+"""torchrun's default."""
 _MAX_NODES = 4096
 _MAX_PORT = 65535
 
@@ -26,16 +26,16 @@ class Nodes:
 
     count: int = 1
     rank: int = 0
-    """0: this one makes the run folder, which the others join."""
+    """Node 0 creates the run folder, which the others join."""
     address: str = ""
-    """Of node 0, as the others reach it."""
+    """Address at which the other nodes reach node 0."""
     port: int = DEFAULT_PORT
 
 
 def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
     """Read torchrun's variables NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
 
-    While NNODES is 1 or unset, the others are not read.
+    If NNODES is 1 or unset, the other variables are not read.
 
     Raises:
         SettingsError: A variable is missing or out of its range.
@@ -48,14 +48,14 @@ def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
     address = environ.get("MASTER_ADDR", "").strip()
     if not address:
         raise SettingsError(
-            f"NNODES={count}: MASTER_ADDR must be the address of node 0 as the other nodes reach "
-            "it."
+            f"NNODES={count}: MASTER_ADDR must be the address at which the other nodes reach "
+            "node 0."
         )
     return Nodes(count=count, rank=rank, address=address, port=port)
 
 
 def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
-    """Refuse settings that cannot be trained with on several nodes.
+    """Refuse settings that do not work on several nodes.
 
     Raises:
         SettingsError: DEEPSPEED=none, micro-batches by rows, or no run folder to join.
@@ -69,14 +69,15 @@ def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
         )
     if not plan.tokens_per_micro_batch:
         raise SettingsError(
-            f"{given}: micro-batches must be cut by tokens, which fits any number of processes; "
-            "unset PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH above 0."
+            f"{given}: micro-batches must be cut by tokens, which works with any number of "
+            "processes; unset PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH "
+            "above 0."
         )
     if nodes.rank and settings.output_dir is None:
         raise SettingsError(
-            f"{given} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, in a "
-            "file system that all nodes share; its settings.json is what this node's processes "
-            "read."
+            f"{given} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, on a "
+            "file system that all nodes share, because this node's processes read its "
+            "settings.json."
         )
 
 
@@ -103,7 +104,7 @@ def trainer_argv(
 ) -> list[str]:
     """Return the command line of the trainer: one process, or torchrun.
 
-    torchrun is started by its module, so that it is the one of this environment.
+    torchrun is started as a module, so that this environment's version runs.
 
     Args:
         settings: The settings.

@@ -15,30 +15,30 @@ def openenv(
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    seat: Annotated[str, typer.Option(help="The seat that clients play.")] = "player_0",
+    seat: Annotated[str, typer.Option(help="Seat that clients play.")] = "player_0",
     partner: Annotated[
-        str, typer.Option(help="A script for every other seat, or one each: iggi,random.")
+        str, typer.Option(help="Script for all other seats, or one per seat: iggi,random.")
     ] = "random",
     host: Annotated[
-        str, typer.Option(help="Address; one that other machines reach needs HANABI_API_KEY.")
+        str, typer.Option(help="Address; one that other machines reach requires HANABI_API_KEY.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8100,
-    sessions: Annotated[int, typer.Option(min=1, max=4096, help="Sessions at once.")] = 64,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8100,
+    sessions: Annotated[int, typer.Option(min=1, max=4096, help="Concurrent sessions.")] = 64,
     idle_seconds: Annotated[
-        int, typer.Option(min=1, help="After which a session that asks nothing is ended.")
+        int, typer.Option(min=1, help="Seconds after which an idle session is closed.")
     ] = 1800,
     split: Annotated[
         str,
         typer.Option(
-            help="Suites that a reset may name, the first where it names none; its seed is the "
-            "number of a task in it. Held-out suites only if you name them: openenv,test."
+            help="Suites that a reset may name; the first is the default. A reset's seed is the "
+            "number of a task in the suite. Held-out suites must be named here: openenv,test."
         ),
     ] = "openenv,train",
 ) -> None:
-    """Serve one seat of an environment to clients of OpenEnv; scripts play the others.
+    """Serve one seat of an environment to OpenEnv clients; scripts play the others.
 
-    Needs the extra openenv. Without HANABI_API_KEY it answers programs of this machine; with it,
-    whoever has the key, in the client's address: http://key:KEY@host:8100.
+    Requires the extra openenv. Without HANABI_API_KEY, only programs on this machine are served.
+    With it, clients put the key into the address: http://key:KEY@host:8100.
 
     Environment: HANABI_API_KEY, HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS and the fields of the
     environment's config.
@@ -54,7 +54,8 @@ def openenv(
         scripts = scripts * len(others)
     if len(scripts) != len(others):
         raise SettingsError(
-            f"--partner {partner}: give one script, or one for each of {len(others)} other seats."
+            f"--partner {partner}: give one script, or one for each of the {len(others)} other "
+            "seats."
         )
     for script in scripts:
         check_script(game, script)
@@ -84,8 +85,8 @@ def openenv(
     )
     sayer(make_console())(
         f"OpenEnv: {seat} of {game.env} {game.spec.preset}, others {partner}, on "
-        f"http://{host}:{port}, {sessions} sessions at once, for "
-        + ("clients with the key" if api_key else "programs of this machine")
+        f"http://{host}:{port}, up to {sessions} concurrent sessions, for "
+        + ("clients with the key" if api_key else "programs on this machine")
     )
     guarded = behind_door(app, api_key=api_key, host=host)
     config = uvicorn_config(guarded, host=host, port=port, sessions=sessions)

@@ -47,7 +47,7 @@ def play(
     lineup: Annotated[
         str | None,
         typer.Argument(
-            help="One policy for every partner (iggi), or one for every seat with human in yours "
+            help="One policy for all partners (iggi), or one per seat with human in yours "
             "(served,human). A policy is a script, served, player_1@latest, base, or the folder of "
             "a checkpoint.",
             show_default="random",
@@ -64,25 +64,25 @@ def play(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="New file of the game.", show_default="in played/ of OUTPUT_DIR, or of outputs/"
+            help="New file for the game.", show_default="in played/ of OUTPUT_DIR, or of outputs/"
         ),
     ] = None,
     own_server: OwnServer = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Show what a model reads in your seat.")
+        bool, typer.Option("--raw", help="Show what a model would read in your seat.")
     ] = False,
     web: Annotated[
-        bool, typer.Option("--web", help="Play on a page in your browser; needs a server.")
+        bool, typer.Option("--web", help="Play on a page in your browser; requires a server.")
     ] = False,
     open_browser: Annotated[
-        bool, typer.Option("--open", help="With --web, open the page too.")
+        bool, typer.Option("--open", help="With --web: open the page.")
     ] = False,
 ) -> None:
     """Play a game yourself.
 
-    You see the table, what the others did since your last turn, and your moves. Type a move in
-    words or by its number; l lists the moves, r shows the rules and q quits. The game is written
-    when it is over. Exits with 130 if you quit before.
+    Shows the table, what the others did since your last turn, and your moves. Type a move or its
+    number; l lists the moves, r shows the rules and q quits. The game is saved when it is over.
+    Exits with 130 if you quit before the end.
 
     Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS; with models VLLM_SERVER_PORT,
     TEMPERATURE and the others of evaluate.
@@ -142,7 +142,7 @@ def play(
         try:
             episode = _play(game, number, seated, tuple(seat_names))
         except (EOFError, KeyboardInterrupt):
-            say("\nYou left; the game is not kept.")
+            say("\nYou quit; the game was not saved.")
             raise typer.Exit(INTERRUPTED) from None
     person.show_end()
     seat = specs.index(HUMAN)
@@ -156,7 +156,7 @@ def _specs_of_seats(lineup: str | None, num_players: int) -> list[str]:
     """Return a policy spec for every seat, among them one for the person.
 
     Raises:
-        SettingsError: The lineup has another number of seats, or no seat or several for the person.
+        SettingsError: The lineup has a wrong number of seats, or not exactly one for the person.
     """
     specs = [spec.strip() for spec in (lineup or "random").split(",")]
     if len(specs) == 1 and specs != [HUMAN]:
@@ -164,8 +164,8 @@ def _specs_of_seats(lineup: str | None, num_players: int) -> list[str]:
         specs = [HUMAN] + [partner] * (num_players - 1)
     if specs.count(HUMAN) != 1 or len(specs) != num_players:
         raise SettingsError(
-            f"lineup {lineup!r} for {num_players} players: give one policy for every partner, or "
-            f"one for every seat with {HUMAN} in yours, e.g. {HUMAN},random."
+            f"lineup {lineup!r} for {num_players} players: give one policy for all partners, or "
+            f"one per seat with {HUMAN} in yours, e.g. {HUMAN},random."
         )
     return specs
 
@@ -185,19 +185,19 @@ def _play(
     """Play one game.
 
     Args:
-        game: What is played.
+        game: The game to play.
         number: Number of the task.
         players: One per seat.
         seat_names: Their names in the record.
     """
-    # `asyncio.run` would take Ctrl-C for itself, and reading a line would not see it.
+    # `asyncio.run` would intercept Ctrl-C, and reading a line would not see it.
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         task = game.task(SUITE, number)
         return loop.run_until_complete(play_episode(task, players, names=seat_names))
 
 
 def _title(game: Setup[Any], number: int, specs: Sequence[str]) -> str:
-    """Return a line that says what is played with whom."""
+    """Return a line that names the game, the task and the partners."""
     others = []
     for seat, spec in enumerate(specs):
         if spec != HUMAN:
@@ -218,15 +218,15 @@ def _play_on_page(
     open_browser: bool,
     stay: bool,
 ) -> None:
-    """Begin a game on the server's page, and write it when it is over.
+    """Start a game on the server's page, and write it when it is over.
 
     Args:
-        game: What is played.
+        game: The game to play.
         number: Number of the task.
-        team: Who sits where.
+        team: The seat assignment.
         served: The server.
         target: File of the game.
-        say: Shows a text.
+        say: Prints a text.
         open_browser: Whether to open the page.
         stay: Whether the server ends with this command, which then waits for Ctrl-C.
     """
@@ -243,13 +243,13 @@ def _play_on_page(
         say(f"{_title(game, number, list(team.specs))}\nplay here: {address}")
         if "authorization" in served.client.headers:
             say("the page asks for the server's key, HANABI_API_KEY")
-        say("Ctrl-C leaves the game")
+        say("Ctrl-C quits the game")
         if open_browser and not webbrowser.open(address):
-            say("no browser could be opened from here; open the address above yourself")
+            say("could not open a browser; open the address above yourself")
 
     played = play_on_page(page, open_page)
     if played is None:
-        say("\nYou left; the game is not kept.")
+        say("\nYou quit; the game was not saved.")
         raise typer.Exit(INTERRUPTED)
     episode, outcome_text = played
     say(f"The game is over. {outcome_text}")

@@ -24,13 +24,22 @@ from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.terminal import sayer
 
 Env = Annotated[
-    str | None, typer.Option(help="Environment, e.g. kuhn_poker; as in training when left out.")
+    str | None,
+    typer.Option(help="Environment, e.g. kuhn_poker.", show_default="as in training"),
 ]
-Preset = Annotated[str | None, typer.Option(help="Preset of it; as in training when left out.")]
-Players = Annotated[int | None, typer.Option(help="Players; as in training when left out.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="Preset of the environment.", show_default="as in training"),
+]
+Players = Annotated[
+    int | None, typer.Option(help="Number of players.", show_default="as in training")
+]
 Suite = Annotated[str, typer.Option(help="Stream of held-out tasks.")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="Sampling temperature; 0 is greedy.", show_default="TEMPERATURE"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OwnServer = Annotated[
     bool, typer.Option("--own-server", help="Start a rollout server for this command.")
 ]
@@ -38,7 +47,7 @@ OwnServer = Annotated[
 ResultFolder = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of the result; continued if it exists.",
+        help="Output folder; continued if it exists.",
         show_default="a new one in OUTPUT_DIR, or in outputs/",
     ),
 ]
@@ -48,9 +57,9 @@ def result_folder(out: Path | None, chosen: Chosen, prefix: str) -> Path:
     """Return the folder of --out, else a new one.
 
     Args:
-        out: What --out says.
+        out: Value of --out.
         chosen: The game, and where results go.
-        prefix: Beginning of the name of a new folder.
+        prefix: Prefix of a new folder's name.
     """
     if out is not None:
         return out
@@ -66,10 +75,10 @@ class LineupBars:
     lineups: TaskID
     tasks: TaskID
     results: Sized
-    """Those of the lineups that are done."""
+    """Results of the lineups that are done."""
 
     def begin(self, lineup: Lineup) -> None:
-        """Show that a lineup begins."""
+        """Show that a lineup starts."""
         self.bars.update(self.lineups, completed=len(self.results))
         self.bars.update(self.tasks, completed=0, description=lineup.label)
 
@@ -82,11 +91,11 @@ class LineupBars:
 def lineup_bars(
     console: Console, name: str, *, num_lineups: int, num_tasks: int, results: Sized
 ) -> Iterator[LineupBars]:
-    """Show a bar of lineups and one of tasks, both full where the block ends well.
+    """Show a bar of lineups and one of tasks, both full if the block ends without an error.
 
     Args:
         console: Where to show them.
-        name: What the lineups are called.
+        name: Label of the bar of lineups.
         num_lineups: Lineups to play.
         num_tasks: Tasks of each.
         results: Grows by one with each lineup that is done.
@@ -104,17 +113,17 @@ def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:
 
     Args:
         option: Name of the option, e.g. "--tasks".
-        text: One number for all games, or one for each with commas in between.
+        text: One number for all games, or one per game, separated by commas.
         names: Names of the games, in the order of the dataset's rows.
 
     Raises:
-        SettingsError: It is neither.
+        SettingsError: The text is neither.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) not in (1, len(names)) or not all(part.isdecimal() for part in parts):
         allowed = "a whole number"
         if len(names) > 1:
-            allowed += f" for all games, or {len(names)} with commas for {', '.join(names)}"
+            allowed += f" for all games, or {len(names)} separated by commas for {', '.join(names)}"
         raise SettingsError(f"{option} {text!r}: give {allowed}, e.g. {option} 16.")
     numbers = [int(part) for part in parts]
     if min(numbers) < 1:
@@ -123,13 +132,13 @@ def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse a file of --out that cannot be written, before anything is played for it.
+    """Refuse an --out file that cannot be written, before any game is played.
 
     Args:
-        out: What --out says; None: no file.
+        out: Value of --out; None: no file.
 
     Raises:
-        SettingsError: It is a folder, or nothing can be written where it is to be.
+        SettingsError: It is a folder, or its folder is not writable.
     """
     if out is None:
         return
@@ -137,12 +146,12 @@ def check_out(out: Path | None) -> None:
         raise SettingsError(
             f"--out {out}: is a folder; name a file, e.g. --out {out / 'result.json'}."
         )
-    # Folders that do not exist yet are made.
+    # Missing folders are created later.
     folder = out.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise SettingsError(f"--out {out}: nothing can be written in {folder}; name another file.")
+        raise SettingsError(f"--out {out}: {folder} is not writable; name another file.")
 
 
 def give_result(
@@ -157,12 +166,12 @@ def give_result(
     """Write a command's result to --out, and print it as JSON or as tables.
 
     Args:
-        console: Console for people, made by `make_console(aside=as_json)`.
+        console: Console for messages and tables, made by `make_console(aside=as_json)`.
         document: The result as a JSON object; printed with --json.
         tables: The result as tables; printed without --json.
         out: File to write; None: no file.
         as_json: Whether --json was given.
-        kept: Document for `out` where it differs from `document`.
+        kept: Document for `out` if it differs from `document`.
     """
     if out is not None:
         write_document(out, kept or document)

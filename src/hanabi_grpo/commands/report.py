@@ -1,4 +1,4 @@
-"""`hanabi-grpo report`: what training changed, as tables, pictures and pages."""
+"""`hanabi-grpo report`: what training changed, as tables, charts and pages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from hanabi_grpo.report.run_report import RunReport, read_report
 from hanabi_grpo.runs.run_folder import run_home, save_text
 
 _BELOW_LIMIT = 1
-"""Exit code where the score rose by less than --min-rise or --min-sigma."""
+"""Exit code if the score rose by less than --min-rise or --min-sigma."""
 _PICTURE_SUFFIXES = (".png", ".svg")
 
 
@@ -35,24 +35,25 @@ def report(
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
     alarms: Annotated[
-        bool, typer.Option("--alarms", help="Show every alarm, and when each was raised.")
+        bool, typer.Option("--alarms", help="Show every alarm and when it was raised.")
     ] = False,
     conventions: Annotated[
-        bool, typer.Option("--conventions", help="Show what hints mean, also in games of collect.")
+        bool,
+        typer.Option("--conventions", help="Show what hints mean; accepts games of collect too."),
     ] = False,
     min_rise: Annotated[
-        float | None, typer.Option(help="Exit with 1 if the mean score rose by less.")
+        float | None, typer.Option(help="Exit with 1 if the mean score rose by less than this.")
     ] = None,
     min_sigma: Annotated[
         float | None,
-        typer.Option(help="Exit with 1 if it rose by fewer standard errors."),
+        typer.Option(help="Exit with 1 if the mean score rose by fewer standard errors than this."),
     ] = None,
 ) -> None:
     """Show what training changed: scores, alarms, curves and sample games.
 
-    Evaluations are files of evaluate --out in the run folder and in its evaluations/. The rise is
-    that of the same seats from step 0 (base) to the longest training, with the same opponents,
-    tasks and temperature; lineups that differ in these are listed side by side.
+    Evaluations are the files of evaluate --out in the run folder and in its evaluations/. The rise
+    compares the same seats at step 0 (base) and at the last evaluated step, with the same
+    opponents, tasks and temperature; lineups that differ in these are listed side by side.
     """
     console = make_console()
     say = sayer(console)
@@ -111,11 +112,11 @@ def report(
 
 
 def _refuse_without_run(run: Path, options: Mapping[str, object]) -> None:
-    """Refuse options that show a run, where there are only games.
+    """Refuse options that need a run if there are only games.
 
     Args:
         run: The folder or file of games.
-        options: What each of them was given; None: it was not.
+        options: Value of each option; None: not given.
 
     Raises:
         SettingsError: One of them was given.
@@ -123,8 +124,8 @@ def _refuse_without_run(run: Path, options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
             raise SettingsError(
-                f"{option} with {run}: holds games and no run, whose metrics.jsonl it would show; "
-                "leave it out, or give a run."
+                f"{option} with {run}: needs metrics.jsonl of a run, and there are only games; "
+                "omit it, or give a run."
             )
 
 
@@ -134,7 +135,7 @@ def _write_tables(file: Path, text: str, say: Callable[..., None]) -> None:
 
 
 def _print_head(run_report: RunReport, say: Callable[..., None]) -> None:
-    """Print the run's step, its result, and the alarms that are raised."""
+    """Print the run's step, its result, and the active alarms."""
     state = run_report.state
     of_all = f" of {state.max_steps}" if state.max_steps else ""
     say(f"{state.name}: step {state.step}{of_all}", "bold")

@@ -1,6 +1,6 @@
 """`hanabi-grpo serve`: the rollout server.
 
-This process holds the port, and starts and restarts its child, which has the engine.
+This process holds the port, and starts and restarts a child process that runs the engine.
 """
 
 import typer
@@ -15,7 +15,7 @@ from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.shell import TRAIN_SCRIPT, shell_assignments, start_words
 
 _REACHED_AT_DEFAULT = ("localhost", "0.0.0.0", "::")
-"""Values of HANABI_HOST at which a trainer on this machine reaches the server by default."""
+"""Values of HANABI_HOST with which a local trainer reaches the server by default."""
 
 
 def serve(
@@ -27,7 +27,7 @@ def serve(
 ) -> None:
     """Start the rollout server (terminal 1).
 
-    Other options are passed through to vLLM, see docs/pass-through.md.
+    Other options are passed through to vLLM; see docs/pass-through.md.
 
     Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE,
     HANABI_MAX_MODEL_LEN, HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config
@@ -48,7 +48,7 @@ def serve(
     console = make_console()
     loaded = announce(console, "server")
     check_enough_gpus(loaded, "server", count=lambda: len(list_gpus()[0]))
-    sayer(console)(f"For training, type in another terminal:\n    {trainer_command(loaded)}")
+    sayer(console)(f"To train, run in another terminal:\n    {trainer_command(loaded)}")
     # Imported here: the offline switches must be set before a hub library reads them.
     from hanabi_grpo.server.main import serve as run_server
 
@@ -56,7 +56,7 @@ def serve(
 
 
 def trainer_command(loaded: LoadedSettings) -> str:
-    """Return the command that starts a trainer on this server, as typed in the other terminal."""
+    """Return the command that starts a trainer for this server in the other terminal."""
     settings = loaded.settings
     default = Settings()
     assignments = shell_assignments(loaded, both=True)

@@ -14,14 +14,14 @@ def settings(
     name: Annotated[
         str,
         typer.Argument(
-            help="Part of the names to show, e.g. advantage.", show_default="all settings"
+            help="Show only names that contain this, e.g. advantage.", show_default="all settings"
         ),
     ] = "",
     changed: Annotated[
         bool, typer.Option("--changed", help="Show only settings that differ from their defaults.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, in the form of settings.json.")
+        bool, typer.Option("--json", help="Print JSON in the format of settings.json.")
     ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the tables of docs/settings.md.")
@@ -33,11 +33,11 @@ def settings(
     """
     if (as_json or as_markdown) and (name or changed):
         raise SettingsError(
-            f"NAME={name!r}, --changed: they choose rows of the table; --json and --markdown hold "
-            "every setting. Leave them out."
+            f"NAME={name!r}, --changed: these filter the table; --json and --markdown always print "
+            "every setting. Omit them."
         )
     if as_json and as_markdown:
-        raise SettingsError("--json and --markdown: two forms of the same; choose one of them.")
+        raise SettingsError("--json and --markdown: two formats; choose one of them.")
     if as_markdown:
         sys.stdout.write(environment_markdown())
     else:

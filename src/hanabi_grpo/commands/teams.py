@@ -1,6 +1,6 @@
-"""`hanabi-grpo teams`: does a team pay?
+"""`hanabi-grpo teams`: is a team worth its tokens?
 
-Workflows beside one seat alone, and beside a vote that samples as many tokens.
+Compares workflows with a single seat, and with a vote that samples as many tokens.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ from hanabi_grpo.settings.refs import BASE, SERVED
 from hanabi_grpo.token_filter import ALL_TOKENS
 
 _GAMES = (*WORKFLOWS, *PUZZLES)
-"""What may be compared."""
+"""Environments that can be compared."""
 
 
 def teams(
@@ -48,7 +48,7 @@ def teams(
             metavar="WORKFLOW=LINEUP",
             help="A workflow and the policies that play it, as in evaluate, e.g. debate=served "
             "summary=outputs/run vote=noisy.",
-            show_default="served in the environment of the settings",
+            show_default="HANABI_ENV=served",
         ),
     ] = None,
     tasks: Annotated[int, typer.Option(help="Number of held-out problems.")] = 500,
@@ -58,16 +58,17 @@ def teams(
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
-    """Compare a team with one seat alone, and with a vote at as many sampled tokens.
+    """Compare a team with a single seat, and with a vote that samples as many tokens.
 
     Each workflow answers held-out problems in all three ways. A lineup of trained adapters is
     also compared with base, the model before training, in the same workflow.
 
-    The puzzles split_sum and hat_line, in which each seat holds a part, are compared with what can
-    be reached without words and with them, and with a seat and a vote that hear none.
+    The puzzles split_sum and hat_line, in which each seat holds a part of the problem, are compared
+    with the best possible scores without and with messages, and with a seat and a vote that
+    receive no messages.
 
-    Environment: as for evaluate. HANABI_ENV names one of the workflows; what its settings say of
-    problems and prompts holds for all of them.
+    Environment: as for evaluate. HANABI_ENV names one of the workflows; its settings for problems
+    and prompts apply to all of them.
     """
     check_out(out)
     check_tasks(tasks, suite)
@@ -76,7 +77,8 @@ def teams(
     wanted = [_parse_entry(text) for text in entries or default_entries]
     if not wanted:
         raise SettingsError(
-            f"no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: {', '.join(_GAMES)}."
+            "no WORKFLOW=LINEUP is given: give one, e.g. debate=served; workflows: "
+            f"{', '.join(_GAMES)}."
         )
     first_workflow, _ = wanted[0]
     chosen = choose(None if env in _GAMES else first_workflow, None, None, temperature)
@@ -93,7 +95,7 @@ def teams(
     needs_server = any(lineup.needs_server for lineup in lineups.values())
 
     def stop_summary() -> str:
-        return f"stopped: {len(results)} of {len(lineups)} lineups were done; nothing is kept."
+        return f"stopped: {len(results)} of {len(lineups)} lineups are done; nothing was saved."
 
     with (
         interruptible(stop_summary),
@@ -143,7 +145,7 @@ def teams(
 
 
 def _setup(game: Setup[Any], name: str) -> Setup[Any]:
-    """Return one game of the table, with what the settings say of the others in common with it."""
+    """Return the setup of one game, with the settings that it shares with the chosen game."""
     if name in PUZZLES:
         return puzzle_setup(game, name)
     if game.env in PUZZLES:

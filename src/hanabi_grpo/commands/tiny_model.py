@@ -1,4 +1,4 @@
-"""`hanabi-grpo tiny-model`: make the model of a game for machines without a GPU."""
+"""`hanabi-grpo tiny-model`: build the tiny model of a game for machines without a GPU."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from hanabi_grpo.sft.tiny_model import Recipe
 
 _MAX_SHOWN = 5
-"""Unknown words that a message lists."""
+"""Maximum number of unknown words in a message."""
 
 
 def tiny_model(
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the model.", show_default="that of MODEL for this board"),
+        typer.Option(help="Output folder.", show_default="folder of MODEL for this board"),
     ] = None,
     env: Annotated[str | None, typer.Option(help="Environment.", show_default="HANABI_ENV")] = None,
     preset: Annotated[
         list[str] | None,
         typer.Option(
-            help="Preset, may be repeated. One of another environment: kuhn_poker:kuhn_poker.",
+            help="Preset. May be repeated. From another environment: kuhn_poker:kuhn_poker.",
             show_default="HANABI_PRESET",
         ),
     ] = None,
@@ -47,41 +47,39 @@ def tiny_model(
         int | None,
         typer.Option(min=1, help="Optimizer steps.", show_default="900 in Hanabi, 300 elsewhere"),
     ] = None,
-    games: Annotated[
-        int | None, typer.Option(min=1, help="Games of each preset that it learns from.")
-    ] = None,
+    games: Annotated[int | None, typer.Option(min=1, help="Training games per preset.")] = None,
     style: Annotated[
         PromptStyle,
         typer.Option(
-            help="Of the prompts that it reads: compact, a word for each fact, or full, English "
-            "with the rules, by a tokenizer learned from the environment's texts. Play Hanabi with "
-            "HANABI_OBSERVATION=full then."
+            help="Style of prompts: compact (one word per fact) or full (English with the rules, "
+            "tokenizer trained on the environment's texts). With full, play Hanabi with "
+            "HANABI_OBSERVATION=full."
         ),
     ] = PromptStyle.COMPACT,
     teacher: Annotated[
         str | None,
         typer.Option(
-            help="Script whose games it learns from, e.g. hint-bot-aloud, whose thoughts are then "
-            "among its texts.",
-            show_default="that of the environment",
+            help="Script whose games it learns from, e.g. hint-bot-aloud, whose thoughts it then "
+            "learns too.",
+            show_default="the environment's teacher",
         ),
     ] = None,
     beliefs: Annotated[
         str,
         typer.Option(
-            help="Share of the learned replies that name a hidden card when asked, e.g. 0.3, or "
+            help="Share of the learned replies that name a hidden card when asked: 0.3 or "
             "player_0=0.3,player_1=0. The labels are the true cards."
         ),
     ] = "0",
     force: Annotated[
-        bool, typer.Option("--force", help="Make the model even if the folder is complete.")
+        bool, typer.Option("--force", help="Build the model even if the folder is complete.")
     ] = False,
 ) -> None:
-    """Make the tiny model that trains on a laptop, for one preset or several.
+    """Build the tiny model that trains on a laptop, for one or more presets.
 
-    A model that is there already is not made again. In the compact style it knows the words of
-    these presets and players only. The model of the default board is shipped in data/tiny-model:
-    it is checked, and made only with --out.
+    An existing model is not built again. In the compact style it knows only the words of these
+    presets and players. The model of the default board is shipped in data/tiny-model: it is
+    checked, and built only with --out.
     """
     # Imported here: it brings torch.
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model, check_shipped
@@ -123,7 +121,7 @@ def tiny_model(
             given = (seed, steps, games, teacher)
             if force or has_beliefs or any(value is not None for value in given):
                 raise SettingsError(
-                    f"{folder} is shipped and stays as it is; name another "
+                    f"{folder} is shipped and is not changed; name another "
                     "folder, e.g. --out outputs/tiny-laptop."
                 )
             check_shipped(folder, legal_moves=legal_moves, deductions=deductions)
@@ -132,7 +130,7 @@ def tiny_model(
 
 
 def _asked_folder(loaded: LoadedSettings) -> Path | None:
-    """Return the folder that MODEL names, where it was set to one of this machine."""
+    """Return the folder that MODEL names, if it was set to a local folder."""
     is_given = not loaded.origins["model"].startswith("default")
     if not is_given or not is_local_model(loaded.settings.model):
         return None
@@ -141,10 +139,10 @@ def _asked_folder(loaded: LoadedSettings) -> Path | None:
 
 
 def _check_words(recipe: "Recipe", settings: Settings) -> None:
-    """Refuse to make a model that could not read what these settings let players read.
+    """Refuse to build a model that could not read the prompts of these settings.
 
     Raises:
-        SettingsError: It does not know all words.
+        SettingsError: It would not know all of their words.
     """
     from hanabi_grpo.rollout.vocabulary import game_words
 
@@ -155,16 +153,16 @@ def _check_words(recipe: "Recipe", settings: Settings) -> None:
         return
     shown = ", ".join(unknown[:_MAX_SHOWN])
     raise SettingsError(
-        f"MODEL: the tiny model of {settings.env} knows the words of its own tasks in the compact "
-        f"style, and not {len(unknown)} of the {len(words)} words that players would read with "
-        f"these settings: {shown}, …. Make one that reads any text, with --style full; set MODEL "
-        "to a language model, e.g. MODEL=Qwen/Qwen3-0.6B (a CPU samples it slowly); or unset what "
+        f"MODEL: the tiny model of {settings.env} knows only the words of its own tasks in the "
+        f"compact style, and not {len(unknown)} of the {len(words)} words that players would read "
+        f"with these settings: {shown}, …. Build one that reads any text, with --style full; set "
+        "MODEL to a language model, e.g. MODEL=Qwen/Qwen3-0.6B (slow on a CPU); or unset what "
         "changes the texts, such as HANABI_STYLE=full, HANABI_OBSERVATION=full or HANABI_PROBLEMS."
     )
 
 
 def _presets(given: list[str] | None, env: str, settings: Settings) -> tuple[str, ...]:
-    """Return the given presets, each once, else that of the settings, else the environment's."""
+    """Return the given presets without repeats, else the settings', else the environment's."""
     if given:
         return tuple(dict.fromkeys(given))
     if env == settings.env and settings.board:

@@ -55,7 +55,7 @@ from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training import main as trainer
 
 _POLL_SECONDS = 0.25
-"""Between two looks at a server; the trainer's imports are done meanwhile."""
+"""Time between two health checks of a server, in which the trainer's modules are imported."""
 
 
 def train(
@@ -67,7 +67,7 @@ def train(
 ) -> None:
     """Wait for the rollout server, then train (terminal 2).
 
-    Other options are passed through to ms-swift, see docs/pass-through.md.
+    Other options are passed through to ms-swift; see docs/pass-through.md.
 
     Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT,
     HANABI_API_KEY, NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that
@@ -97,7 +97,7 @@ def train(
     )
     server_makes_model = is_made_by_server(loaded)
     if server_makes_model:
-        say(f"MODEL={loaded.settings.model}: not made yet; the rollout script makes it")
+        say(f"MODEL={loaded.settings.model}: not built yet; the rollout script builds it")
     else:
         for name in base_models(loaded.settings):
             resolve_model(name, make_tiny_model)
@@ -148,9 +148,9 @@ def train(
 
 
 def _wait_for_all_servers(loaded: LoadedSettings, say: Callable[[str], None], nodes: Nodes) -> None:
-    """Wait for every server, and import what the trainer needs meanwhile.
+    """Wait for every server, and import the trainer's modules meanwhile.
 
-    A server's start takes as long as these imports do.
+    Starting a server takes about as long as these imports.
     """
     imports: Iterator[object] = iter(())
     if is_one_process(loaded.settings, nodes):
@@ -166,11 +166,11 @@ def _wait_for_all_servers(loaded: LoadedSettings, say: Callable[[str], None], no
 
 
 def _restore(settings: Settings, say: Callable[[str], None]) -> None:
-    """Make a run folder from the artifact that RESUME names, where it does and there is none yet.
+    """Restore the run folder if RESUME names an artifact that has not been restored yet.
 
     Raises:
         SettingsError: The artifact cannot be fetched.
-        RunFolderError: No run can be resumed from it, or the folder cannot be made.
+        RunFolderError: No run can be resumed from it, or the folder cannot be created.
     """
     resume = settings.resume
     if resume is None or resume == LATEST or not names_artifact(resume):
@@ -185,7 +185,7 @@ def _restore(settings: Settings, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turn a refusal of the operating system to write into the run folder into an error of ours."""
+    """Turn an OSError about writing to the run folder into a RunFolderError."""
     try:
         yield
     except HanabiGrpoError:
@@ -193,13 +193,14 @@ def _writing(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise RunFolderError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}). Make room or make "
-            f"{folder} writable, and give the same command again; no checkpoint was touched."
+            f"{error.filename or folder}: cannot be written ({error.strerror}). Free disk "
+            f"space or make {folder} writable, and run the same command again; no checkpoint was "
+            "changed."
         ) from error
 
 
 def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
-    """Set aside what was recorded after the step of a resume, and keep the settings until there."""
+    """Move records from after the resumed step aside, and keep the earlier settings."""
     num_rows, num_files = cut_records(resume.run_folder, resume.step)
     if num_rows or num_files:
         say(
@@ -216,13 +217,13 @@ def resume_command(
 ) -> str:
     """Return the command that continues a run, as typed in this shell.
 
-    Keys are named, not shown. What came from a file is read there again.
+    API keys are referenced by name, never shown. Values from a file are read from it again.
 
     Args:
         loaded: The settings.
         folder: The run folder.
         extra_args: Options for ms-swift.
-        max_steps: Steps of the whole run; None: as before.
+        max_steps: Steps of the whole run; None: unchanged.
     """
     changes = {"OUTPUT_DIR": str(folder), "RESUME": "latest"}
     without = list(changes)
@@ -259,7 +260,7 @@ def _become_trainer(
     command = trainer_argv(loaded.settings, settings_path, extra_args, nodes)
     say(f"starting {shlex.join(command)}")
     sys.stdout.flush()
-    # The key travels in a variable because no file may hold it.
+    # The key is passed in a variable because it must not be written to a file.
     api_key = loaded.settings.api_key
     if api_key:
         os.environ["HANABI_API_KEY"] = api_key.get_secret_value()
@@ -271,10 +272,10 @@ def _become_trainer(
 
 @contextmanager
 def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
-    """Lock the run folder while the block runs; a new folder that stays unused is removed again.
+    """Lock the run folder while the block runs; a new folder that stays unused is removed.
 
     Yields:
-        The run folder, and what the run continues from.
+        The run folder, and the plan of the resume, if any.
     """
     resume = plan_resume(settings)
     is_new = resume is None or resume.needs_fresh_folder
@@ -286,7 +287,7 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
     settled = settings.model_copy(update={"output_dir": folder})
     with lock_run_folder(folder):
         try:
-            # Until the lock was taken, another trainer may have worked here.
+            # Another trainer may have used the folder before the lock was taken.
             newest = plan_resume(settled)
             if resume is None or newest is None or newest.checkpoint != resume.checkpoint:
                 resume = newest
@@ -300,7 +301,7 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
 
 
 def _with_existing_checkpoint(resume: ResumePlan | None, folder: Path) -> ResumePlan | None:
-    """Return the plan with the checkpoint's name of after `recover_checkpoints`."""
+    """Return the plan with the name that the checkpoint has after `recover_checkpoints`."""
     if resume is None or resume.checkpoint is None or resume.checkpoint.exists():
         return resume
     return replace(resume, checkpoint=folder / f"checkpoint-{resume.step}")

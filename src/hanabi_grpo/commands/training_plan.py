@@ -14,16 +14,16 @@ from hanabi_grpo.settings.steps import plan_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """What a run does in a step, how many steps it makes, and on how many machines."""
+    """What a run does in a step, how many steps it takes, and on how many machines."""
 
     batch: BatchPlan
     num_steps: int
-    """Steps of the whole run, those that were made before a resume included."""
+    """Steps of the whole run, including those before a resume."""
     nodes: Nodes
     steps_reason: str = ""
-    """Why so many steps, where that is not plain; see `datasets.steps_reason`."""
+    """Why this number of steps, if that is not obvious; see `datasets.steps_reason`."""
     curves: tuple[Curve, ...] = ()
-    """What versions are validated on; empty without validations."""
+    """What policy versions are validated on; empty without validation."""
 
     def line(self, settings: Settings) -> str:
         """Return the arithmetic of a step as one line."""
@@ -35,15 +35,15 @@ def plan_training(
     rows: Sequence[DatasetRow],
     environ: Mapping[str, str] = os.environ,
 ) -> TrainingPlan:
-    """Work out a run, and refuse settings, a dataset and nodes that do not go together.
+    """Plan a run, and refuse settings, datasets and nodes that contradict each other.
 
     Args:
         settings: Settings of the run.
         rows: The dataset's valid rows.
-        environ: Variables that say on which machines the trainer runs.
+        environ: Variables that name the machines of the trainer.
 
     Raises:
-        SettingsError: What does not go together, and what is allowed.
+        SettingsError: They contradict each other; the message says what is allowed.
     """
     batch = batch_plan(settings)
     check_payoffs(settings, played_setups(rows))

@@ -33,34 +33,32 @@ def view(
         int | None, typer.Option(help="Show this many games with the highest return.")
     ] = None,
     illegal: Annotated[
-        bool, typer.Option("--illegal", help="Show only games with a bad reply.")
+        bool, typer.Option("--illegal", help="Show only games with an illegal or unreadable reply.")
     ] = False,
     player: Annotated[
         str | None, typer.Option(help="Show only turns of this player, e.g. player_1.")
     ] = None,
-    game: Annotated[int | None, typer.Option(help="Show only the game of this number.")] = None,
+    game: Annotated[int | None, typer.Option(help="Show only the game with this number.")] = None,
     step: Annotated[
-        int | None, typer.Option(help="Recorded step of a run.", show_default="the last")
+        int | None, typer.Option(help="Recorded step of a run.", show_default="the last one")
     ] = None,
     prompts: Annotated[
-        bool, typer.Option("--prompts", help="Show the prompts of the players too.")
+        bool, typer.Option("--prompts", help="Also show the prompts of the players.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write one HTML page for a browser instead.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one HTML page instead.")] = None,
 ) -> None:
     """Watch recorded games of any environment.
 
     Shows what each player saw, thought, said and did, and the reward.
 
-    Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: sources are looked for.
+    Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR apply to wandb: sources.
     """
     if player not in (None, *PLAYERS):
-        raise SettingsError(f"--player {player!r}: a player is one of {', '.join(PLAYERS)}.")
+        raise SettingsError(f"--player {player!r}: must be one of {', '.join(PLAYERS)}.")
     if player is not None and html is not None and not illegal:
         raise SettingsError(
-            f"--player {player} with --html: a page shows the turns of every player; leave "
-            "--player out, or add --illegal, which chooses games by that player's replies."
+            f"--player {player} with --html: a page shows the turns of every player; omit "
+            "--player, or add --illegal, which selects games by that player's replies."
         )
     selection = Selection(
         worst=worst,
@@ -89,8 +87,8 @@ def view(
     if selection.is_everything and len(chosen) > 1:
         console.print(games_table(chosen, title))
         say(
-            "One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: "
-            "--html FILE"
+            "Show one game: --game N. Show several: --worst N, --best N, --illegal. Write all to a "
+            "page: --html FILE"
         )
         return
     advantages, _ = advantages_of(recordings, settings)
@@ -108,7 +106,7 @@ def view(
 def _source_of(files: list[Path]) -> str:
     """Name the files and their run, e.g. "step_000100.jsonl of laptop-20260131-093000".
 
-    A page may be passed on, and whole paths name machines and people.
+    A page may be shared, and full paths name machines and people.
     """
     folder = files[0].resolve().parent
     run = folder.parent.name if folder.name == "episodes" else folder.name

@@ -24,7 +24,7 @@ from hanabi_grpo.types import player_names
 
 
 def warm_start(
-    out: Annotated[Path, typer.Option(help="New folder of the result.")],
+    out: Annotated[Path, typer.Option(help="New output folder.")],
     lineups: Annotated[
         list[str] | None,
         typer.Argument(metavar="SOURCE", help="Scripts that play the games, e.g. iggi,piers."),
@@ -46,20 +46,19 @@ def warm_start(
             "--learn-noise", help="Learn the random actions too, for a policy that explores."
         ),
     ] = False,
-    steps: Annotated[int, typer.Option(min=1, help="Updates of each adapter.")] = 300,
-    batch: Annotated[int, typer.Option(min=1, help="Conversations of one update.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Updates per adapter.")] = 300,
+    batch: Annotated[int, typer.Option(min=1, help="Conversations per update.")] = 32,
     learning_rate: Annotated[
         float | None,
-        typer.Option(min=0, help="Peak learning rate.", show_default="by the size of the model"),
+        typer.Option(min=0, help="Peak learning rate.", show_default="depends on the model size"),
     ] = None,
     min_score: Annotated[
-        float | None, typer.Option(help="Learn only from games of at least this score.")
+        float | None, typer.Option(help="Learn only from games with at least this score.")
     ] = None,
     who: Annotated[
         str | None,
         typer.Option(
-            help="Learn only the replies of this policy, or of the person of this name: iggi, "
-            "player_0, human, Ann."
+            help="Learn only the replies of this policy or person: iggi, player_0, human, Ann."
         ),
     ] = None,
     seats: Annotated[
@@ -73,7 +72,7 @@ def warm_start(
     beliefs: Annotated[
         str,
         typer.Option(
-            help="Share of the learned replies that name a hidden card when asked, e.g. 0.3, or "
+            help="Share of the learned replies that name a hidden card when asked: 0.3 or "
             "player_0=0.3,player_1=0. The labels are the true cards."
         ),
     ] = "0",
@@ -95,7 +94,7 @@ def warm_start(
     With --full the whole model is trained.
 
     Environment: MODEL, HANABI_DTYPE, HANABI_THINKING, LORA_RANK, LORA_ALPHA, HANABI_ADAPTERS and
-    SEED. DATASET, HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
+    SEED. DATASET, HANABI_PRESET, HANABI_PLAYERS and the other variables of a game select the board.
     """
     loaded = load_settings()
     give_environ(loaded)
@@ -145,7 +144,7 @@ def warm_start(
         try:
             rows = work.run(Watcher(say=sayer(aside), show=show, should_stop=should_stop))
         except StoppedError as error:
-            sayer(aside)(f"stopped: {error}; the same command with --resume continues.")
+            sayer(aside)(f"stopped: {error}; to continue, run the same command with --resume.")
             raise typer.Exit(INTERRUPTED) from None
     console.print(_table(rows, belief_text))
     for line in work.next_steps():
@@ -156,7 +155,7 @@ def _seats(text: str | None, num_players: int) -> tuple[int, ...] | None:
     """Return the seats of --seats, each once, in their order; None for all.
 
     Raises:
-        SettingsError: One of them is no seat of the game.
+        SettingsError: One of them is not a seat of the game.
     """
     if text is None:
         return None
@@ -164,8 +163,8 @@ def _seats(text: str | None, num_players: int) -> tuple[int, ...] | None:
     chosen = {name.strip() for name in text.split(",")}
     if not chosen <= set(names):
         raise SettingsError(
-            f"--seats {text!r}: this game has the seats {', '.join(names)}; name some of them, "
-            "with commas."
+            f"--seats {text!r}: this game has the seats {', '.join(names)}; give one or more of "
+            "them, separated by commas."
         )
     return tuple(seat for seat, name in enumerate(names) if name in chosen)
 
@@ -175,7 +174,7 @@ def _table(
     belief_text: Callable[[Mapping[str, Any]], str],
 ) -> FittedTable:
     rows = list(rows)
-    columns = ["learns", "after step", "held-out loss", "held-out accuracy", "replies"]
+    columns = ["learner", "after step", "held-out loss", "held-out accuracy", "replies"]
     has_beliefs = any("beliefs" in row for _, row in rows)
     if has_beliefs:
         columns.append("held-out belief loss")

@@ -27,16 +27,13 @@ _NEXT_PANEL = "\t"
 
 def watch(
     run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it need not exist yet.")],
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-    every: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds between two frames.")
-    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between frames.")] = 1.0,
 ) -> None:
     """Watch a run: score, players, phase times, versions, alarms.
 
-    q quits, tab shows the next panel first. Nothing is written, and the run continues. --once
-    exits with 1 if there is no run yet. Where standard output is no terminal, one frame is
-    printed.
+    q quits, tab shows the next panel first. Nothing is written, and the run is not affected. --once
+    exits with 1 if there is no run yet. If standard output is not a terminal, one frame is printed.
     """
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
@@ -64,7 +61,7 @@ def watch(
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[None]:
-    """Deliver each key at once and unseen, where standard input is a terminal."""
+    """Deliver each key at once and without echo, if standard input is a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -77,7 +74,7 @@ def _single_keys() -> Iterator[None]:
 
 
 def _read_key(seconds: float) -> str:
-    """Wait so many seconds for a key; return "" where none was pressed."""
+    """Wait up to `seconds` for a key; return "" if none was pressed."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return ""

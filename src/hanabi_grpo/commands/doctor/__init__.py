@@ -1,7 +1,7 @@
-"""`hanabi-grpo doctor`: check what both terminals need before either of them starts.
+"""`hanabi-grpo doctor`: check what both terminals need before either one starts.
 
-`command` holds the table of all checks. Wherever the trainer or the server makes a check itself,
-the doctor calls that same function, so that both agree on what is refused and why.
+`command` holds the table of all checks. If the trainer or the server makes a check itself, the
+doctor calls the same function, so that both agree on what is refused and why.
 
 - `check`: one result, and how results are printed.
 - `context`: settings, model, dataset and servers, each read once for all checks.
@@ -12,7 +12,7 @@ the doctor calls that same function, so that both agree on what is refused and w
 - `model`: the model folder and its chat template.
 - `server`: ports and servers.
 - `experts`: the sizes of a mixture of experts.
-- `memory`, `budget`: arithmetic of the memory and the time that a step takes.
+- `memory`, `budget`: estimates of the memory and the time that a step takes.
 """
 
 from hanabi_grpo.commands.doctor.command import doctor

@@ -1,11 +1,11 @@
-"""What a step costs, before it is started: memory part by part, and the seconds of a step.
+"""What a step costs, before a run starts: memory by part, and the seconds of a step.
 
-To sample a token, the engine reads the weights and the keys and values of the active conversations
-once: memory bandwidth bounds small batches (Pope et al. 2022, section 2). Learning takes three
-forward passes of 2 operations per parameter and token (Kaplan et al. 2020, table 1): the pass
-itself, the same again for checkpoints, and the gradient of what is between the layers; frozen
-weights have no gradient of their own. The share of learning and the time of an engine's step were
-measured on one H100 and one H200; the other constants below are judgement.
+To sample a token, the engine reads the weights and the KV cache of the active conversations once,
+so memory bandwidth limits small batches (Pope et al. 2022, section 2). Learning costs as much as
+three forward passes of 2 operations per parameter and token (Kaplan et al. 2020, table 1): the pass
+itself, its repetition for gradient checkpointing, and the gradients of the activations; frozen
+weights have no gradients. The share of learning and the time of an engine's step were measured on
+one H100 and one H200; the other constants below are rough.
 """
 
 import math
@@ -23,22 +23,25 @@ from hanabi_grpo.settings.gpus import Card, find_card
 _BANDWIDTH_SHARE = 0.8
 """Share of a GPU's memory bandwidth that is reached."""
 _READING_SHARE = 0.3
-"""Share of a GPU's operations per second that an engine reaches where it reads prompts."""
+"""Share of a GPU's operations per second that an engine reaches in prefill."""
 _LEARNING_SHARE = 0.2
-"""The same of learning; measured on one H100 with micro-batches of 16,384 tokens."""
+"""The same share for learning, measured on one H100 with micro-batches of 16,384 tokens."""
 _ENGINE_STEP_SECONDS = 0.010
-"""What a step of the engine takes besides reading memory.
+"""Time of an engine step besides reading memory.
 
-Measured with 64 replies at once, adapters and CUDA graphs: about 13 ms a token on an H100 with 0.6
-billion parameters, 11.7 ms on an H200 with 4 billion, whose memory is read in 2 ms.
+Measured with 64 replies at once, adapters and CUDA graphs: about 13 ms per token on an H100 with
+0.6 billion parameters, 11.7 ms on an H200 with 4 billion, which take 2 ms to read.
 """
 _ALL_REDUCE_SECONDS = 40e-6
-"""Of an all-reduce, the wait for the slowest GPU included.
+"""Time of an all-reduce, including the wait for the slowest GPU.
 
-Each layer has two of them where GPUs share a copy of the model.
+Each layer has two of them if GPUs share a copy of the model.
 """
 CRITIC_UPDATES = 4
-"""Of a critic's adapter in a step: `PASSES` of `training.learned.adapter_critic`, without torch."""
+"""Updates of a critic's adapter per step.
+
+Equal to `PASSES` of `training.learned.adapter_critic`, whose import would load torch.
+"""
 _FORWARDS_OF_LEARNING = 3
 _SEQUENCES_AT_ONCE = 256
 """The default of HANABI_MAX_NUM_SEQS."""
@@ -47,11 +50,11 @@ _PAGE = "docs/hardware.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The longest step that the settings allow: every game and every reply as long as it may be."""
+    """The longest step that the settings allow: every game and reply has its maximum length."""
 
     games: int
     turns: int
-    """Of a game, one after the other."""
+    """Turns of a game, one after the other."""
     reply: int
     """Tokens of one reply."""
     context: float
@@ -84,7 +87,7 @@ def game_seconds(
         parameters: Parameters of the model.
         sizes: Its sizes.
         bytes_per_number: 2 in bfloat16.
-        copies: Copies of the model that share the games (data parallelism).
+        copies: Copies of the model that divide the games among them (data parallelism).
         parallel: GPUs of each copy (tensor parallelism).
         seats: Replies that each copy samples at once.
     """
@@ -106,13 +109,13 @@ def game_seconds(
 
 
 def _weights_read(parameters: int, sizes: ModelSizes, sequences: int, copies: int) -> float:
-    """Return the parameters that a copy of the model reads to sample a token of some replies.
+    """Return the parameters that a copy of the model reads to sample a token of each reply.
 
     Copies of a mixture divide its experts among them, and each expert is read if a reply of any
     copy needs it.
 
     Args:
-        parameters: Of the model.
+        parameters: Parameters of the model.
         sizes: Its sizes.
         sequences: Replies that the copy samples at once.
         copies: Copies of the model.
@@ -145,7 +148,7 @@ def learning_seconds(
 
 
 def budget_checks(context: Context) -> Iterator[Check]:
-    """Show the memory of each part of both terminals, and the seconds of a step."""
+    """Report the memory of each part of both terminals, and the seconds of a step."""
     sizes = ModelSizes.from_config(context.config)
     if sizes is None:
         yield skip("budget", "needs the model, and its sizes in config.json")
@@ -166,7 +169,7 @@ class StepSeconds:
     learning: float
     """All updates of the step."""
     total: float
-    """Of both, which overlap with HANABI_OVERLAP."""
+    """Seconds of the step; games and learning overlap with HANABI_OVERLAP."""
 
 
 def step_seconds(context: Context, sizes: ModelSizes, card: Card, budget: Budget) -> StepSeconds:
@@ -197,9 +200,9 @@ def step_seconds(context: Context, sizes: ModelSizes, card: Card, budget: Budget
     update = learning_seconds(
         step, card, context.num_parameters, sizes, processes=context.num_processes
     )
-    # One more forward pass, before the first part of the games moves the policy.
+    # One more forward pass, before the first minibatch updates the policy.
     passes_before = 1 / _FORWARDS_OF_LEARNING if settings.minibatches > 1 else 0.0
-    # A critic's adapter is shown the turns once, and learns from them in some passes.
+    # A critic's adapter evaluates the turns once, and learns from them in several passes.
     critic_passes = CRITIC_UPDATES + 1 / _FORWARDS_OF_LEARNING
     if settings.critic != "adapter":
         critic_passes = 0.0
@@ -212,7 +215,7 @@ def _memory_line(context: Context, terminal: str, parts: dict[str, float]) -> Ch
     place = ", each GPU" if context.settings.device == "gpu" else ""
     listed = ", ".join(f"{name} {amount(size, 'B')}" for name, size in parts.items())
     total = amount(sum(parts.values()), "B")
-    return ok("budget", f"{terminal}{place}: {listed}; together {total}")
+    return ok("budget", f"{terminal}{place}: {listed}; total {total}")
 
 
 def _seconds_check(context: Context, sizes: ModelSizes) -> Check:
@@ -220,7 +223,7 @@ def _seconds_check(context: Context, sizes: ModelSizes) -> Check:
     gpus, reason = gpus_of_machine(context)
     card = find_card(gpus[0].name) if gpus else None
     if context.budget is None:
-        return skip("budget", "seconds of a step: they need the dataset and the chat template")
+        return skip("budget", "seconds of a step: needs the dataset and the chat template")
     if settings.device == "cpu" or card is None:
         if settings.device == "cpu":
             machine = "a CPU"
@@ -228,21 +231,21 @@ def _seconds_check(context: Context, sizes: ModelSizes) -> Check:
             machine = gpus[0].name
         else:
             machine = reason
-        finding = f"seconds of a step: not known for this machine ({machine})"
+        finding = f"seconds of a step: unknown for this machine ({machine})"
         return skip("budget", f"{finding}; the first steps will show them")
     seconds = step_seconds(with_sizes_of_scripts(context, gpus), sizes, card, context.budget)
     step = seconds.step
     finding = (
-        f"a step takes about {seconds.total:.0f} s at most, games {seconds.games:.0f} s and "
+        f"a step takes at most about {seconds.total:.0f} s, games {seconds.games:.0f} s and "
         f"learning {seconds.learning:.0f} s: {step.games} games of {step.turns} turns × "
         f"{step.reply} tokens on "
-        f"{gpus[0].name} (an estimate, {_PAGE} has its formula)"
+        f"{gpus[0].name} (an estimate, see the formula in {_PAGE})"
     )
     return ok("budget", finding)
 
 
 def _longest_step(settings: Settings, budget: Budget, turns: int) -> Step:
-    """Return the longest step, for games of so many turns."""
+    """Return the longest step, for games with `turns` turns."""
     games = settings.tasks_per_step * settings.num_generations
     context = float(budget.longest(budget.memory))
     if budget.memory == "game":

@@ -13,7 +13,7 @@ from rich.text import Text
 Status = Literal["ok", "warn", "fail", "skip"]
 Role = Literal["server", "trainer", "both"]
 PAGE = "docs/troubleshooting.md"
-"""Explains every failure and warning; it has one heading for the name of each check."""
+"""Page that explains every failure and warning, with one heading per check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ _MARKS: dict[Status, _Mark] = {
 }
 _NAME_WIDTH = 14
 _INDENT = " " * 23
-"""In front of the lines below a finding: the widths of mark and name and the space around them."""
+"""Indent of the lines below a finding: the widths of mark and name plus spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ ok = partial(Check, "ok")
 skip = partial(Check, "skip")
 """The check could not be made, or there is nothing to check; the finding says why."""
 warn = partial(Check, "warn")
-"""The problem does not stop a run, but the user should know of it."""
+"""The problem does not stop a run, but the user should know about it."""
 fail = partial(Check, "fail")
 """The problem stops a run."""
 

@@ -1,4 +1,4 @@
-"""The command `hanabi-grpo doctor`, and all its checks in the order in which they are printed."""
+"""The command `hanabi-grpo doctor`, and all its checks in the order of the output."""
 
 import contextlib
 import os
@@ -45,20 +45,20 @@ _REPORT_BUG = ".venv/bin/hanabi-grpo doctor --json > doctor.json   # and report 
 
 
 class Probe(NamedTuple):
-    """A function that makes one or more checks, and the terminals that the checks are for."""
+    """A function that makes one or more checks, and the terminals that need them."""
 
     name: str
-    """Name of its check, under which an exception of the function is reported too."""
+    """Name of the check, also used to report an exception of the function."""
     make: Callable[[Context], Check | Iterable[Check] | None]
     """Returns one check, several, or None where there is nothing to check."""
     roles: tuple[Role, ...] = ("server", "trainer")
     bases: Literal["all", "each", "one"] = "all"
-    """What is checked of a team with several base models: all of it at once, each model by itself,
-    or nothing, because the check's arithmetic is of one model."""
+    """How a team with several base models is checked: all models at once, each model separately,
+    or not at all, because the check's arithmetic covers only one model."""
 
 
 def settings_checks(context: Context) -> Check:
-    """Say which settings were given; wrong settings end the doctor before this check."""
+    """Report which settings were given; invalid settings end the doctor before this check."""
     settings = context.settings
     given = []
     for variable in variables(settings.env):
@@ -107,7 +107,7 @@ PLAN_PROBES = (
     Probe("budget", budget.budget_checks, bases="one"),
     Probe("plan", plan.plan_checks, bases="one"),
 )
-"""The checks of `--as`: those that ask nothing of this machine."""
+"""The checks of `--as`, which do not depend on this machine."""
 
 
 def doctor(
@@ -119,42 +119,44 @@ def doctor(
     ] = None,
     role: Annotated[Role, typer.Option(help="The terminal to check.")] = "both",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of lines.")
+        bool, typer.Option("--json", help="Print one JSON object instead of text.")
     ] = False,
     as_machine: Annotated[
         str | None,
         typer.Option(
             "--as",
             metavar="NxCARD",
-            help="Plan a run on GPUs that are not here, e.g. 8xH100-80GB: does it fit, how long "
-            "does it take.",
+            help="Plan a run on other GPUs, e.g. 8xH100-80GB: whether it fits and how long it "
+            "takes.",
         ),
     ] = None,
     markdown: Annotated[
         bool,
-        typer.Option("--markdown", help="With --as: print the row of docs/hardware.md alone."),
+        typer.Option("--markdown", help="With --as: print only the row of docs/hardware.md."),
     ] = False,
 ) -> None:
     """Check everything that both terminals need and print the fix for each problem.
 
-    Takes seconds, starts nothing and changes nothing. Exits with 1 if a check fails. With --as it
-    plans a run on another machine instead: memory, seconds of a step and hours, all estimates.
+    Takes seconds, starts nothing and changes nothing. Exits with 1 if a check fails. With --as,
+    plans a run on another machine instead and estimates memory, seconds per step and hours.
 
     Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES,
     HTTP_PROXY, ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and
     VLLM_CPU_KVCACHE_SPACE.
     """
     given = plan.parse_assignments(assignments or ())
+    if markdown and as_json:
+        raise SettingsError("--markdown: prints a table row and --json an object; leave one out.")
     if as_machine is not None:
         _plan(as_machine, given, role=role, as_json=as_json, markdown=markdown)
         return
     if markdown:
-        raise SettingsError("--markdown: goes with --as, e.g. --as 8xH100-80GB.")
+        raise SettingsError("--markdown: requires --as, e.g. --as 8xH100-80GB.")
     shell = {**os.environ, **given}
     console = None if as_json else make_console()
     loaded, checks = settings_or_problems(environ=shell)
     if loaded is not None and not checks:
-        # Set as both terminals set it, before a hub library reads the variables.
+        # Set as in both terminals, before a hub library reads the variables.
         give_environ(loaded)
         checks = make_checks(loaded, role=role, shell=shell, console=console)
     elif console is not None:
@@ -165,7 +167,7 @@ def doctor(
 def _plan(
     as_machine: str, given: Mapping[str, str], *, role: Role, as_json: bool, markdown: bool
 ) -> None:
-    """Make the checks of a machine that is planned.
+    """Make the checks of a planned machine.
 
     Raises:
         SettingsError: `--as` names no known machine.
@@ -173,7 +175,8 @@ def _plan(
     """
     planned = plan.parse_machine(as_machine)
     shell = plan.plan_environ(os.environ, planned, given)
-    console = None if as_json or markdown else make_console()
+    # With --markdown standard output holds only the row.
+    console = None if as_json else make_console(stderr=markdown)
     loaded, checks = settings_or_problems(environ=shell, device=plan.DEVICE)
     made = None
     if loaded is not None and not checks:
@@ -185,7 +188,6 @@ def _plan(
         print_checks(console, checks)
     if markdown and made is not None:
         typer.echo(plan.plan_markdown(made))
-        return
     _report(console, checks, {"plan": None if made is None else asdict(made)})
 
 
@@ -195,7 +197,7 @@ def _report(
     """Print the end of a report, or all of it as JSON.
 
     Args:
-        console: Where the checks were printed; None: JSON is wanted.
+        console: Where the checks were printed; None: print JSON.
         checks: The results.
         more: Further keys of the JSON.
 
@@ -218,14 +220,14 @@ def make_checks(
     console: Console | None = None,
     probes: Sequence[Probe] = PROBES,
 ) -> list[Check]:
-    """Make every check that matters to a terminal and print each as soon as it is made.
+    """Make every check that applies to a terminal and print each result at once.
 
     Args:
         loaded: The settings.
         role: The terminal that is checked.
         shell: Variables of this process, before any library changed them.
-        console: Where results are printed; None prints nothing and keeps standard output free of
-            what libraries print, so that only JSON is there.
+        console: Where results are printed; None prints nothing and keeps the output of
+            libraries out of standard output, which then holds only JSON.
         probes: The checks to make. One that raises counts as failed, and the next one runs.
 
     Returns:
@@ -237,7 +239,7 @@ def make_checks(
 def check_all(
     context: Context, probes: Sequence[Probe], console: Console | None = None
 ) -> list[Check]:
-    """Make every check of a context that matters to its terminals, see `make_checks`."""
+    """Make every check that applies to the terminals of a context, see `make_checks`."""
     role = context.role
     checks = []
     protect_json = contextlib.nullcontext() if console else contextlib.redirect_stdout(sys.stderr)
@@ -287,16 +289,16 @@ def settings_or_problems(
     environ: Mapping[str, str] | None = None,
     device: tuple[str, str] | None = None,
 ) -> tuple[LoadedSettings | None, list[Check]]:
-    """Load the settings, or say what is wrong with them; without settings nothing can be checked.
+    """Load the settings, or report what is wrong; nothing can be checked without settings.
 
     Args:
         dotenv: The file `.env`.
-        environ: The shell's variables; None: this process's.
+        environ: The shell's variables; None: those of this process.
         device: See `load_settings`.
 
     Returns:
-        The settings, None where they cannot be used; and one failed check for each problem, a name
-        that no setting has included.
+        The settings, or None if they are invalid; and one failed check for each problem, unknown
+        names of settings included.
     """
     shell = os.environ if environ is None else environ
     problems = []

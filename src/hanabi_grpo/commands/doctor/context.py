@@ -1,4 +1,4 @@
-"""What the checks examine; slow parts that several checks need are read once."""
+"""What the checks examine; slow values that several checks need are read once."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 _ESTIMATED_TOKEN = r"[^\r\n\p{L}\p{N}]?\p{L}{1,8}|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 _UNIT_PREFIXES = ("", "k", "M", "G", "T")
 _ROUNDS_UP = 1.0005
-"""A number that three digits show as the next thousand takes that thousand's prefix."""
+"""A number that three digits round up to the next power of 1000 gets its prefix."""
 
 
 # Without slots: a cached property needs the instance's dict.
@@ -51,7 +51,7 @@ _ROUNDS_UP = 1.0005
 class Context:
     """Settings, environment and role, and what is derived from them.
 
-    Nothing outside this machine is asked but the rollout servers.
+    Outside this machine, only the rollout servers are contacted.
     """
 
     loaded: LoadedSettings
@@ -59,13 +59,13 @@ class Context:
     """The variables of this process, before any library changed them."""
     role: Role = "both"
     planned_gpus: tuple[Gpu, ...] = ()
-    """The GPUs of a machine that is planned; empty where this machine is examined."""
+    """The GPUs of a planned machine; empty if this machine is examined."""
     players_on_model: tuple[str, ...] | None = None
-    """Players on the base model that is looked at; None: all of them."""
+    """Players on the base model that is examined; None: all of them."""
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The variables of the shell over those that `.env` holds for other software."""
+        """The shell's variables, which override those of `.env` for other software."""
         return {**self.loaded.dotenv_environ, **self.shell}
 
     @property
@@ -83,9 +83,9 @@ class Context:
         return replace(self, loaded=loaded, players_on_model=players)
 
     def with_settings(self, **update: Any) -> "Context":
-        """Return the context of other settings that leave model, dataset and replies as they are.
+        """Return the context with other settings that do not change model, dataset or replies.
 
-        What is read of them is not read again.
+        Values that were already read from these are reused.
         """
         settings = self.settings.model_copy(update=update)
         changed = replace(self, loaded=replace(self.loaded, settings=settings))
@@ -94,7 +94,7 @@ class Context:
         return changed
 
     def with_published(self, name: str) -> "Context":
-        """Return the context of a model whose sizes are known here, see `PUBLISHED`."""
+        """Return the context with a model whose sizes are in `PUBLISHED`."""
         changed = self.with_settings(model=name)
         config = PUBLISHED[name]
         changed.__dict__["config"] = config
@@ -143,7 +143,7 @@ class Context:
 
     @cached_property
     def model_folder(self) -> Path | None:
-        """The folder of the model; None where it is absent or incomplete, as `model` reports."""
+        """The folder of the model; None if it is missing or incomplete, which `model` reports."""
         folder = self.located_folder
         if folder is None:
             return None
@@ -153,9 +153,9 @@ class Context:
 
     @cached_property
     def planned_config(self) -> dict[str, Any] | None:
-        """Of a planned run whose weights are not here: its config.json, or the published sizes.
+        """The config.json or published sizes of a planned run whose weights are not here.
 
-        None where this machine is examined, the weights are here, or no sizes are known.
+        None if this machine is examined, the weights are here, or no sizes are known.
         """
         config = self.found_config
         if config is None or unknown_part(config):
@@ -164,7 +164,7 @@ class Context:
 
     @cached_property
     def found_config(self) -> dict[str, Any] | None:
-        """As `planned_config`, be it that its sizes cannot be told, as `model` reports."""
+        """As `planned_config`, even if it does not give the sizes, which `model` reports."""
         if not self.planned_gpus or self.model_folder is not None:
             return None
         folder = self.located_folder
@@ -206,9 +206,9 @@ class Context:
 
     @property
     def run_adapter_parameters(self) -> int:
-        """Parameters of all adapters of a run, each of its own rank; 0 where a model is not known.
+        """Parameters of all adapters of a run, each with its own rank; 0 if a model is unknown.
 
-        On one of several base models those of its players.
+        For one of several base models, only the adapters of its players count.
         """
         settings = self.settings
         players = player_names(settings.players)
@@ -253,7 +253,7 @@ class Context:
 
     @cached_property
     def healths(self) -> tuple[tuple[Settings, Health], ...]:
-        """For each rollout server the settings that name it, and its health."""
+        """For each rollout server, the settings that name it and its health."""
         healths = []
         for settings in each_server(self.settings):
             healths.append((settings, look_once(settings)))
@@ -261,7 +261,7 @@ class Context:
 
     @property
     def server_is_up(self) -> bool:
-        """True when the rollout server runs on this machine, and has taken its memory."""
+        """True when the rollout server runs on this machine and has allocated its memory."""
         if self.planned_gpus:
             return False
         first, health = self.healths[0]
@@ -277,7 +277,7 @@ class Context:
 
     @cached_property
     def rows(self) -> list[DatasetRow] | None:
-        """The rows of the dataset; None where they are not valid, which `dataset` reports."""
+        """The rows of the dataset; None if they are invalid, which `dataset` reports."""
         try:
             return training_rows(self.settings)
         except HanabiGrpoError:
@@ -298,7 +298,7 @@ class Context:
 
 
 def is_rollout_server(health: Health) -> bool:
-    """Tell whether a rollout server of this project answers, be it that it starts or refuses us."""
+    """Tell whether a rollout server of this project answers, even if it is starting or refuses."""
     if isinstance(health, NotReady):
         return health.reason.startswith("is starting")
     return True
@@ -315,7 +315,7 @@ def broken_weights(folder: Path) -> list[str]:
     """Return what is wrong with the weights of a model folder, one text for each file.
 
     Example:
-        ["model.safetensors: not a whole safetensors file (a pointer of git-lfs, …): …"]
+        ["model.safetensors: not a complete safetensors file (a git-lfs pointer, …): …"]
     """
     problems = []
     paths = sorted(folder.glob("*.safetensors"))
@@ -324,8 +324,8 @@ def broken_weights(folder: Path) -> list[str]:
             with safe_open(path, framework="numpy"):
                 pass
         except (SafetensorError, OSError) as error:
-            reason = "(a pointer of git-lfs, or an interrupted download?)"
-            problems.append(f"{path.name}: not a whole safetensors file {reason}: {error}")
+            reason = "(a git-lfs pointer, or an interrupted download?)"
+            problems.append(f"{path.name}: not a complete safetensors file {reason}: {error}")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
@@ -335,11 +335,11 @@ def broken_weights(folder: Path) -> list[str]:
 
 
 def estimated_chat(*, thinking: bool) -> "ChatFormat":
-    """Return a chat format that counts tokens of a model whose tokenizer is not here.
+    """Return a chat format that estimates token counts of a model whose tokenizer is not here.
 
-    A token is a run of up to eight letters, a digit, a run of signs or a run of spaces, which is
-    about what byte-pair tokenizers of 150,000 entries make of English; the text around messages is
-    Qwen3's. Only numbers of tokens can be used.
+    A token is a run of up to eight letters, a digit, a run of punctuation or a run of spaces, which
+    approximates byte-pair tokenizers with 150,000 entries on English text. The text around messages
+    is Qwen3's. Only the token counts are usable.
 
     Args:
         thinking: HANABI_THINKING.
@@ -377,13 +377,13 @@ def read_chat(folder: Path, *, thinking: bool) -> "ChatFormat":
         thinking: HANABI_THINKING.
 
     Raises:
-        SettingsError: The tokenizer has no chat template, or none that can be used.
+        SettingsError: The tokenizer has no chat template, or an unusable one.
     """
     from hanabi_grpo.rollout.chat import ChatFormat
 
     tokenizer: Any
     if (folder / "tokenizer.json").is_file():
-        # It needs no torch, so it is read many times as fast.
+        # It needs no torch, so it loads many times faster.
         from transformers import PreTrainedTokenizerFast
 
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what all of their experts hold, and what works on one token.
+"""Mixtures of experts: the parameters of all experts, and those active per token.
 
 The sizes are read from a config.json under the names that Qwen3-MoE, Mixtral, gpt-oss, DeepSeek and
 GLM give them.
@@ -14,29 +14,29 @@ _PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk")
 _INNER = ("moe_intermediate_size", "intermediate_size")
 _NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _MATRICES = 3
-"""Of a feed-forward part: gate, up and down."""
+"""Matrices of a feed-forward block: gate, up and down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The experts of a mixture: feed-forward parts, of which a token passes through some."""
+    """The experts of a mixture: feed-forward blocks; each token is routed to some of them."""
 
     count: int
-    """Of a layer, without those that are shared."""
+    """Routed experts of a layer."""
     per_token: int
-    """Experts of a layer that work on a token, without those that are shared."""
+    """Routed experts of a layer that are active for a token."""
     hidden: int
     """Width of the residual stream."""
     inner: int
     """Width of one expert."""
     shared: int
-    """Width of the experts that every token passes through; 0: there are none."""
+    """Width of the shared experts, which are active for every token; 0: none."""
     layers: int
-    """Layers that have experts; the others are dense."""
+    """Layers with experts; the others are dense."""
 
     @property
     def active_inner(self) -> int:
-        """Width of the feed-forward part that works on a token."""
+        """Feed-forward width that is active for a token."""
         return self.per_token * self.inner + self.shared
 
     @property
@@ -48,13 +48,13 @@ class Experts:
 
     @property
     def routed_parameters(self) -> int:
-        """Parameters of the experts of all layers, without those that are shared."""
+        """Parameters of the routed experts of all layers."""
         return self.layers * _MATRICES * self.hidden * self.count * self.inner
 
     def idle_parameters(self, num_tokens: float = 1) -> float:
-        """Return how many parameters no token needs: those of experts that none has chosen.
+        """Return how many parameters are in experts to which no token is routed.
 
-        Each choice is taken for as likely as any other, of which real routers make less.
+        Routing is assumed to be uniform. Real routers are less even and leave more experts idle.
 
         Args:
             num_tokens: Tokens that are computed at once.
@@ -66,8 +66,7 @@ class Experts:
 def experts_of(config: Mapping[str, Any]) -> Experts | None:
     """Return the experts of a config.json.
 
-    None: it is of a dense model, or of a mixture whose sizes have other names; `is_mixture` tells
-    which.
+    None means a dense model, or a mixture whose sizes have unknown names; `is_mixture` tells which.
     """
     if not is_mixture(config):
         return None
@@ -105,7 +104,7 @@ def _num_sparse_layers(config: Mapping[str, Any]) -> int:
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    """Return the first number that is there and above 0; 0 without one."""
+    """Return the first positive number under these names; 0 without one."""
     for name in names:
         value = config.get(name) or 0
         if value > 0:

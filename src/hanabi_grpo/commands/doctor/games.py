@@ -24,7 +24,7 @@ def dataset_checks(context: Context) -> Check:
     try:
         rows = training_rows(settings)
     except SettingsError as error:
-        remedy = "unset DATASET   # or remove its line from .env; the settings decide then"
+        remedy = "unset DATASET   # or remove its line from .env; the settings then decide"
         return fail("dataset", str(error), remedy)
     source = settings.dataset or "none: the board of the settings"
     num_rows = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
@@ -32,7 +32,7 @@ def dataset_checks(context: Context) -> Check:
 
 
 def batch_checks(context: Context) -> Check:
-    """Show the arithmetic of a step, or what the trainer would refuse in it."""
+    """Report the arithmetic of a step, or why the trainer would refuse it."""
     settings = context.settings
     try:
         # Before the dataset: it needs no rows.
@@ -53,8 +53,8 @@ def context_checks(context: Context) -> Check:
     model_limit = int(context.config.get("max_position_embeddings", 0)) or limit
     if limit > model_limit:
         finding = (
-            f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {model_limit}: the "
-            "server would not start"
+            f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} supports at most {model_limit}: "
+            "the server would not start"
         )
         return fail("context", finding, f"export HANABI_MAX_MODEL_LEN={model_limit}")
     if budget is None:
@@ -63,20 +63,20 @@ def context_checks(context: Context) -> Check:
     remedies = _ways_to_fit(context, budget, model_limit)
     if budget.first_reply_ends > limit:
         finding = (
-            f"the first message and a reply take {budget.first_reply_ends} tokens of "
+            f"the first message and a reply take {budget.first_reply_ends} tokens, more than "
             f"HANABI_MAX_MODEL_LEN={limit}: no move can be made"
         )
         return fail("context", finding, "\n".join(remedies))
     numbers = (
-        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes "
-        f"{budget.prompts(budget.memory)} tokens of prompts + "
+        f"the longest game ({budget.preset}, {budget.turns} turns per player) takes "
+        f"{budget.prompts(budget.memory)} prompt tokens + "
         f"{budget.num_turns(budget.memory)} replies of {settings.max_completion_length} = "
         f"{longest} of HANABI_MAX_MODEL_LEN={limit}"
     )
     if longest > limit:
         if settings.thinking:
             remedies.append("export HANABI_THINKING=false")
-        finding = f"{numbers}: such games are cut; the model allows {model_limit}"
+        finding = f"{numbers}: such games are truncated; the model allows {model_limit}"
         return warn("context", finding, "\n".join(remedies))
     return ok("context", f"{numbers}; the model allows {model_limit}")
 
@@ -106,10 +106,10 @@ def _ways_to_fit(context: Context, budget: Budget, model_limit: int) -> list[str
 
 
 def history_checks(context: Context) -> Check:
-    """Show what a game costs by how much of it players remember.
+    """Report what a game costs, by how much of it players remember.
 
-    Four memories are compared: the whole game, the chosen one, the longest that fits, and the
-    current turn alone.
+    Four memories are compared: the whole game, the chosen one, the longest that fits, and only the
+    current turn.
     """
     budget = context.budget
     limit = context.settings.max_model_len
@@ -130,7 +130,7 @@ def history_checks(context: Context) -> Check:
 
 
 def vocabulary_checks(context: Context) -> Check:
-    """Check that the tokenizer knows every word of the games; a tiny model knows one board only."""
+    """Check that the tokenizer knows every word of the games; a tiny model knows only one board."""
     settings = context.settings
     if context.budget is None or context.chat is None:
         return skip("vocabulary", "needs the model, its chat template and the dataset")

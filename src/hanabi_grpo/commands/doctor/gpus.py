@@ -1,4 +1,4 @@
-"""Checks of the GPUs: which there are, how both terminals share them, and what memory is free.
+"""Checks of the GPUs: which exist, how both terminals share them, and how much memory is free.
 
 A driver that is too old for torch is reported by `tools/setup.sh`, before anything is downloaded.
 """
@@ -20,13 +20,13 @@ from hanabi_grpo.settings.shell import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.settings.sources import PROFILE
 
 _MAX_SHARE_ON_ONE_GPU = 0.6
-"""Largest share for the engine where the trainer uses the same GPU."""
+"""Largest share for the engine if the trainer uses the same GPU."""
 _UNCOUNTED_MIB = 1536
-"""Of a shared GPU, beside both shares: the trainer's CUDA context and what the driver keeps."""
+"""Memory of a shared GPU outside both shares: the trainer's CUDA context and the driver."""
 _ASLEEP_MIB = 3072
-"""What a sleeping engine keeps at most, an estimate: its CUDA context, CUDA graphs and buffers."""
+"""Estimated maximum that a sleeping engine keeps: CUDA context, CUDA graphs and buffers."""
 _OF_GPUS = ("gpu_memory_utilization", "trainer_memory")
-"""Settings that a profile has for GPUs alone."""
+"""Settings that only a profile for GPUs has."""
 _VISIBLE = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_VISIBLE_DEVICES_SERVER",
@@ -35,29 +35,29 @@ _VISIBLE = (
 _LEAST_SPLIT = 2
 """Fewest GPUs that the scripts divide."""
 _PROFILE_SIZES = (1, 2, 4, 8)
-"""Numbers of GPUs for which there are profiles."""
+"""Numbers of GPUs that have a profile."""
 
 
 def gpus_of_machine(context: Context) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that are planned, else those of this machine, and why there are none."""
+    """Return the planned GPUs, else those of this machine, and the reason if there are none."""
     if context.planned_gpus:
         return context.planned_gpus, ""
     return list_gpus(context.shell.get("PATH"))
 
 
 def smallest_gpu(context: Context, terminal: Terminal) -> tuple[int, str]:
-    """Return the MiB of the smallest GPU that a terminal takes, and why they are not known.
+    """Return the MiB of the smallest GPU that a terminal uses.
 
-    Where nvidia-smi does not list its GPUs by the names that it takes them by, all of them count.
+    If nvidia-smi does not list the terminal's GPUs under the names in use, all GPUs count.
 
     Returns:
-        0 and a reason where the memory is not known.
+        The MiB, or 0 if they are unknown, and the reason for that.
     """
     gpus, reason = gpus_of_machine(context)
     try:
         names = _gpus_of(context, terminal, gpus)
     except SettingsError:
-        # The check of the split says so.
+        # The check of the split reports it.
         names = []
     own = [gpu for gpu in gpus if gpu.number in names]
     total = min((gpu.total for gpu in own or gpus), default=0)
@@ -65,7 +65,7 @@ def smallest_gpu(context: Context, terminal: Terminal) -> tuple[int, str]:
 
 
 def gpu_checks(context: Context) -> Iterator[Check]:
-    """Check that engine and torch fit the GPUs of this machine, and that both terminals do."""
+    """Check that engine, torch and both terminals fit the GPUs of this machine."""
     gpus, reason = gpus_of_machine(context)
     has_cuda_engine = installed_version("vllm") is not None
     if gpus:
@@ -84,10 +84,10 @@ def gpu_checks(context: Context) -> Iterator[Check]:
             f"{listed}, but HANABI_PROFILE is for GPUs: everything would run on the CPU, with "
             "the sizes of the profile"
         )
-        plan = (
-            f".venv/bin/hanabi-grpo doctor --as {num_gpus}xH100-80GB   # plans it; or another GPU"
+        plan = f".venv/bin/hanabi-grpo doctor --as {num_gpus}xH100-80GB   # plan it; or another GPU"
+        yield warn(
+            "gpus", finding, f"{plan}\nunset HANABI_PROFILE   # or remove its line from .env"
         )
-        yield warn("gpus", finding, f"{plan}\nunset HANABI_PROFILE   # or its line in .env")
     elif not gpus:
         yield ok("gpus", f"{listed}; everything runs on the CPU")
     elif not has_cuda_engine:
@@ -95,14 +95,14 @@ def gpu_checks(context: Context) -> Iterator[Check]:
         yield warn("gpus", finding, "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh")
     else:
         yield ok("gpus", listed)
-        # Where torch is no CUDA build, the check of torch says so.
+        # If torch is not a CUDA build, the check of torch reports it.
         if cuda_build() is not None:
             yield _check_torch_sees(context, len(gpus))
         yield from _check_split(context, gpus)
 
 
 def _has_gpu_profile(context: Context) -> bool:
-    """Tell whether the profile sets what only GPUs have."""
+    """Tell whether the profile sets values that only apply to GPUs."""
     loaded = context.loaded
     origins = [loaded.origins[name] for name in _OF_GPUS]
     origins += [origin for name, (_, origin) in loaded.passed_through.items() if name in _VISIBLE]
@@ -110,7 +110,7 @@ def _has_gpu_profile(context: Context) -> bool:
 
 
 def _num_named(context: Context) -> int:
-    """Return how many GPUs the settings name, 1 where they name none."""
+    """Return how many GPUs the settings name, or 1 if they name none."""
     names: set[str] = set()
     for variable in _VISIBLE:
         value, _ = context.loaded.passed_through.get(variable, ("", ""))
@@ -131,7 +131,7 @@ def _check_torch_sees(context: Context, num_gpus: int) -> Check:
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if seen == expected:
         return ok("torch gpus", f"torch sees {seen}{suffix}")
-    finding = f"torch sees {seen} GPUs, expected are {expected}{suffix}"
+    finding = f"torch sees {seen} GPUs, but {expected} are expected{suffix}"
     show_error = (
         '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
     )
@@ -155,7 +155,7 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
         yield fail("gpu split", str(error), use_profile)
         return
     if not all(gpus_of.values()):
-        finding = "the scripts are not in this folder, so their shares of GPUs are not known"
+        finding = "the scripts are not in this folder, so their shares of GPUs are unknown"
         yield skip("gpu split", finding)
         return
     missing = _find_missing(gpus, gpus_of)
@@ -164,7 +164,7 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
         given = context.environ.get("CUDA_VISIBLE_DEVICES")
         if given:
             source = f"CUDA_VISIBLE_DEVICES={given}"
-        finding = f"{source} name GPU {', '.join(missing)}, there are only {len(gpus)}"
+        finding = f"{source} names GPU {', '.join(missing)}, but there are only {len(gpus)}"
         yield fail("gpu split", finding, use_profile)
         return
     if not context.planned_gpus:
@@ -193,19 +193,19 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
 
 
 def _propose_profile(num_gpus: int) -> str:
-    """Return the line that chooses the largest profile for so many GPUs."""
+    """Return the line that selects the largest profile for `num_gpus` GPUs."""
     size = max(size for size in _PROFILE_SIZES if size <= num_gpus)
     export = f"export HANABI_PROFILE=tools/profiles/gpu-{size}.env"
     return f"{export}   # in both terminals; docs/hardware.md has others"
 
 
 def _find_missing(gpus: Sequence[Gpu], gpus_of: Mapping[Terminal, Sequence[str]]) -> list[str]:
-    """Return the numbers of GPUs that a terminal names and this machine does not have."""
+    """Return the numbers of GPUs that a terminal names but this machine does not have."""
     known = {gpu.number for gpu in gpus}
     wanted: set[str] = set()
     for names in gpus_of.values():
         wanted.update(names)
-    # Other names are UUIDs, which nvidia-smi was not asked for.
+    # Other names are UUIDs, which were not requested from nvidia-smi.
     return sorted(name for name in wanted - known if name.isdecimal())
 
 
@@ -215,13 +215,13 @@ def _check_shared(
     total: int,
     use_profile: str,
 ) -> Check:
-    """Check GPUs that both terminals use: allowed is a single one, with shares that fit.
+    """Check GPUs that both terminals use: only a single one may be shared, with fitting shares.
 
     Args:
         context: What is checked.
         gpus_of: Each terminal's GPUs.
-        total: MiB of one; 0 where that is not known.
-        use_profile: What to type where they do not fit.
+        total: MiB of one GPU; 0 if unknown.
+        use_profile: What to type if they do not fit.
     """
     settings = context.settings
     shared = sorted(set(gpus_of["server"]) & set(gpus_of["trainer"]))
@@ -234,7 +234,7 @@ def _check_shared(
     engine_share = settings.gpu_memory_utilization
     if not is_one_gpu or engine_share > _MAX_SHARE_ON_ONE_GPU:
         finding = (
-            f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list "
+            f"both terminals would use GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list "
             "for both)"
         )
         return warn("gpu split", finding, use_profile)
@@ -249,14 +249,14 @@ def _check_shared(
     rest = math.floor(100 * (1 - engine_share - uncounted)) / 100
     if settings.sleep and settings.trainer_memory > rest:
         finding += (
-            f": what a sleeping engine keeps ({_ASLEEP_MIB / 1024:g} GiB), the trainer's CUDA "
-            f"context and the driver ({_UNCOUNTED_MIB / 1024:g} GiB) leave {rest:g}"
+            f": a sleeping engine ({_ASLEEP_MIB / 1024:g} GiB), the trainer's CUDA context and the "
+            f"driver ({_UNCOUNTED_MIB / 1024:g} GiB) leave only {rest:g}"
         )
         return warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={rest:g}")
     if settings.trainer_memory > rest:
         finding += (
-            f": an engine that starts again may not find its {engine_share:g}, for neither share "
-            f"counts the trainer's CUDA context and the driver ({_UNCOUNTED_MIB / 1024:g} GiB)"
+            f": a restarted engine may not get its {engine_share:g}, because neither share "
+            f"includes the trainer's CUDA context and the driver ({_UNCOUNTED_MIB / 1024:g} GiB)"
         )
         return warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={rest:g}")
     return ok("gpu split", finding)
@@ -269,14 +269,14 @@ def _check_sizes(
 
     Args:
         name: Name of the check.
-        sizes: The settings that say how many are needed.
+        sizes: The settings that determine how many are needed.
         needed: That number.
         gpus: The terminal's GPUs.
-        use_profile: What to type where they do not fit.
+        use_profile: What to type if they do not fit.
     """
     if needed > len(gpus):
         listed = ",".join(gpus)
-        finding = f"{sizes} needs {needed} GPUs, the terminal has {len(gpus)} ({listed})"
+        finding = f"{sizes} needs {needed} GPUs, but the terminal has {len(gpus)} ({listed})"
         return fail(name, finding, use_profile)
     if needed < len(gpus):
         finding = f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle"
@@ -285,7 +285,7 @@ def _check_sizes(
 
 
 def _check_heads(context: Context, num_gpus: int) -> Iterator[Check]:
-    """Check that the GPUs of a copy can share the model's attention heads, which vLLM demands.
+    """Check that the GPUs of a copy divide the model's attention heads, as vLLM requires.
 
     Args:
         context: What is checked.
@@ -317,7 +317,7 @@ def _check_free_memory(context: Context, gpus: Sequence[Gpu]) -> Check:
     free_share = fullest.free / fullest.total
     finding = (
         f"GPU {fullest.number} has {fullest.free / 1024:.1f} of {fullest.total / 1024:.1f} GiB "
-        f"free, the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
+        f"free; the engine requests {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
     )
     if free_share >= share or context.server_is_up:
         return ok("gpu memory", finding)
@@ -327,10 +327,10 @@ def _check_free_memory(context: Context, gpus: Sequence[Gpu]) -> Check:
 
 
 def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[str]:
-    """Return the GPUs of a terminal, by default those that its script takes: half of the machine.
+    """Return the GPUs of a terminal; by default, its script takes half of the machine.
 
     Returns:
-        Numbers or UUIDs; empty where the script is not in this folder.
+        Numbers or UUIDs; empty if the script is not in this folder.
 
     Raises:
         SettingsError: One list is too short for both terminals.
@@ -349,19 +349,19 @@ def _gpus_of(context: Context, terminal: Terminal, gpus: Sequence[Gpu]) -> list[
 
 
 def with_sizes_of_scripts(context: Context, gpus: Sequence[Gpu]) -> Context:
-    """Return what the doctor looks at, with the sizes that the scripts set where nobody says any.
+    """Return the context with the sizes that the scripts set if none are given.
 
-    The defaults are those of 8 GPUs, and the scripts fit them to the machine.
+    The defaults are for 8 GPUs, and the scripts adapt them to the machine.
 
     Args:
-        context: What the doctor looks at.
+        context: What is checked.
         gpus: The GPUs of the machine.
     """
     try:
         server_gpus = _gpus_of(context, "server", gpus)
         trainer_gpus = _gpus_of(context, "trainer", gpus)
     except SettingsError:
-        # `_check_split` says what is wrong.
+        # `_check_split` reports what is wrong.
         return context
     if len(gpus) < _LEAST_SPLIT or not server_gpus or not trainer_gpus:
         return context
@@ -382,16 +382,16 @@ def with_sizes_of_scripts(context: Context, gpus: Sequence[Gpu]) -> Context:
 def _size(
     context: Context, terminal: Terminal, field: str, gpus: Sequence[str], *unless_given: str
 ) -> int:
-    """Return a size of a terminal, by default what its script sets: one for each of its GPUs.
+    """Return a size of a terminal; by default, its script sets it to the number of its GPUs.
 
-    The script sets none where the terminal's GPUs were chosen by somebody.
+    The script sets none if the terminal's GPUs were given.
 
     Args:
-        context: What the doctor looks at.
+        context: What is checked.
         terminal: The terminal.
         field: The size's field in the settings.
         gpus: The terminal's GPUs.
-        unless_given: Fields with which the script leaves the size alone.
+        unless_given: Fields that, if given, keep the script from setting the size.
     """
     origins = context.loaded.origins
     is_default = all(origins[name].startswith("default") for name in (field, *unless_given))

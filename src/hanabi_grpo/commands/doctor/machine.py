@@ -16,18 +16,18 @@ from hanabi_grpo.settings.partners import num_kept_versions
 
 _SHARED_MEMORY = Path("/dev/shm")
 _VERSIONS_IN_FLIGHT = 3
-"""Versions of an adapter at once: one is served, one is staged, and games still use a third. With
-HANABI_OVERLAP above 1 games use as many older ones."""
+"""Versions of an adapter at once: one is served, one is staged, and running games still use a
+third. With HANABI_OVERLAP above 1, games use that many older ones."""
 _PARALLEL_BYTES = 1 << 30
 """What processes that share a model or gradients exchange through shared memory (NCCL)."""
 _LARGE_MODEL_BYTES = 200 * 10**6
 """Three versions of one adapter of rank 16 for a model of 4 billion parameters.
 
-Assumed where the model is not known; containers have 64 MB unless they are told otherwise.
+Assumed if the model is unknown; containers have 64 MB by default.
 """
 _FLOAT32_BYTES = 4
-"""Of a weight in versions that are kept beside the trained one: those that games are still played
-with, the reference of the KL penalty, the best one of a phase."""
+"""Bytes of a weight in versions that are kept besides the trained one: versions that games still
+use, the reference of the KL penalty, and the best version of a phase."""
 _CHECKPOINT_BYTES_PER_PARAMETER = 3 * _FLOAT32_BYTES
 """A float32 weight and the optimizer's two moments."""
 _UNKNOWN_STEPS = 1 << 31
@@ -35,7 +35,7 @@ _UNKNOWN_STEPS = 1 << 31
 
 
 def run_folder_checks(context: Context) -> Check:
-    """Say where the run writes and what it continues from, or why it cannot."""
+    """Report where the run writes and what it continues from, or why it cannot."""
     settings = context.settings
     resume, problem = context.planned
     folder = settings.output_dir if resume is None else resume.run_folder
@@ -56,15 +56,15 @@ def run_folder_checks(context: Context) -> Check:
     if holder:
         watch = (
             f".venv/bin/hanabi-grpo watch {shlex.quote(str(folder))}   "
-            "# that run is alive, leave it alone"
+            "# that run is active, leave it alone"
         )
-        finding = f"{folder}: another trainer works in it ({holder})"
+        finding = f"{folder}: another trainer is using it ({holder})"
         return fail("run folder", finding, f"{new_run}\n{watch}")
     return ok("run folder", f"{folder}{lines}")
 
 
 def _lines_of(context: Context, resume: ResumePlan) -> str:
-    """Return what the trainer would print of a resume, on one line; raises what it would raise."""
+    """Return what the trainer would print about a resume, on one line; raises its errors."""
     steps = _UNKNOWN_STEPS
     if context.rows:
         steps = num_steps(context.settings, context.rows)
@@ -81,14 +81,16 @@ def disk_checks(context: Context) -> Check:
     parent = next(path for path in (wanted, *wanted.parents) if path.exists())
     elsewhere = 'export OUTPUT_DIR="$HOME/hanabi-run"'
     if not parent.is_dir():
-        return fail("disk", f"{parent} is a file, so nothing can be made below it", elsewhere)
+        return fail("disk", f"{parent} is a file, so nothing can be created below it", elsewhere)
     free = shutil.disk_usage(parent).free
     if not os.access(parent, os.W_OK):
-        return fail("disk", f"{parent} cannot be written to", elsewhere)
+        return fail("disk", f"{parent} is not writable", elsewhere)
     free_amount = amount(free, "B")
     checkpoint = _bytes_per_parameter(settings) * context.run_adapter_parameters
     if not checkpoint:
-        finding = f"{free_amount} free at {parent}; the size of a checkpoint needs the model"
+        finding = (
+            f"{free_amount} free at {parent}; the size of a checkpoint is unknown without the model"
+        )
         return skip("disk", finding)
     kept = num_kept_versions(settings)
     size = amount(checkpoint, "B")
@@ -111,7 +113,7 @@ def _bytes_per_parameter(settings: Settings) -> int:
         others += 1
     if settings.update == "best_response":
         others += 1
-    # A critic of this kind is an adapter as large as its player's, with moments of its own.
+    # Such a critic is an adapter as large as its player's, with its own moments.
     learners = 2 if settings.critic == "adapter" else 1
     return learners * _CHECKPOINT_BYTES_PER_PARAMETER + others * _FLOAT32_BYTES
 

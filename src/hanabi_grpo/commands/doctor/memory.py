@@ -1,7 +1,7 @@
-"""The memory that server and trainer need, worked out from the model's sizes and the settings.
+"""Estimates of the memory of server and trainer, from the model's sizes and the settings.
 
-The sums are rough, and they count each part at its largest: the longest conversation that the
-settings allow, and the largest micro-batch. All numbers are bytes unless they say otherwise.
+The estimates are rough and count each part at its maximum: the longest conversation that the
+settings allow, and the largest micro-batch. All numbers are bytes unless stated otherwise.
 """
 
 import math
@@ -25,21 +25,21 @@ from hanabi_grpo.settings.steps import ZERO_3, deepspeed_stage, tokens_per_micro
 
 _GIB = 1 << 30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number by HANABI_DTYPE."""
+"""Bytes per number for each HANABI_DTYPE."""
 _PROCESS = 2.0 * _GIB
-"""Of each process, whatever the model: libraries, or the CUDA context."""
+"""Memory of each process for any model: libraries, or the CUDA context."""
 _CHUNK = 1024
 """`training.model.output_head.CHUNK`: tokens whose logits are held at once.
 
-R17 of `tools/bench` measures 16 bytes for each logit of a chunk, and none beyond it.
+R17 of `tools/bench` measures 16 bytes for each logit of a chunk, and nothing else.
 """
 _BYTES_PER_LOGIT = 16.0
 _BYTES_PER_WHOLE_LOGIT_16_BIT = 8.0
-"""Of a logit in 16 bits, where the logits of all replies are held."""
+"""Bytes per 16-bit logit if the logits of all replies are held at once."""
 _ADAPTER_COPIES = 4.0
-"""Of each player's adapter: one on the server's device, three beside it."""
+"""Copies of each player's adapter: one on the server's device, three beside it."""
 _RECOMPUTED_SHARE = 1.3
-"""Memory of one layer that is computed again for its gradient, in its activations."""
+"""Memory of one layer that is recomputed for its gradient, relative to its activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ModelSizes:
     hidden: int
     """Width of the residual stream."""
     inner: int
-    """Width of the feed-forward part that works on a token, of the widest layer."""
+    """Feed-forward width that is active for a token, in the widest layer."""
     layers: int
     heads: int
     """Query heads."""
@@ -58,11 +58,11 @@ class ModelSizes:
     """Width of one head."""
     vocabulary: int
     experts: Experts | None = None
-    """Those of a mixture; None: the model is dense."""
+    """Experts of a mixture; None: the model is dense."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelSizes | None":
-        """Return the sizes of a config.json; None where it does not have them."""
+        """Return the sizes of a config.json; None if it does not have them."""
         text_config = text_config_of(config)
         experts = experts_of(config)
         has_unknown_experts = is_mixture(config) and experts is None
@@ -87,7 +87,7 @@ class ModelSizes:
         )
 
     def active_parameters(self, num_parameters: int, num_tokens: float = 1) -> float:
-        """Return how many of a model's parameters work on some tokens that are computed at once."""
+        """Return how many of a model's parameters are active for tokens computed at once."""
         if self.experts is None:
             return num_parameters
         return num_parameters - self.experts.idle_parameters(num_tokens)
@@ -98,7 +98,7 @@ class ModelSizes:
 
 
 def memory_checks(context: Context) -> Check:
-    """Compare an estimate of what both processes need with what is free."""
+    """Compare an estimate of the memory of both processes with the free memory."""
     settings = context.settings
     if len(base_models(settings)) > 1:
         return _team_check(context)
@@ -121,8 +121,8 @@ def memory_checks(context: Context) -> Check:
     estimate = " and ".join(estimates)
     if settings.device == "cpu" and context.serves and _reserved_gib(context) is None:
         finding = (
-            f"{_RESERVED}={context.environ[_RESERVED]}: not a whole number of GiB, without which "
-            "the engine does not start"
+            f"{_RESERVED}={context.environ[_RESERVED]}: not a whole number of GiB; the engine "
+            "would not start"
         )
         return fail("memory", finding, f"export {_RESERVED}={_DEFAULT_GIB}")
     if settings.device == "cpu":
@@ -131,10 +131,10 @@ def memory_checks(context: Context) -> Check:
 
 
 def _team_check(context: Context) -> Check:
-    """Compare what a team of several base models needs with what is free.
+    """Compare the memory that a team with several base models needs with the free memory.
 
-    The server has an engine for each, which get equal parts of its share; each trainer process
-    holds all of them and computes with one at a time.
+    The server has one engine per model, each with an equal part of its share. Each trainer process
+    holds all models and computes with one at a time.
     """
     settings = context.settings
     members = [context.with_model(name) for name in base_models(settings)]
@@ -168,7 +168,7 @@ def _team_check(context: Context) -> Check:
         if largest > limit:
             name = members[engines.index(largest)].settings.model
             problems.append(
-                f"the engine of {name} needs {largest / _GIB:.1f} GiB and gets "
+                f"the engine of {name} needs {largest / _GIB:.1f} GiB but gets "
                 f"{limit / _GIB:.1f} GiB, an equal part"
             )
             share = len(engines) * largest / total
@@ -185,7 +185,7 @@ def _team_check(context: Context) -> Check:
 
 
 _HELD = ("weights", "adapters", "gradients and moments")
-"""Parts of a trainer that it holds of every base model; the others are of one at a time."""
+"""Parts that a trainer holds for every base model; the others are for one model at a time."""
 
 
 def _team_trainer_bytes(members: Sequence[Context]) -> float:
@@ -207,7 +207,7 @@ _DEFAULT_GIB = 1
 _LENGTH_UNIT = 256
 """A proposed HANABI_MAX_MODEL_LEN is a multiple of it."""
 _LEAST_TOKENS = 1024
-"""A proposed HANABI_TOKENS_PER_MICRO_BATCH is at least that: smaller ones compute slowly."""
+"""Smallest HANABI_TOKENS_PER_MICRO_BATCH that is proposed; smaller ones are slow."""
 _MOST_ENGINE_SHARE = 0.95
 """Largest HANABI_GPU_MEMORY_UTILIZATION that is proposed."""
 
@@ -224,7 +224,7 @@ def _compare_with_main_memory(
 def _main_memory_result(estimate: str, needed: float, free: float, ways: Sequence[str]) -> Check:
     free_gib = free / _GIB
     if needed > free:
-        finding = f"{estimate}, but {free_gib:.1f} GiB are free"
+        finding = f"{estimate}, but only {free_gib:.1f} GiB are free"
         return warn("memory", finding, "\n".join(["free -h", *ways]))
     return ok("memory", f"{estimate}; {free_gib:.1f} GiB are free")
 
@@ -258,7 +258,7 @@ def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: 
 
 def _gpu_result(estimate: str, problems: Sequence[str], ways: Sequence[str]) -> Check:
     if problems:
-        # A smaller model may be what both need.
+        # Both may need the same smaller model.
         remedy = "\n".join(dict.fromkeys(ways))
         return warn("memory", f"{estimate}, but {' and '.join(problems)}", remedy)
     return ok("memory", estimate)
@@ -282,7 +282,7 @@ class GpuLimits:
 
 
 def gpu_limits(context: Context, total: float) -> GpuLimits:
-    """Return what each terminal may take of GPUs with so many bytes."""
+    """Return what each terminal may take of GPUs with `total` bytes."""
     settings = context.settings
     return GpuLimits(
         server=settings.gpu_memory_utilization * total, trainer=settings.trainer_memory * total
@@ -314,7 +314,7 @@ def _smaller_server(context: Context, limit: float, total: float) -> str:
 
 
 def _divided_server(context: Context, limit: float) -> list[str]:
-    """Return a line that divides each copy of the model among more GPUs, as few as will do."""
+    """Return a line that splits each copy of the model over more GPUs, as few as possible."""
     settings = context.settings
     num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
     for parallel in range(settings.vllm_tensor_parallel_size + 1, num_gpus + 1):
@@ -349,7 +349,7 @@ def _smaller_trainer(context: Context, limit: float, total: float) -> str:
 
 
 def _smaller_batch(context: Context, limit: float) -> list[str]:
-    """Return a line with smaller micro-batches, and shorter conversations where these must be."""
+    """Return a line with smaller micro-batches and, if necessary, shorter conversations."""
     settings = context.settings
     given_tokens = tokens_per_micro_batch(settings)
     length = settings.max_model_len
@@ -368,7 +368,7 @@ def _smaller_batch(context: Context, limit: float) -> list[str]:
 
 
 def _divided_trainer(context: Context, limit: float) -> list[str]:
-    """Return a line that divides the base model among the trainer's processes."""
+    """Return a line that shards the base model over the trainer's processes."""
     settings = context.settings
     if context.num_processes == 1 or deepspeed_stage(settings) == ZERO_3:
         return []
@@ -377,7 +377,7 @@ def _divided_trainer(context: Context, limit: float) -> list[str]:
     try:
         batch_plan(divided.settings)
     except SettingsError:
-        # Something else of the run needs whole weights.
+        # Another setting of the run needs unsharded weights.
         return []
     if _trainer_bytes(divided) > limit:
         return []
@@ -387,7 +387,7 @@ def _divided_trainer(context: Context, limit: float) -> list[str]:
 
 
 def _smaller_model(context: Context, needed_bytes: Callable[[Context], float], limit: float) -> str:
-    """Return a line with the largest model of the docs that fits; "" where none does."""
+    """Return a line with the largest model of the docs that fits; "" if none does."""
     smaller = {}
     for name, config in PUBLISHED.items():
         num_parameters = num_parameters_of(config)
@@ -409,14 +409,14 @@ def _larger_share(variable: str, share: float, most: float) -> str:
 
 
 def _least_length(context: Context) -> int:
-    """Return the least HANABI_MAX_MODEL_LEN that is proposed: one in which a move can be made."""
+    """Return the smallest HANABI_MAX_MODEL_LEN to propose: one that has room for a move."""
     budget = context.budget
     least = _LENGTH_UNIT if budget is None else budget.first_reply_ends
     return max(least, _LENGTH_UNIT)
 
 
 def _sizes(context: Context) -> ModelSizes:
-    """Return the sizes of a model that has been found to have them."""
+    """Return the sizes of a model that is known to have them."""
     sizes = ModelSizes.from_config(context.config)
     assert sizes is not None
     return sizes
@@ -442,7 +442,7 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     adapter = context.adapter_parameters * bytes_per_number
     weights: float = context.num_parameters * bytes_per_number
     if sizes.experts is not None:
-        # vLLM (0.32) divides experts over all copies as well; the rest of each copy is whole.
+        # vLLM (0.32) divides experts over all copies too; the rest of each copy is complete.
         routed = sizes.experts.routed_parameters * bytes_per_number
         weights -= routed * (1 - 1 / settings.vllm_data_parallel_size)
     # Tensor parallelism divides these, but each process has its own libraries.
@@ -459,7 +459,7 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
 
 
 def _reserved_gib(context: Context) -> int | None:
-    """Return the GiB of VLLM_CPU_KVCACHE_SPACE; None where it is no whole number, as vLLM wants."""
+    """Return the GiB of VLLM_CPU_KVCACHE_SPACE; None if it is not a whole number."""
     text = context.environ.get(_RESERVED) or str(_DEFAULT_GIB)
     try:
         return max(0, int(text))
@@ -474,10 +474,10 @@ def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     weights: float = context.num_parameters * BYTES[settings.dtype]
     if is_sharded:
         weights /= context.num_processes
-    # Adapters are float32 whatever the base model is.
+    # Adapters are float32, whatever the base model's dtype.
     adapters = 4.0 * context.run_adapter_parameters
     if settings.critic == "adapter":
-        # Critics have as many of their own.
+        # Critics have adapters of the same size.
         adapters *= 2
     tokens, reply_tokens = _largest_micro_batch(context)
     batch = batch_parts(
@@ -499,7 +499,7 @@ def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
 
 
 def _largest_micro_batch(context: Context) -> tuple[float, float]:
-    """Return the tokens of the largest micro-batch, and how many of them are of replies."""
+    """Return the tokens of the largest micro-batch, and how many of them are reply tokens."""
     settings = context.settings
     budget = context.budget
     longest = settings.max_model_len
@@ -510,7 +510,7 @@ def _largest_micro_batch(context: Context) -> tuple[float, float]:
         reply_share = min(replies / longest, 1.0)
     length = min(settings.max_model_len, longest)
     limit = tokens_per_micro_batch(settings)
-    # A sequence that is longer than the limit makes a micro-batch of its own.
+    # A sequence longer than the limit forms its own micro-batch.
     tokens = max(limit, length) if limit else settings.per_device_train_batch_size * length
     return tokens, tokens * reply_share
 
@@ -525,25 +525,25 @@ def batch_parts(
     checkpointed: bool,
     whole: bool,
 ) -> dict[str, float]:
-    """Return the bytes that a micro-batch's gradient needs beside the weights.
+    """Return the bytes that a micro-batch's gradient needs besides the weights.
 
     Adapters are float32 and on all linear layers. The numbers are fitted to the allocator's peaks
-    of eight shapes on the CPU, in float32 and bfloat16; R19 of `tools/bench` compares them anew.
-    With checkpoints each layer keeps its input alone, and one layer at a time is computed again
-    when the logits are freed.
+    of eight shapes on the CPU, in float32 and bfloat16; R19 of `tools/bench` checks them again.
+    With gradient checkpointing, each layer keeps only its input, and one layer at a time is
+    recomputed after the logits are freed.
 
     Args:
         sizes: Sizes of the model.
         tokens: Tokens of the micro-batch.
-        reply_tokens: Those of them that are of replies.
+        reply_tokens: How many of them are reply tokens.
         bytes_per_number: 4 in float32, 2 in bfloat16.
         rank: Rank of the adapters.
-        checkpointed: Activations are computed again for the gradient.
-        whole: The logits of all replies are held, else those of a chunk.
+        checkpointed: Activations are recomputed for the gradient.
+        whole: The logits of all replies are held at once, otherwise those of a chunk.
 
     Returns:
         The bytes of each part; "logits" and "a layer computed again" are never needed at the same
-        time, so with checkpoints only the larger one is there.
+        time, so with gradient checkpointing only the larger one is included.
     """
     queries = sizes.head * sizes.heads
     values = sizes.head * sizes.key_value_heads
@@ -575,6 +575,6 @@ def _logit_bytes(
         per_logit = _BYTES_PER_WHOLE_LOGIT_16_BIT if is_16_bit else _BYTES_PER_LOGIT
         return per_logit * sizes.vocabulary * reply_tokens
     chunk = _BYTES_PER_LOGIT * sizes.vocabulary * min(reply_tokens, _CHUNK)
-    # Chunks are computed in float32, for which a head of 16 bits is copied.
+    # Chunks are computed in float32, which needs a float32 copy of a 16-bit head.
     head_copy = 4.0 * sizes.vocabulary * sizes.hidden if is_16_bit else 0.0
     return chunk + head_copy

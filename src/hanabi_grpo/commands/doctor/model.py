@@ -15,12 +15,12 @@ from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_command
 
 _MAX_PROBLEMS = 3
-"""Broken files that a finding names."""
-_PLAN_OTHER = "or plan with a model of about its size"
+"""Maximum number of broken files in a finding."""
+_PLAN_OTHER = "or plan with a model of similar size"
 
 
 def model_checks(context: Context) -> Check:
-    """Check that the folder holds a complete model which both processes can load."""
+    """Check that the folder holds a complete model that both processes can load."""
     settings = context.settings
     folder = context.located_folder
     name = settings.model
@@ -52,52 +52,54 @@ def model_checks(context: Context) -> Check:
 
 
 def _model_size(context: Context) -> str:
-    """Return the parameters of the model in words, of a mixture also those that work on a token."""
+    """Return the model's size as text; for a mixture, also the parameters active per token."""
     size = f"{amount(context.num_parameters)} parameters"
     experts = experts_of(context.config)
     sizes = ModelSizes.from_config(context.config)
     if experts is None or sizes is None:
         return size
     active = amount(sizes.active_parameters(context.num_parameters))
-    return f"{size}, {active} for each token ({experts.per_token} of {experts.count} experts)"
+    return f"{size}, {active} active per token ({experts.per_token} of {experts.count} experts)"
 
 
 def _adapter_size(context: Context) -> str:
-    """Return the parameters of an adapter, or of the largest, in words."""
+    """Return the size of an adapter, or of the largest one, as text."""
     size = amount(context.adapter_parameters)
     is_same_for_all = not isinstance(context.settings.lora_rank, str)
     return f"{size} each" if is_same_for_all else f"at most {size} each"
 
 
 def _planned_model(context: Context) -> Check:
-    """Say which sizes a plan takes for a model whose weights are not on this machine."""
+    """Report the sizes that a plan uses for a model without weights on this machine."""
     settings = context.settings
     name = settings.model
     if context.found_config is not None and context.planned_config is None:
         finding = (
-            f"MODEL={name}: its weights are not here, and its config.json does not tell its size: "
+            f"MODEL={name}: its weights are not here, and its config.json does not give its size: "
             f"{unknown_part(context.found_config)}"
         )
         return fail(
-            "model", finding, f".venv/bin/hf download HUB_NAME   # its weights tell; {_PLAN_OTHER}"
+            "model",
+            finding,
+            f".venv/bin/hf download HUB_NAME   # its weights give the size; {_PLAN_OTHER}",
         )
     if context.planned_config is None:
         known = ", ".join(PUBLISHED)
         finding = (
-            f"MODEL={name}: not on this machine, and its sizes are not known here; known are "
-            f"{known}, and any folder with a config.json"
+            f"MODEL={name}: not on this machine, and its sizes are not known here; known "
+            f"models: {known}, and any folder with a config.json"
         )
         return fail(
             "model",
             finding,
             f".venv/bin/hf download {shlex.quote(name)} config.json --local-dir FOLDER",
         )
-    source = "its config.json, its weights are not here"
+    source = "its config.json (its weights are not here)"
     if context.located_folder is None:
         source = "the config.json that huggingface.co publishes (a copy in published.py)"
-    covered = ", on attention alone" if experts_of(context.planned_config) else ""
+    covered = ", on attention only" if experts_of(context.planned_config) else ""
     finding = (
-        f"{name}: sizes of {source}: {_model_size(context)}; "
+        f"{name}: sizes from {source}: {_model_size(context)}; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
         f"{_adapter_size(context)}{covered}"
     )
@@ -105,7 +107,7 @@ def _planned_model(context: Context) -> Check:
 
 
 def _missing_model(context: Context) -> Check:
-    """Say what happens where the model is not on this machine, and how to get it."""
+    """Report what happens if the model is not on this machine, and how to get it."""
     name = context.settings.model
     if is_local_model(name):
         finding = f"MODEL={name}: no such folder"
@@ -115,9 +117,9 @@ def _missing_model(context: Context) -> Check:
             return warn("model", finding, remedy)
         return fail("model", finding, remedy)
     if "HF_HUB_OFFLINE" in context.shell:
-        finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
+        finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids downloading it"
         return fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {shlex.quote(name)}")
-    finding = f"MODEL={name}: not on this machine; both terminals would fetch it from the hub"
+    finding = f"MODEL={name}: not on this machine; both terminals would download it from the hub"
     return warn("model", finding, f".venv/bin/hf download {shlex.quote(name)}")
 
 
@@ -130,8 +132,8 @@ def chat_checks(context: Context) -> Check:
     if chat is None:
         return skip("chat template", "needs the model")
     if context.planned_config is not None:
-        return ok("chat template", "not here: tokens of prompts are estimated from their words")
-    finding = f"usable; a reply ends with {chat.eos}, {len(chat.tokenizer)} tokens"
+        return ok("chat template", "not here: the tokens of prompts are estimated from their words")
+    finding = f"usable; replies end with {chat.eos}, vocabulary of {len(chat.tokenizer)} tokens"
     return ok("chat template", finding)
 
 

@@ -1,11 +1,11 @@
-"""What nvidia-smi says of the GPUs of this machine."""
+"""What nvidia-smi reports about the GPUs of this machine."""
 
 import shutil
 import subprocess
 from typing import NamedTuple
 
 _SECONDS = 10
-"""A driver in trouble can hang nvidia-smi."""
+"""Timeout: a faulty driver can make nvidia-smi hang."""
 _QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 
 
@@ -15,20 +15,20 @@ class Gpu(NamedTuple):
     number: str
     name: str
     total: int
-    """MiB of memory; 0 where nvidia-smi does not tell, as `free`."""
+    """MiB of memory; 0 if nvidia-smi does not report it. The same holds for `free`."""
     free: int
 
 
 class NoAnswerError(Exception):
-    """nvidia-smi tells nothing; the message says why."""
+    """nvidia-smi gives no answer; the message says why."""
 
 
 def ask(*options: str, path: str | None) -> str:
     """Return what nvidia-smi prints.
 
     Args:
-        options: Its command line.
-        path: The PATH on which it is looked for; None: that of this process.
+        options: Its command-line options.
+        path: The PATH to search for it; None: that of this process.
 
     Raises:
         NoAnswerError: It is not installed, hangs or fails.
@@ -45,15 +45,15 @@ def ask(*options: str, path: str | None) -> str:
     if answer.returncode:
         output = (answer.stderr + answer.stdout).strip()
         first_line, _, _ = output.partition("\n")
-        raise NoAnswerError(f"nvidia-smi ends with {answer.returncode}: {first_line}")
+        raise NoAnswerError(f"nvidia-smi exited with {answer.returncode}: {first_line}")
     return answer.stdout
 
 
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that nvidia-smi lists, and the reason where there are none.
+    """Return the GPUs that nvidia-smi lists, and the reason if there are none.
 
     Args:
-        path: The PATH on which nvidia-smi is looked for; None: that of this process.
+        path: The PATH to search for nvidia-smi; None: that of this process.
     """
     try:
         listing = ask(*_QUERY, path=path)
@@ -63,7 +63,7 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     for line in listing.splitlines():
         if line.strip():
             gpus.append(_parse_gpu(line))
-    return tuple(gpus), "" if gpus else "nvidia-smi lists none"
+    return tuple(gpus), "" if gpus else "nvidia-smi lists no GPUs"
 
 
 def _parse_gpu(line: str) -> Gpu:

@@ -1,4 +1,4 @@
-"""`doctor --as`: a run on GPUs that are not here, planned before anybody rents them."""
+"""`doctor --as`: plan a run on GPUs that are not here, before renting them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from hanabi_grpo.settings.sources import DOTENV, PROFILE_VARIABLE, PROFILES, fin
 
 DEVICE = ("gpu", "doctor --as plans a machine with GPUs")
 STEPS = 500
-"""Steps that hours are told for."""
+"""Number of steps for which hours are reported."""
 _MACHINE = re.compile(r"(?:(?P<count>[1-9]\d*)\s*[x×*]\s*)?(?P<card>.+)", re.IGNORECASE)
 _MAX_GPUS = 8
 _SMALL_MIB = 25_000
-"""Memory up to which one GPU has the profile of 24 GB."""
+"""Memory up to which a single GPU gets the 24 GB profile."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PARALLEL = "VLLM_TENSOR_PARALLEL_SIZE"
 _COPIES = "VLLM_DATA_PARALLEL_SIZE"
@@ -32,7 +32,7 @@ _SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalMemory:
-    """What a terminal needs of each of its GPUs, in bytes."""
+    """Memory that a terminal needs on each of its GPUs, in bytes."""
 
     parts: Mapping[str, float]
     needed: float
@@ -43,7 +43,7 @@ class TerminalMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `doctor --as` works out; all numbers are estimates for the longest games."""
+    """What `doctor --as` computes; all numbers are estimates for the longest games."""
 
     machine: str
     """E.g. "8 × NVIDIA H100 80GB HBM3"."""
@@ -55,13 +55,13 @@ class Plan:
     learning_seconds: float
     step_seconds: float
     sampled_tokens_per_second: float
-    """Of replies, while games are played, all copies of the model together."""
+    """Reply tokens per second during games, over all copies of the model."""
     learned_tokens_per_second: float
-    """Of prompts and replies, in learning, all processes together."""
+    """Prompt and reply tokens per second during learning, over all processes."""
     steps: int
     """MAX_STEPS, or its default."""
     hours: float
-    """Of so many steps."""
+    """Hours for `steps` steps."""
     hours_of_500_steps: float
 
 
@@ -72,28 +72,26 @@ def parse_machine(text: str) -> tuple[Gpu, ...]:
         text: E.g. "8xH100-80GB"; without a number it is one GPU.
 
     Raises:
-        SettingsError: There is no such GPU in the list, or too many are asked for.
+        SettingsError: The GPU is not in the list, or there are too many.
     """
     match = _MACHINE.fullmatch(text.strip())
     known = ", ".join(SOLD)
     if match is None:
-        raise SettingsError(f"--as {text!r}: write NxCARD, e.g. 8xH100-80GB; known are {known}.")
+        raise SettingsError(f"--as {text!r}: use NxCARD, e.g. 8xH100-80GB; known cards: {known}.")
     count = int(match["count"] or 1)
     if count > _MAX_GPUS:
         raise SettingsError(
-            f"--as {text!r}: {count} GPUs; one machine has 1 to {_MAX_GPUS} here. "
-            "docs/scale.md has several servers and machines."
+            f"--as {text!r}: {count} GPUs; one machine may have 1 to {_MAX_GPUS}. "
+            "See docs/scale.md for several servers and machines."
         )
     wanted = _letters(match["card"])
     whole = [name for name in SOLD if _letters(name) == wanted]
     without_memory = [name for name in SOLD if _letters(name.rpartition("-")[0]) == wanted]
     found = whole or without_memory
     if not found:
-        raise SettingsError(
-            f"--as {text!r}: no data sheet of {match['card']!r} is known; known are {known}."
-        )
+        raise SettingsError(f"--as {text!r}: unknown card {match['card']!r}; known cards: {known}.")
     if len(found) > 1:
-        raise SettingsError(f"--as {text!r}: say which one: {', '.join(found)}.")
+        raise SettingsError(f"--as {text!r}: ambiguous; choose one of {', '.join(found)}.")
     card = SOLD[found[0]]
     gpus = []
     for number in range(count):
@@ -102,7 +100,7 @@ def parse_machine(text: str) -> tuple[Gpu, ...]:
 
 
 def _letters(name: str) -> str:
-    """Return a card's name as it is compared: no makers, case, spaces or hyphens."""
+    """Normalize a card's name for comparison: no makers, case, spaces or hyphens."""
     letters = re.sub(r"[^a-z0-9]", "", name.lower())
     return letters.removeprefix("nvidia").removeprefix("geforce")
 
@@ -111,25 +109,23 @@ def parse_assignments(arguments: Sequence[str]) -> dict[str, str]:
     """Return the settings of NAME=VALUE arguments.
 
     Raises:
-        SettingsError: One is no assignment, or names no setting.
+        SettingsError: An argument is not an assignment, or its name is not a setting.
     """
     given = {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if not equals or not name:
             raise SettingsError(
-                f"{argument!r}: not NAME=VALUE; settings for this call look like "
+                f"{argument!r}: not NAME=VALUE; give settings for this call as in "
                 "MODEL=Qwen/Qwen3-4B."
             )
         given[name] = value
     known = {variable.env for variable in variables(given.get(ENV, HANABI))}
     known |= {PROFILE_VARIABLE, *PASSED_THROUGH}
     for name, value in given.items():
-        # Unknown names with our prefix are refused with the other settings, which know more.
+        # Unknown names with our prefix are refused later, with a more specific message.
         if name not in known and not name.startswith("HANABI_"):
-            raise SettingsError(
-                f"{name}={value}: no such setting; hanabi-grpo settings lists every one."
-            )
+            raise SettingsError(f"{name}={value}: no such setting; hanabi-grpo settings lists all.")
     return given
 
 
@@ -139,13 +135,13 @@ def plan_environ(
     given: Mapping[str, str],
     dotenv: Path = Path(DOTENV),
 ) -> dict[str, str]:
-    """Return the environment of a planned run: how its GPUs are split where nobody says so.
+    """Return the environment of a planned run, including a split of its GPUs if none is given.
 
-    The shipped profile of so many GPUs says it; where there is none, the server takes the first
-    half of them, a copy of the model on each, and the trainer the rest.
+    The split is that of the shipped profile for this number of GPUs. Without such a profile, the
+    server takes the first half of them, with a copy of the model on each, and the trainer the rest.
 
     Args:
-        environ: The shell's variables. Its CUDA_VISIBLE_DEVICES are of this machine and left out.
+        environ: The shell's variables. CUDA_VISIBLE_DEVICES* are for this machine and are ignored.
         gpus: The planned GPUs.
         given: Settings of this call.
         dotenv: Path of `.env`.
@@ -163,7 +159,7 @@ def plan_environ(
         return planned
     halves = _halves(len(gpus))
     if find(sources, _PARALLEL) is not None:
-        # Whoever divides the model and says no more means one copy of it, as in the settings.
+        # Tensor parallelism alone means one copy of the model, as in the settings.
         del halves[_COPIES]
     for name, value in halves.items():
         if find(sources, name) is None:
@@ -172,7 +168,7 @@ def plan_environ(
 
 
 def _halves(count: int) -> dict[str, str]:
-    """Return the settings under which terminals share so many GPUs."""
+    """Return the settings that divide `count` GPUs between the terminals."""
     if count == 1:
         return {
             _VISIBLE: "0",
@@ -195,7 +191,7 @@ def _halves(count: int) -> dict[str, str]:
 
 
 def make_plan(context: Context) -> Plan | None:
-    """Return the plan; None where sizes, games or the GPU's data sheet are missing."""
+    """Return the plan; None if sizes, games or the GPU's data sheet are missing."""
     sizes = ModelSizes.from_config(context.config)
     gpu = context.planned_gpus[0]
     card = find_card(gpu.name)
@@ -229,26 +225,26 @@ def _terminal_memory(parts: dict[str, float], limit: float) -> TerminalMemory:
 
 
 def plan_checks(context: Context) -> Iterator[Check]:
-    """Sum a plan up: whether it fits, tokens per second, and hours."""
+    """Summarize a plan: whether it fits, tokens per second, and hours."""
     plan = make_plan(context)
     if plan is None:
         yield skip("plan", "needs the model's sizes and the games")
         return
     memories = {"server": plan.server, "trainer": plan.trainer}
     texts = [f"{name} {_memory_text(memory)}" for name, memory in memories.items()]
-    yield ok("plan", f"memory of each GPU: {'; '.join(texts)}")
+    yield ok("plan", f"memory per GPU: {'; '.join(texts)}")
     yield ok(
         "plan",
-        f"estimate: {amount(plan.sampled_tokens_per_second)} reply tokens/s in games, "
-        f"{amount(plan.learned_tokens_per_second)} tokens/s in learning",
+        f"estimate: {amount(plan.sampled_tokens_per_second)} reply tokens/s during games, "
+        f"{amount(plan.learned_tokens_per_second)} tokens/s during learning",
     )
     hours = [f"{plan.hours_of_500_steps:.1f} hours for {STEPS} steps"]
     if plan.steps != STEPS:
         hours.append(f"{plan.hours:.1f} hours for MAX_STEPS={plan.steps}")
     yield ok(
         "plan",
-        f"estimate: {', '.join(hours)}, every game and reply as long as it may be; real ones are "
-        "shorter. Nothing was started or downloaded",
+        f"estimate: {', '.join(hours)}, if every game and reply has its maximum length; real ones "
+        "are shorter. Nothing was started or downloaded",
     )
 
 

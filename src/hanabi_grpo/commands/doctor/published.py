@@ -1,6 +1,6 @@
-"""Sizes of models that the docs name, for plans on machines that do not have the models.
+"""Sizes of models that the docs name, for plans on machines without these models.
 
-The numbers are those of each model's published config.json, https://huggingface.co/Qwen.
+The numbers are from each model's published config.json, https://huggingface.co/Qwen.
 """
 
 import math
@@ -11,11 +11,11 @@ from hanabi_grpo.commands.doctor.experts import experts_of
 from hanabi_grpo.runs.adapter_config import is_covered, is_mixture, text_config_of
 
 SIZE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Without these a config.json says nothing of a model's size."""
+"""Keys that a config.json needs to determine a model's size."""
 _ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
-"""Values of `layer_types` whose layers have the matrices of Llama's attention."""
+"""Values of `layer_types` whose layers have the same matrices as Llama's attention."""
 _WITH_HEAD_NORMS = ("qwen3", "qwen3_moe")
-"""Models with a norm of queries and one of keys."""
+"""Models that normalize queries and keys."""
 _QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
     "num_key_value_heads": 8,
@@ -59,7 +59,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def unknown_part(config: Mapping[str, Any]) -> str:
-    """Return what keeps a config.json from telling how large its model is; "" where it does tell.
+    """Return why a config.json does not determine the size of its model; "" if it does.
 
     Example:
         "it has no hidden_size"
@@ -72,17 +72,17 @@ def unknown_part(config: Mapping[str, Any]) -> str:
         return "its attention is latent (kv_lora_rank)"
     kinds = set(text_config.get("layer_types") or ()) - set(_ATTENTION_KINDS)
     if kinds:
-        return f"it has layers of another kind ({', '.join(sorted(map(str, kinds)))})"
+        return f"it has layers of an unknown kind ({', '.join(sorted(map(str, kinds)))})"
     if is_mixture(config) and experts_of(config) is None:
-        return "its experts have other names for their sizes"
+        return "its experts have unknown names for their sizes"
     return ""
 
 
 def linear_shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return (out, in) of every matrix that an adapter covers: of a mixture attention alone.
+    """Return (out, in) of every matrix that an adapter covers; for a mixture, only attention.
 
     Args:
-        config: A config.json with its sizes, of the kind of Llama and Qwen3.
+        config: A config.json with sizes, of an architecture like Llama or Qwen3.
     """
     mixture = is_mixture(config)
     layer = {

@@ -22,13 +22,13 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.shell import server_command
 
 _REACHED_BY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""The address at which this machine reaches a server that listens on all its addresses."""
+"""Address at which this machine reaches a server that listens on all addresses."""
 _MAX_MODELS = 10
-"""Models of a URL that a finding names."""
+"""Maximum number of models of a URL in a finding."""
 
 
 def port_checks(context: Context) -> Check:
-    """Check that the server can listen on PORT, or say what listens there."""
+    """Check that the server can listen on PORT, or report what listens there."""
     host = context.settings.host
     port = context.settings.port
     try:
@@ -40,17 +40,17 @@ def port_checks(context: Context) -> Check:
         reason = cause.strerror or cause
         finding = f"HANABI_HOST={host} PORT={port}: cannot listen there ({reason})"
         return fail("port", finding, "unset HANABI_HOST PORT")
-    # Never how to end what listens there: it may be somebody's healthy server.
+    # No command to stop the listener: it may be somebody's healthy server.
     free_port = _find_free_port(host)
     remedy = (
         f"export PORT={free_port} VLLM_SERVER_PORT={free_port}\n"
-        f"ss -ltnp 'sport = :{port}'   # shows whose it is"
+        f"ss -ltnp 'sport = :{port}'   # shows which process it is"
     )
     address = {"vllm_server_host": _REACHED_BY.get(host, host), "vllm_server_port": port}
     health = look_once(context.settings.model_copy(update=address))
     if not is_rollout_server(health):
         return fail("port", f"{host}:{port} is used by another program", remedy)
-    finding = f"{host}:{port}: a rollout server runs there already"
+    finding = f"{host}:{port}: a rollout server is already running there"
     if context.role == "server":
         return warn("port", finding, remedy)
     return ok("port", finding)
@@ -62,7 +62,7 @@ def _find_free_port(host: str) -> int:
 
 
 def server_checks(context: Context) -> Iterator[Check]:
-    """Check that each of the trainer's servers answers and works for no other trainer."""
+    """Check that each of the trainer's servers answers and has no other trainer."""
     for settings, health in context.healths:
         start = server_command(replace(context.loaded, settings=settings))
         if isinstance(health, dict):
@@ -74,15 +74,15 @@ def server_checks(context: Context) -> Iterator[Check]:
 
 
 def _explain_refusal(error: ServerError) -> Check:
-    """Say what to do about a server that answers and refuses."""
+    """Report what to do about a server that refuses this client."""
     remedy = "export VLLM_SERVER_HOST=127.0.0.1"
     if "(401)" in str(error):
-        remedy = "export HANABI_API_KEY=…   # the value of the server's terminal"
+        remedy = "export HANABI_API_KEY=…   # the value in the server's terminal"
     return fail("server", str(error), remedy)
 
 
 def _explain_not_ready(settings: Settings, health: NotReady, start: str) -> Check:
-    """Say what to do about a server that is not healthy; `start` is the command that starts it."""
+    """Report what to do about a server that is not healthy; `start` is the command to start it."""
     host = settings.vllm_server_host
     name = server_name(settings)
     if health.is_there:
@@ -93,15 +93,15 @@ def _explain_not_ready(settings: Settings, health: NotReady, start: str) -> Chec
         finding = f"{name} is not a usable rollout server: {health.reason}"
         return fail("server", finding, remedy)
     if health.reason.startswith("ConnectError") and host in LOCAL:
-        return skip("server", f"none runs at {name} yet; the trainer waits for it", start)
+        return skip("server", f"no server runs at {name} yet; the trainer waits for it", start)
     finding = f"{name} cannot be reached ({health.reason})"
     return warn("server", finding, f"ping -c 1 {host}\n{start}")
 
 
 def _check_identity(context: Context, settings: Settings, start: str) -> Check:
-    """Check that a healthy server is of this version and free.
+    """Check that a healthy server has this version and no other trainer.
 
-    Whether it fits the trainer's model and rank, the server says when a session is opened.
+    The server checks the trainer's model and rank when a session is opened.
     """
     name = server_name(settings)
     try:
@@ -110,7 +110,7 @@ def _check_identity(context: Context, settings: Settings, start: str) -> Check:
         identity = ServerIdentity.model_validate(answer)
     except (ServerError, ValidationError):
         finding = (
-            f"{name} is healthy but does not identify itself; it may be of another version of this "
+            f"{name} is healthy but does not identify itself; it may run another version of this "
             "project"
         )
         return fail("server", finding, f"{start}   # after Ctrl-C in that terminal")
@@ -121,7 +121,9 @@ def _check_identity(context: Context, settings: Settings, start: str) -> Check:
             f"export PORT={port} VLLM_SERVER_PORT={port}   # a second server; leave the first to "
             "its trainer"
         )
-        finding = f"{name} serves run {run}, whose trainer is alive; another one is refused (409)"
+        finding = (
+            f"{name} serves run {run}, whose trainer is alive; a second trainer is refused (409)"
+        )
         result = fail if context.role == "trainer" else warn
         return result("server", finding, remedy)
     facts = f"instance {identity.instance_id}, {identity.model}, {identity.dtype}"
@@ -129,7 +131,7 @@ def _check_identity(context: Context, settings: Settings, start: str) -> Check:
 
 
 def _continues_run(context: Context, run: str) -> bool:
-    """Tell whether RESUME continues this very run, whose successor the server lets in."""
+    """Tell whether RESUME continues this run; the server accepts its resumed trainer."""
     resume, _ = context.planned
     if resume is None or resume.needs_fresh_folder:
         return False
@@ -137,10 +139,10 @@ def _continues_run(context: Context, run: str) -> bool:
 
 
 def partner_url_checks(context: Context) -> Iterator[Check]:
-    """Ask each of HANABI_PARTNER_URLS which models it has, which costs no tokens."""
+    """Ask each of HANABI_PARTNER_URLS for its models, which costs no tokens."""
     partners = UrlPartners(context.settings)
     judge = context.settings.judge
-    # The trainer's terminal needs no URL of the judge.
+    # The trainer's terminal does not need the judge's URL.
     if judge and judge not in partners.by_spec and context.role != "trainer":
         known = ", ".join(partners.by_spec) or "none"
         finding = f"HANABI_JUDGE={judge} is not among HANABI_PARTNER_URLS, which has {known}"
@@ -157,16 +159,16 @@ def partner_url_checks(context: Context) -> Iterator[Check]:
             yield ok("partner urls", f"{spec}: {partner.base} has {partner.model}")
             continue
         listed = ", ".join(models[:_MAX_MODELS]) or "nothing"
-        finding = f"{spec}: {partner.base} lists {listed}, and not {partner.model}"
+        finding = f"{spec}: {partner.base} lists {listed}, but not {partner.model}"
         remedy = _with_partner_url(context, f"{partner.name}={partner.base}#MODEL")
         yield warn("partner urls", finding, remedy)
 
 
 def _with_partner_url(context: Context, entry: str) -> str:
-    """Return the line that sets HANABI_PARTNER_URLS with an entry in the place of its namesake.
+    """Return the line that sets HANABI_PARTNER_URLS with an entry added or replaced.
 
     Args:
-        context: Whose other URLs stay.
+        context: What is checked; its other URLs are kept.
         entry: NAME=URL#MODEL.
     """
     name, _, _ = entry.partition("=")

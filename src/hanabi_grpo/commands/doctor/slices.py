@@ -1,8 +1,8 @@
 """The check of MIG slices: does this machine have them, and can vLLM use the server's?
 
 vLLM (0.32) asks NVML for the index of the server's slice, which is the slice's number inside its
-GPU, and then for the GPU of that number (`NvmlCudaPlatform`). The first slice of any GPU therefore
-passes for GPU 0. Another one passes for another GPU, where there is one, and else the engine dies.
+GPU, and then for the GPU with that index (`NvmlCudaPlatform`). It therefore mistakes the first
+slice of any GPU for GPU 0, and any other slice for another GPU. Without such a GPU, it dies.
 """
 
 import re
@@ -16,7 +16,7 @@ from hanabi_grpo.settings.pass_through import Terminal
 _GPU_LINE = re.compile(r"GPU (\d+):")
 _SLICE_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)\s]+)\)")
 _PREFIX = "MIG-"
-"""How the names of slices begin."""
+"""Prefix of the names of slices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Slice:
     """One slice as `nvidia-smi -L` lists it."""
 
     gpu: int
-    """Number of its GPU."""
+    """Number of the slice's GPU."""
     index: int
-    """Its number inside its GPU."""
+    """Number of the slice inside its GPU."""
     size: str
     """E.g. "3g.40gb"."""
     uuid: str
@@ -63,11 +63,11 @@ def parse_listing(text: str) -> Listing:
 def check_slices(
     gpus_of: Mapping[Terminal, Sequence[str]], path: str | None = None
 ) -> Iterator[Check]:
-    """Check the slices that terminals name; nothing where they name none.
+    """Check the slices that terminals name; nothing if they name none.
 
     Args:
-        gpus_of: By terminal the GPUs that it takes: numbers or UUIDs.
-        path: The PATH on which nvidia-smi is looked for; None: that of this process.
+        gpus_of: The GPUs of each terminal: numbers or UUIDs.
+        path: The PATH to search for nvidia-smi; None: that of this process.
     """
     wanted = {}
     for terminal, names in gpus_of.items():
@@ -93,27 +93,29 @@ def check_slices(
 
 
 def _check_terminal(terminal: Terminal, names: Sequence[str], listing: Listing) -> Check:
-    """Check the slices of one terminal: one, of this machine, and one that vLLM can use."""
+    """Check that a terminal names one slice, of this machine, that vLLM can use."""
     variable = f"CUDA_VISIBLE_DEVICES_{terminal.upper()}"
     set_variable = f"nvidia-smi -L\nexport {variable}="
     first_slices = [one for one in listing.slices if one.index == 0]
     proposed = first_slices if terminal == "server" else listing.slices
     remedy = set_variable + (proposed[0].uuid if proposed else "MIG-…")
     if len(names) > 1:
-        finding = f"the {terminal} has {len(names)} slices; CUDA shows a process the first alone"
+        finding = (
+            f"the {terminal} has {len(names)} slices; CUDA shows only the first one to a process"
+        )
         return fail("mig slices", finding, set_variable + names[0])
     [name] = names
     slices = {one.uuid: one for one in listing.slices}
     if name not in slices:
-        finding = f"the {terminal}'s {name} is none of the {len(slices)} slices of this machine"
+        finding = f"the {terminal}'s {name} is not one of the {len(slices)} slices of this machine"
         return fail("mig slices", finding, remedy)
     own = slices[name]
     place = f"the {terminal} has slice {own.index} of GPU {own.gpu} ({own.size})"
     if terminal != "server" or own.index == 0:
         return ok("mig slices", place)
-    place += f"; vLLM takes that for GPU {own.index}"
+    place += f"; vLLM mistakes it for GPU {own.index}"
     if own.index < listing.num_gpus:
-        finding = f"{place}, and reads its memory and kind there"
+        finding = f"{place}, and uses the memory size and type of that GPU"
         return warn("mig slices", finding, remedy)
     finding = f"{place}, which does not exist: the engine would die (NVMLError_InvalidArgument)"
     return fail("mig slices", finding, remedy)

@@ -43,7 +43,7 @@ def package_checks(context: Context) -> Iterator[Check]:
     if problems:
         yield fail("packages", "; ".join(problems), _INSTALL)
     else:
-        yield ok("packages", f"all {len(required) + len(extras)} fit the pins")
+        yield ok("packages", f"all {len(required) + len(extras)} match the pinned versions")
     engines = []
     for requirement in extras:
         if requirement.name.startswith("vllm"):
@@ -71,7 +71,7 @@ def torch_checks(context: Context) -> Check:
 
 
 def compiler_checks(context: Context) -> Check | None:
-    """Check for what Triton needs when the CUDA engine starts: a C compiler, and Python.h."""
+    """Check for what Triton needs when the CUDA engine starts: a C compiler and Python.h."""
     if installed_version("vllm") is None:
         return None
     path = context.shell.get("PATH")
@@ -96,12 +96,12 @@ def compiler_checks(context: Context) -> Check | None:
 
 
 def wandb_checks(context: Context) -> Check:
-    """Check that W&B can start, if REPORT_TO asks for it; nothing is sent and no key is printed."""
+    """Check that W&B can start, if REPORT_TO uses it; nothing is sent and no key is printed."""
     settings = context.settings
     environ = context.environ
     if "wandb" not in settings.report_to:
         report_to = ",".join(settings.report_to)
-        return skip("wandb", f"REPORT_TO={report_to} does not ask for it")
+        return skip("wandb", f"REPORT_TO={report_to} does not use it")
     if settings.wandb_mode != "online":
         return ok("wandb", f"WANDB_MODE={settings.wandb_mode}: needs no key and no network")
     host = urlsplit(environ.get("WANDB_BASE_URL") or _WANDB_URL).hostname or ""
@@ -114,7 +114,7 @@ def wandb_checks(context: Context) -> Check:
         if path.exists() and host in netrc.netrc(path).hosts:
             return ok("wandb", f"online at {host}, key from {path}")
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
-        # Without the error's text, which may quote a line of the file, and with it a key.
+        # The error's text is omitted: it may quote a line of the file that holds a key.
         problem = f"{path} cannot be read ({type(error).__name__})"
     finding = f"REPORT_TO=wandb with WANDB_MODE=online, but {problem}"
     return fail("wandb", finding, ".venv/bin/wandb login\nexport WANDB_MODE=offline")
