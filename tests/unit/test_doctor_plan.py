@@ -479,5 +479,21 @@ def test_the_plans_in_the_docs_are_those_that_the_command_prints() -> None:
     for command in commands:
         result = RUNNER.invoke(app, shlex.split(command))
         assert result.exit_code == 0, result.output
-        printed.append(result.output.strip())
+        printed.append(result.stdout.strip())
     assert printed == rows
+
+
+def test_a_row_of_a_plan_that_fails_comes_with_its_checks_and_exit_code_1() -> None:
+    arguments = ["doctor", "--markdown", "--as", "1xL4", "HANABI_MAX_MODEL_LEN=999999"]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("| ") or result.stdout == ""
+    assert "HANABI_MAX_MODEL_LEN" in result.stderr
+    fits = RUNNER.invoke(app, ["doctor", "--markdown", "--as", "1xL4", "MODEL=Qwen/Qwen3-0.6B"])
+    assert len(fits.stdout.splitlines()) == 1
+
+
+def test_a_row_and_json_at_a_time_are_refused() -> None:
+    result = RUNNER.invoke(app, ["doctor", "--markdown", "--json", "--as", "1xL4"])
+    assert result.exit_code == 2
+    assert "leave one out" in result.stderr

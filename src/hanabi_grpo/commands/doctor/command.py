@@ -176,7 +176,7 @@ def _plan(
     planned = plan.parse_machine(as_machine)
     shell = plan.plan_environ(os.environ, planned, given)
     # With --markdown standard output holds only the row.
-    console = None if as_json else make_console(stderr=markdown)
+    console = None if as_json else make_console(aside=markdown)
     loaded, checks = settings_or_problems(environ=shell, device=plan.DEVICE)
     made = None
     if loaded is not None and not checks:
