@@ -264,7 +264,7 @@ def test_a_finished_start_is_not_learned_again(
     base: Path, trained: tuple[Path, Rows], copied: Path
 ) -> None:
     before = weights(copied)
-    with pytest.raises(RunFolderError, match="holds something already"):
+    with pytest.raises(RunFolderError, match="is not empty"):
         run(make_start(base, copied))
     assert run(make_start(base, copied, resume=True)) == trained[1]
     assert weights(copied) == before
@@ -282,7 +282,7 @@ def test_a_finished_start_is_not_learned_again(
 def test_a_resume_needs_the_same_work(
     base: Path, copied: Path, name: str, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
+    with pytest.raises(SettingsError, match=f"a different warm start: {name} was"):
         run(make_start(base, copied, resume=True, **changes))
 
 
@@ -295,7 +295,7 @@ def test_a_state_of_version_0_2_is_refused_with_the_way_out(base: Path, copied: 
     manifest = read_manifest(checkpoint)
     write_manifest(checkpoint, step=0, facts=manifest.facts)
     with pytest.raises(
-        SettingsError, match=r"format 1, this version continues format 3 only\. Continue with the "
+        SettingsError, match=r"format 1; this version resumes format 3 only\. Continue with the "
     ):
         run(make_start(base, copied, resume=True))
 

@@ -57,16 +57,16 @@ def parse_shares(value: PerPlayer, setup: Setup[Any]) -> tuple[float, ...]:
             )
         if not 0 <= share < 1:
             raise SettingsError(
-                f"{OPTION} {value}: a share of the learned replies is at least 0 and below 1, e.g. "
-                "0.3."
+                f"{OPTION} {value}: the share of the learned replies must be at least 0 and below "
+                "1, e.g. 0.3."
             )
     shares = tuple(value_of(value, name, OPTION) for name in names)
     if not any(shares):
         return ()
     if not has_questions(setup):
         raise SettingsError(
-            f"{OPTION} {value}: players of {setup.env} {setup.spec.preset} can be asked nothing; "
-            "leave it out, or choose hanabi, kuhn_poker or leduc_poker."
+            f"{OPTION} {value}: {setup.env} {setup.spec.preset} has no questions for its players; "
+            "omit the option, or choose hanabi, kuhn_poker or leduc_poker."
         )
     return shares
 

@@ -68,13 +68,13 @@ class Encoder:
         if counts["left out"]:
             line += f", {counts['left out']} left out by the filters"
         line += (
-            f"; {learned} of {counts['replies']} replies are learned: {counts['recorded']} by "
-            f"their recorded tokens, {counts['encoded']} encoded from their text"
+            f"; {learned} of {counts['replies']} replies are learned: {counts['recorded']} from "
+            f"recorded tokens, {counts['encoded']} encoded from text"
         )
         if counts["answers"]:
             line += f"; {counts['answers']} answers to questions about hidden cards"
         if counts["cut"]:
-            line += f"; {counts['cut']} conversations cut at HANABI_MAX_MODEL_LEN"
+            line += f"; {counts['cut']} conversations truncated at HANABI_MAX_MODEL_LEN"
         return line
 
     def samples(self, game: Recording, is_taught: Sequence[bool]) -> list[Sample]:
@@ -141,7 +141,7 @@ class Encoder:
             if replayed.is_taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
                     f"{where}: {replayed.turn.reply[:60]!r} has {len(reply)} tokens in this "
-                    "model's vocabulary, but no rollout can generate more than "
+                    "model's vocabulary, but rollouts generate at most "
                     f"MAX_COMPLETION_LENGTH={self.max_completion_length}; raise it."
                 )
             conversation.answer(reply)
@@ -245,7 +245,8 @@ def _replay(
             where = f"{recording.where}, turn {len(replayed)}"
             if turn.player not in game.to_act() or num_moves != len(game.to_act()):
                 raise SettingsError(
-                    f"{where}: {player_name(turn.player)} is not to act; the record is damaged."
+                    f"{where}: it is not {player_name(turn.player)}'s turn to act; the record is "
+                    "damaged."
                 )
             observation = Observation(game, turn.player, window)
             # What a tool has said is in the record; nothing is called again.
@@ -253,9 +254,9 @@ def _replay(
             is_read = turn.player in learners and bool(turn.reply_ids)
             if is_read and turn.prompt and turn.prompt != message:
                 raise SettingsError(
-                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is "
-                    f"{message[:60]!r}; set the variables of the game as they were, such as "
-                    "HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
+                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, but the prompt is "
+                    f"now {message[:60]!r}; set the game's variables to their values at that time, "
+                    "such as HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
                 )
             if turn.call is not None and turn.is_call:
                 results[turn.player] = turn.call.result

@@ -108,7 +108,7 @@ class KeptGames:
     def _damaged(self, error: Exception) -> RunFolderError:
         return RunFolderError(
             f"{self.folder}: the games of the interrupted warm start cannot be read ({error}). "
-            "Remove this folder and give the same command with --resume: they are played again."
+            "Remove this folder and run the same command with --resume to play them again."
         )
 
     @property
@@ -156,8 +156,8 @@ class KeptGames:
             write_json_atomic(self.folder / _INDEX, index)
         except OSError as error:
             raise RunFolderError(
-                f"{self.folder}: cannot be written ({error.strerror or error}). Make room, then "
-                "give the same command with --resume."
+                f"{self.folder}: cannot be written ({error.strerror or error}). Free some space, "
+                "then run the same command with --resume."
             ) from error
         self.files.append(row)
         self.counts = Counter(counts)

@@ -96,15 +96,16 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
 
     if settings.dtype == "float16":
         raise SettingsError(
-            "HANABI_DTYPE=float16: gradients underflow in it; warm-start takes bfloat16 or float32."
+            "HANABI_DTYPE=float16: gradients underflow in float16; use bfloat16 or float32 for "
+            "warm-start."
         )
     dtype = torch.float32 if full else getattr(torch, settings.dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     on_gpu = settings.device == "gpu" and torch.cuda.is_available()
     if settings.device == "gpu" and not on_gpu:
         logger.warning(
-            "warm-start runs on the CPU: %s, and torch can use no GPU; `nvidia-smi -L` lists the "
-            "GPUs, `hanabi-grpo doctor` says what is wrong with them",
+            "warm-start runs on the CPU: %s, but torch cannot use a GPU; `nvidia-smi -L` lists the "
+            "GPUs, `hanabi-grpo doctor` reports what is wrong with them",
             settings.device_reason,
         )
     model.to("cuda" if on_gpu else "cpu")
@@ -160,8 +161,8 @@ def make_students(
         if not student_taught or not student_held_out:
             raise SettingsError(
                 f"warm-start: {name} has {len(student_taught)} conversations to learn from and "
-                f"{len(student_held_out)} held out; both are needed. Give more games, filter less, "
-                "or train one adapter for all with --shared."
+                f"{len(student_held_out)} held out; both are required. Provide more games, loosen "
+                "the filters, or train one adapter for all players with --shared."
             )
         parameters = trainable_parameters(model, adapter=None if is_full else name)
         softmax = None
@@ -410,7 +411,7 @@ def _update(
     if not math.isfinite(batch_loss) or not math.isfinite(norm):
         raise NonFiniteError(
             f"{student.name}, update {student.step + 1}: loss {batch_loss}, gradient norm {norm}; "
-            "both must be finite. Nothing of it was applied. Take a lower --learning-rate, or "
+            "both must be finite. The update was not applied. Use a lower --learning-rate or "
             "HANABI_DTYPE=float32."
         )
     for group in student.optimizer.param_groups:

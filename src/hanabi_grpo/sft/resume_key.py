@@ -28,9 +28,9 @@ def check_same_work(saved: Mapping[str, Any], current: Mapping[str, Any], out: P
         if before != now:
             shown_before = str(before)[:_SHOWN_CHARACTERS]
             shown_now = str(now)[:_SHOWN_CHARACTERS]
-            changes.append(f"{name} was {shown_before}, is {shown_now}")
+            changes.append(f"{name} was {shown_before}, is now {shown_now}")
     if changes:
         raise SettingsError(
-            f"--resume: {out} is another warm start: {'; '.join(changes)}. Give the same "
+            f"--resume: {out} holds a different warm start: {'; '.join(changes)}. Use the same "
             "options, games and settings, or choose another --out."
         )

@@ -122,7 +122,7 @@ class WarmStart:
                 used = used_entries(self.out)
                 if used and not self.resume:
                     raise RunFolderError(
-                        f"--out {self.out}: holds something already ({some_of(used)}). Continue it "
+                        f"--out {self.out}: is not empty ({some_of(used)}). Continue a warm start "
                         "with --resume, or choose another folder."
                     )
                 return self._run(watcher)
@@ -136,13 +136,14 @@ class WarmStart:
             model = shlex.quote(str(best))
             evaluate = f"MODEL={model} hanabi-grpo evaluate base --own-server"
             train = f"MODEL={model} bash {_TRAIN_SCRIPT}"
-            where = f"the best is in {best}"
+            where = f"the best model is in {best}"
         else:
             best = self.out / "checkpoint-0"
             lineup, start = self._uses(best)
             evaluate = f"hanabi-grpo evaluate {shlex.quote(lineup)} --own-server"
             train = f"HANABI_START_FROM={shlex.quote(start)} bash {_TRAIN_SCRIPT}"
-            where = f"the best is in {best}, the last step in {self.out / LAST / 'checkpoint-0'}"
+            last = self.out / LAST / "checkpoint-0"
+            where = f"the best adapters are in {best}, those of the last step in {last}"
         return where, f"  {evaluate}", f"  {train}"
 
     def _uses(self, checkpoint: Path) -> tuple[str, str]:
@@ -187,7 +188,7 @@ class WarmStart:
         )
         result = self._result_folder(model, students, lesson.learning_rate, chat, samples)
         if self.resume and not result.restore(students):
-            watcher.say(f"--resume: {self.out} keeps no state yet; starting at the beginning")
+            watcher.say(f"--resume: {self.out} has no saved state yet; starting from scratch")
         if not result.history:
             result.history += [held_out_figures(base, student, lesson) for student in students]
 
@@ -203,14 +204,14 @@ class WarmStart:
                     f"{figures['loss']:.4f}, accuracy {figures['accuracy']:.3f}"
                 )
                 if beliefs := belief_text(figures):
-                    line += f"; belief loss in nats an answer: {beliefs}"
+                    line += f"; belief loss in nats per answer: {beliefs}"
                 watcher.say(line)
         if any(student.step < self.steps for student in students):
             result.save(model, chat.tokenizer, students)
             progress = []
             for student in students:
                 progress.append(f"{student.name} at step {student.step} of {self.steps}")
-            raise StoppedError(f"{', '.join(progress)}, kept in {self.out}")
+            raise StoppedError(f"{', '.join(progress)}, saved in {self.out}")
         rows = []
         for student in students:
             rows += _result_rows(result.history, student)
@@ -229,7 +230,7 @@ class WarmStart:
     def _describe_split(
         self, samples: Sequence[Sample], taught: Sequence[Sample], held_out: Sequence[Sample]
     ) -> str:
-        kind = "of them measured" if self.every_start else "held out"
+        kind = "of them used for evaluation" if self.every_start else "held out"
         num_starts = len({sample.start for sample in samples})
         num_held_out_starts = len({sample.start for sample in held_out})
         return (
@@ -250,7 +251,7 @@ class WarmStart:
         encoder.counts.update(kept.counts)
         num_scripted = sources.num_script_games
         if kept.num_games:
-            watcher.say(f"{kept.num_games} of {num_scripted} games are in {kept.folder} already")
+            watcher.say(f"{kept.num_games} of {num_scripted} games are already in {kept.folder}")
         # How many games files hold is known only when they are read.
         total = None if sources.paths else num_scripted
         recorded: list[Sample] = []
@@ -280,8 +281,8 @@ class WarmStart:
         num_scripted = self.sources.num_script_games
         where = "not all games had been read"
         if num_scripted:
-            where = f"{kept.num_games} of {num_scripted} games played, kept in {kept.folder}"
-        raise StoppedError(f"{where}; nothing was learned yet")
+            where = f"{kept.num_games} of {num_scripted} games played, saved in {kept.folder}"
+        raise StoppedError(f"{where}; training has not started")
 
     def _games_key(self, chat: ChatFormat, encoder: Encoder) -> dict[str, Any]:
         """Return everything that the samples of scripts' games depend on."""
@@ -306,7 +307,7 @@ class WarmStart:
             rate = self._default_rate(num_parameters)
             kind = "model" if self.full else "adapters"
             size = f"{num_parameters / 1e6:.1f} M parameters"
-            say(f"learning rate: {rate:g} ({kind} of {size}; --learning-rate sets it)")
+            say(f"learning rate: {rate:g} ({kind}, {size}; set it with --learning-rate)")
         dtype: torch.dtype = getattr(torch, settings.dtype)
         return Lesson(
             steps=self.steps,

@@ -56,7 +56,7 @@ def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample
     if len(starts) < _MIN_STARTS:
         raise SettingsError(
             f"warm-start: the games have {len(starts)} start(s) with something to learn; at least "
-            "2 are needed, one to learn from and one held out. Name scripts that play "
+            "2 are required, one to learn from and one held out. Name scripts that play "
             "(hanabi-grpo warm-start iggi --out FOLDER), recorded games (--games FOLDER), or both; "
             "raise --tasks, or loosen --min-score and --who."
         )

@@ -223,6 +223,6 @@ class Sources:
         held_out = sorted(suite for suite in suites if is_held_out(suite))
         if held_out:
             say(
-                f"suite {', '.join(held_out)} is held out; learning from it spoils evaluations on "
-                "it."
+                f"suite {', '.join(held_out)} is held out; learning from it contaminates "
+                "evaluations on it."
             )

@@ -216,10 +216,10 @@ class ResultFolder:
     def _check_format(self, saved: int) -> None:
         if saved != _FORMAT:
             raise SettingsError(
-                f"--resume: {self.out / LAST} keeps a state of format {saved}, this version "
-                f"continues format {_FORMAT} only. Continue with the version of hanabi-grpo that "
-                "wrote it, or start again with another --out; the best result so far in "
-                f"{self.out} can be used as it is."
+                f"--resume: the state in {self.out / LAST} has format {saved}; this version "
+                f"resumes format {_FORMAT} only. Continue with the version of hanabi-grpo that "
+                "wrote it, or start over with another --out; the best result so far in "
+                f"{self.out} remains usable."
             )
 
     def _save_best(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
@@ -267,8 +267,8 @@ class ResultFolder:
                 write_json_atomic(folder / FIGURES, {**self.facts, **self._about(students)})
         except OSError as error:
             raise RunFolderError(
-                f"{target}: cannot be written ({error.strerror or error}). Make room, then give "
-                "the same command with --resume."
+                f"{target}: cannot be written ({error.strerror or error}). Free some space, then "
+                "run the same command with --resume."
             ) from error
 
     def _about(self, students: Sequence[Student]) -> dict[str, Any]:

@@ -71,10 +71,11 @@ LoRA adapters for language models that play {env}, trained with GRPO by hanabi-g
 |---|---|
 {rows}
 
-The score is of sampled training games, by the versions of the last steps; it is no evaluation.
+The score is the mean of sampled training games, played by the policy versions of the last steps. It
+is not an evaluation.
 
 ```bash
-hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
+hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this folder
 ```
 """
 
@@ -119,7 +120,7 @@ def build_artifact(
             )
     except OSError as error:
         raise RunFolderError(
-            f"{folder}: cannot be written ({error.strerror}); {checkpoint} is as it was."
+            f"{folder}: cannot be written ({error.strerror}); {checkpoint} is unchanged."
         ) from error
     return folder, metadata
 
@@ -175,13 +176,13 @@ def _fill_artifact(
         "optimizer steps": manifest.step,
         "adapters": metadata["adapters"],
         "preset": (
-            f"{settings.board or 'as the dataset says'} (rules "
+            f"{settings.board or 'set by the dataset'} (rules "
             f"{', '.join(metadata['spec_hashes'])})"
         ),
         "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
         "score of the last training games": score.text if score else "unknown",
-        "evaluations": ", ".join(evaluations) or "none beside this card",
-        "sample games": games.name if games else "none beside this card",
+        "evaluations": ", ".join(evaluations) or "none in this folder",
+        "sample games": games.name if games else "none in this folder",
     }
     rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
     write_text_atomic(folder / CARD, _CARD.format(env=settings.env, rows=rows))

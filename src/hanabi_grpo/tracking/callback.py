@@ -73,7 +73,7 @@ class TrackingCallback(TrainerCallback):
         self._watch = self._resumed_watch(state.global_step)
         for (name, subject), since in self._watch.raised.items():
             of_subject = f" of {subject}" if subject else ""
-            logger.info("alarm %s%s is raised since step %d", name, of_subject, since)
+            logger.info("alarm %s%s has been raised since step %d", name, of_subject, since)
         self._monitors.start(state.global_step)
 
     def _resumed_watch(self, step: int) -> AlarmWatch:

@@ -144,20 +144,23 @@ def _describe_hub_error(place: HubPlace, repo: str, error: Exception) -> str:
 
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            "the hub has no such repository, or this machine's key may not read it; look at the "
+            "the hub has no such repository, or this machine's token cannot read it; check the "
             "name, or log in: .venv/bin/hf auth login"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"the repository has no revision {place.revision}; leave it out, or look there."
+        return (
+            f"the repository has no revision {place.revision}; omit the revision, or check which "
+            "ones the repository has."
+        )
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
-            "the hub does not answer from here, and its cache on this disk has no such snapshot. "
-            f"Where there is a network: .venv/bin/hf download {repo} --local-dir FOLDER; then "
-            "name FOLDER."
+            "the hub cannot be reached, and its cache on this machine has no such snapshot. On a "
+            f"machine with network access: .venv/bin/hf download {repo} --local-dir FOLDER; then "
+            "use FOLDER as the reference."
         )
     lines = [line for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    return f"cannot be downloaded ({reason}). Look at repository and revision."
+    return f"cannot be downloaded ({reason}). Check the repository and the revision."
 
 
 def _link(link: Path, target: Path) -> Path:
@@ -173,7 +176,7 @@ def _link(link: Path, target: Path) -> Path:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise SettingsError(
-            f"{link}: cannot be written ({error.strerror}); name {target} instead."
+            f"{link}: cannot be written ({error.strerror}); use {target} instead."
         ) from error
     return link
 
@@ -202,7 +205,7 @@ def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
             raise
         except (wandb.errors.Error, ValueError, OSError) as error:
             lines = str(error).splitlines()
-            reason = f"W&B says: {lines[0] if lines else type(error).__name__}"
+            reason = f"W&B reports: {lines[0] if lines else type(error).__name__}"
         finally:
             # W&B's own process would outlive this command's use of it.
             wandb.teardown()
@@ -210,7 +213,7 @@ def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
     unsent = unsent_folders(artifact.run_folder)
     advice = f"; {sync_line(unsent)}" if unsent else ""
     # Standard output belongs to --json.
-    line = f"{place}: {reason}; taken from {artifact.folder}{advice}"
+    line = f"{place}: {reason}; using {artifact.folder}{advice}"
     print(visible(line), file=sys.stderr)
     return artifact.folder
 
@@ -238,9 +241,9 @@ def _find_on_disk(
     folders = ", ".join(str(artifact.folder) for artifact in artifacts)
     raise SettingsError(
         f"{place}: {reason}, and {len(artifacts) or 'no'} runs on this disk recorded such an "
-        f"artifact; name the folder of one: {folders or 'RUN/artifacts/step_N'}. Downloaded "
-        f"versions are in {_download_folder(wanted).parent}; W&B itself needs a network, "
-        ".venv/bin/wandb login and WANDB_MODE=online."
+        f"artifact; use the folder of one: {folders or 'RUN/artifacts/step_N'}. Downloaded "
+        f"versions are in {_download_folder(wanted).parent}. Downloading from W&B requires "
+        "network access, .venv/bin/wandb login and WANDB_MODE=online."
     )
 
 
@@ -256,12 +259,12 @@ def _fetch_from_service(wanted: WandbPlace) -> Path:
     artifact = wandb.Api(timeout=timeout).artifact(wanted.path)
     if artifact.type != _ARTIFACT_TYPE:
         raise SettingsError(
-            f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type "
+            f"wandb:{wanted.path}: has type {artifact.type!r}; artifacts with adapters have type "
             f"{_ARTIFACT_TYPE!r}."
         )
     if any(_leads_outside(entry) for entry in artifact.manifest.entries.values()):
         raise SettingsError(
-            f"wandb:{wanted.path}: names files outside of it, which are not fetched."
+            f"wandb:{wanted.path}: lists files outside the artifact, which are never downloaded."
         )
     entity = wanted.entity or artifact.entity
     target = _download_folder(replace(wanted, entity=entity, alias=artifact.version))
@@ -274,7 +277,7 @@ def _fetch_from_service(wanted: WandbPlace) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(
-            f"{target}: was not downloaded ({reason}); no partial download was left behind."
+            f"{target}: could not be downloaded ({reason}); no partial download was left behind."
         ) from error
     return target
 

@@ -33,8 +33,8 @@ class FileMonitor(Monitor):
             self._write_rows()
         except OSError as error:
             logger.warning(
-                "metrics.jsonl cannot be written (%s): %d rows are kept and written with the "
-                "next; make room in %s",
+                "metrics.jsonl cannot be written (%s): %d rows are kept in memory and written with "
+                "the next one; free space in %s",
                 error.strerror,
                 len(self._rows),
                 self._run_folder,

@@ -139,7 +139,7 @@ class Mirror:
             self._kill(_EXIT_SECONDS if last_kind in _LAST_KINDS else 0.0)
         if last_kind != "done":
             logger.warning(
-                "W&B: not everything was sent (see %s). Later: %s",
+                "W&B: not everything was sent (see %s). To send it later: %s",
                 self.run_folder / LOG,
                 self.sync_command,
             )
@@ -154,7 +154,7 @@ class Mirror:
             self._process.stdin.write(f"{exit_code}\n")
             self._process.stdin.close()
         except OSError:
-            logger.warning("W&B: the mirror has ended already")
+            logger.warning("W&B: the mirror has already exited")
 
     def _report(self, message: _Message) -> None:
         if message.kind in _GOOD_KINDS:
@@ -163,7 +163,9 @@ class Mirror:
         # Once is enough: the others are in the mirror's log.
         if not self._in_trouble:
             logger.warning(
-                "W&B: %s; training continues. Later: %s", message.text, self.sync_command
+                "W&B: %s; training continues. To send the run later: %s",
+                message.text,
+                self.sync_command,
             )
         if message.kind == "trouble":
             self._in_trouble = True
@@ -210,4 +212,4 @@ def unsent_folders(run_folder: Path) -> list[Path]:
 def sync_line(folders: list[Path]) -> str:
     """Return the command that sends offline runs."""
     paths = shlex.join(str(folder) for folder in folders)
-    return f"recorded on this disk; to send it: .venv/bin/wandb sync {paths}"
+    return f"recorded on this disk; to upload it: .venv/bin/wandb sync {paths}"

@@ -117,7 +117,7 @@ class MonitorGroup:
             return
         self._reported.add(monitor)
         logger.warning(
-            "%s %s (%s: %s); training continues, and this is not reported again",
+            "%s %s (%s: %s); training continues, and further failures of it are not reported",
             monitor.name,
             what,
             type(error).__name__,

@@ -183,7 +183,7 @@ def read_record(run_folder: Path) -> WandbRecord:
         pass
     except (OSError, ValueError) as error:
         logger.warning(
-            "%s cannot be read (%s): this is a new run at W&B", path, type(error).__name__
+            "%s cannot be read (%s): starting a new run at W&B", path, type(error).__name__
         )
     return WandbRecord(id=uuid.uuid4().hex[:_ID_LETTERS])
 

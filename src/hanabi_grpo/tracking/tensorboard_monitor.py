@@ -46,8 +46,8 @@ class TensorBoardMonitor(Monitor):
         except ImportError as error:
             raise SettingsError(
                 f"REPORT_TO=tensorboard: the package tensorboard cannot be imported ({error}). "
-                "Install it in this environment (bash tools/setup.sh does), or leave it out of "
-                "REPORT_TO."
+                "Install it in this environment (bash tools/setup.sh does), or remove tensorboard "
+                "from REPORT_TO."
             ) from error
         self._writer = SummaryWriter(log_dir=str(self._folder), purge_step=step + 1)
 

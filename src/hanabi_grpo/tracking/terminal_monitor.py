@@ -74,7 +74,7 @@ class TerminalMonitor(Monitor):
             self._first_time = time.time()
         text = "".join(figure.text(row.metrics) for figure in self._figures)
         text += self._time_left(row)
-        logger.info("step %d/%d%s", row.step, row.max_steps, text or "  no usable game")
+        logger.info("step %d/%d%s", row.step, row.max_steps, text or "  no usable games")
 
     def _time_left(self, row: StepRow) -> str:
         """Return the time to the run's end, from the mean time of a step.

@@ -126,7 +126,7 @@ def recorded_checkpoints(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
     except (OSError, ValueError, RecursionError, AttributeError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(
-            f"{path}: which remote checkpoints the run used cannot be read ({reason})."
+            f"{path}: the record of the checkpoints that the run used cannot be read ({reason})."
         ) from error
 
 
@@ -147,7 +147,7 @@ def read_used(place: Place, run_folder: Path | None) -> tuple[Path, SavedAdapter
         place = Path(known.folder)
     if not isinstance(place, Path):
         raise SettingsError(
-            f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its "
+            f"{place}: was not fetched for this run; start the run with hanabi-grpo train or its "
             "script."
         )
     folder = newest_checkpoint(place)
@@ -187,8 +187,8 @@ def _use_run(
         return None
     if before is not None:
         say(
-            f"{place}: this run used {before.folder} (step {before.step}), which is not there as "
-            "it was; the newest checkpoint of now takes its place"
+            f"{place}: this run used {before.folder} (step {before.step}), which is missing or has "
+            "changed; the newest checkpoint is used instead"
         )
     return UsedCheckpoint(
         folder=str(folder), version=str(folder), step=saved.step, sha256=_digests(saved)
@@ -207,8 +207,8 @@ def _use_again(reference: str, before: UsedCheckpoint) -> UsedCheckpoint:
     if _is_as_it_was(before):
         return before
     problem = (
-        f"{reference}: this run used {before.folder} (step {before.step}), which is not there as "
-        "it was"
+        f"{reference}: this run used {before.folder} (step {before.step}), which is missing or has "
+        "changed"
     )
     place = parse_checkpoint(before.version).place
     if isinstance(place, Path):
@@ -221,7 +221,7 @@ def _use_again(reference: str, before: UsedCheckpoint) -> UsedCheckpoint:
         ) from error
     if now.sha256 != before.sha256:
         raise SettingsError(
-            f"{problem}, and {before.version} has other weights now ({now.folder}). {_ADVICE}"
+            f"{problem}, and {before.version} now has different weights ({now.folder}). {_ADVICE}"
         )
     return now
 

@@ -30,7 +30,7 @@ class WandbMonitor(Monitor):
         try:
             self._mirror = Mirror(self._run_folder, step)
         except OSError as error:
-            logger.warning("W&B: its mirror cannot be started (%s); training continues", error)
+            logger.warning("W&B: the mirror cannot be started (%s); training continues", error)
 
     def log(self, row: StepRow) -> None:
         """Log what the mirror reported meanwhile; waits for nothing."""

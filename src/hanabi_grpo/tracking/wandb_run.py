@@ -167,7 +167,7 @@ class WandbRun:
         try:
             self._run.finish(exit_code=exit_code)
         except TimeoutError as error:
-            raise Unreachable("not everything went up in time") from error
+            raise Unreachable("not everything was uploaded in time") from error
         if self.mode == "online":
             failure = _given_up(log)
             if failure:
@@ -227,8 +227,8 @@ def _refusal(settings: Settings, error: Exception) -> SettingsError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return SettingsError(
         f"WANDB_PROJECT={settings.wandb_project!r}{entity}: W&B refuses this run ({reason}). "
-        "Look at the key (.venv/bin/wandb login), the project and the entity; or record on this "
-        "disk with WANDB_MODE=offline, or nowhere with REPORT_TO=none."
+        "Check the key (.venv/bin/wandb login), the project and the entity; or record on this "
+        "disk with WANDB_MODE=offline, or turn W&B off with REPORT_TO=none."
     )
 
 

@@ -32,14 +32,14 @@ tags: [{env}, grpo]
 
 # A tiny {title} player
 
-It has learned from games of noisy scripts: it mostly moves legally and plays badly, which is what \
-a run starts from on a machine without a GPU. It knows the {words} of its presets and nothing else.
+It was pretrained on games of noisy scripts: it makes mostly legal moves and plays badly. Runs on \
+machines without a GPU start from it. It knows the {words} of its presets and nothing else.
 
 | | |
 |---|---|
 {table}
 
-This makes it again; another processor, version or number of threads may round sums in another way:
+This command rebuilds it. Another processor, version or number of threads may round sums differently:
 
 ```bash
 {command}
@@ -81,9 +81,9 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
     if not force and out.exists() and any(out.iterdir()):
         reason = _reason_to_rebuild(out, recipe_hash)
         if reason is None:
-            console.print(f"tiny model: {out} is there already (recipe {recipe_hash})")
+            console.print(f"tiny model: {out} already exists (recipe {recipe_hash})")
             return out
-        console.print(f"tiny model: {out} is built again: {reason}")
+        console.print(f"tiny model: {out} is rebuilt: {reason}")
     with new_folder(out) as folder:
         with Progress(console=console) as progress:
             trained = trained_model(chat, recipe, progress)
@@ -113,11 +113,11 @@ def _figures_text(figures: Mapping[str, Any]) -> str:
     from hanabi_grpo.sft.learning import belief_text
 
     text = (
-        f"on other games of its teacher: loss {figures['loss']:.3f} nats a token, agreement "
+        f"on held-out games of its teacher: loss {figures['loss']:.3f} nats per token, agreement "
         f"{figures['accuracy']:.3f}"
     )
     if beliefs := belief_text(figures):
-        text += f"; belief loss in nats an answer: {beliefs}"
+        text += f"; belief loss in nats per answer: {beliefs}"
     return text
 
 
@@ -141,9 +141,9 @@ def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
     for setting in other_prompts:
         name, _, _ = setting.partition("=")
         console.print(
-            f"tiny model: {folder} has learned from other prompts than those of HANABI_{setting}. "
-            f"One that has learned from such: {make} --out outputs/tiny-laptop-{name.lower()}, "
-            "then MODEL=that folder"
+            f"tiny model: {folder} was not trained on prompts with HANABI_{setting}. To build one "
+            f"that is: {make} --out outputs/tiny-laptop-{name.lower()}, then set MODEL to that "
+            "folder"
         )
 
 
@@ -152,13 +152,13 @@ def _reason_to_rebuild(out: Path, recipe_hash: str) -> str | None:
     manifest = out / TINY_MANIFEST
     if not manifest.exists():
         raise RunFolderError(
-            f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose "
-            "another folder, or replace it with --force."
+            f"{out}: holds files that this command did not create (no {TINY_MANIFEST}); choose "
+            "another folder, or replace them with --force."
         )
     made_by = json.loads(manifest.read_text(encoding="utf-8")).get("recipe_hash")
     if made_by == recipe_hash:
         return None
-    return f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
+    return f"it was built from another recipe ({made_by}, expected {recipe_hash})"
 
 
 def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:

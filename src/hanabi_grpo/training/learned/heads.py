@@ -144,9 +144,9 @@ class Learner:
             self.head.load_state_dict(parameters)
         except RuntimeError as error:
             raise RunFolderError(
-                "what the checkpoint has learned beside the model does not fit this version's "
-                f"networks ({' '.join(str(error).split())}). Go on with the version that wrote it, "
-                "or begin a new run with HANABI_START_FROM at the checkpoint."
+                "the critics or credit networks in the checkpoint do not match those of this "
+                f"version ({' '.join(str(error).split())}). Continue with the version that wrote "
+                "it, or start a new run with HANABI_START_FROM set to the checkpoint."
             ) from error
         optimizer_state = self.optimizer.state_dict()
         optimizer_state["state"] = dict(moments)

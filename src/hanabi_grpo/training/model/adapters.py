@@ -205,9 +205,9 @@ def check_served(model: PeftModel) -> None:
     if parameters:
         name = getattr(model.get_base_model(), "name_or_path", "")
         raise SettingsError(
-            f"MODEL={name}: its adapters would be on parameters that are no linear layers "
-            f"({', '.join(sorted(parameters))}), which rollout servers do not take. It seems to be "
-            "a mixture of experts of a kind that is not known here. Take another model, e.g. "
+            f"MODEL={name}: its adapters would be on parameters that are not linear layers "
+            f"({', '.join(sorted(parameters))}), which rollout servers do not support. The model "
+            "seems to be an unsupported kind of mixture of experts. Choose another model, e.g. "
             "Qwen/Qwen3-8B."
         )
 
@@ -375,9 +375,9 @@ def put_tensors(
     own_shapes = {key: value.shape for key, value in parameters.items()}
     if saved_shapes != own_shapes:
         raise RunFolderError(
-            f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model "
-            f"({len(parameters)} tensors); take the MODEL and LORA_RANK that they were trained "
-            "with."
+            f"{source}: its {len(saved)} tensors do not match those of adapter {name} of this "
+            f"model ({len(parameters)} tensors); use the MODEL and LORA_RANK that they were "
+            "trained with."
         )
     fill(parameters, saved)
 

@@ -348,7 +348,9 @@ def can_share_passes(
                 alone = reply_logps(model, model, part.ids, part.mask, 1.0, part.tree)
                 gap = float((logps - alone).abs().max() / alone.abs().max())
                 if gap > largest_gap(model.get_input_embeddings().weight.dtype):
-                    return f"logprobs differ by {gap:.2g} of the largest from those of a pass alone"
+                    return (
+                        f"logprobs differ from those of separate passes by {gap:.2g} of the largest"
+                    )
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)
     finally:

@@ -377,7 +377,7 @@ def computes_logits(model: Any) -> str | None:
     allowed = largest_gap(hidden.dtype)
     if gap <= allowed:
         return None
-    return f"they differ by {gap:.2g} of the largest from its output head's, allowed {allowed}"
+    return f"they differ from its output head's by {gap:.2g} of the largest, allowed {allowed}"
 
 
 def _logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:

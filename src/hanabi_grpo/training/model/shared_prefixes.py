@@ -169,7 +169,7 @@ def share_prefixes(model: Any) -> bool:
     attention_before = base.config._attn_implementation
     if attention_before != _PYTORCH_ATTENTION:
         logger.info(
-            "shared prefixes are computed for each sequence: attention is %r, not %r",
+            "shared prefixes are computed separately for each sequence: attention is %r, not %r",
             attention_before,
             _PYTORCH_ATTENTION,
         )
@@ -180,7 +180,7 @@ def share_prefixes(model: Any) -> bool:
     problem = _trial(model)
     if problem:
         base.set_attn_implementation(attention_before)
-        logger.warning("shared prefixes are computed for each sequence: %s", problem)
+        logger.warning("shared prefixes are computed separately for each sequence: %s", problem)
         return False
     return True
 
@@ -312,7 +312,7 @@ def _trial(model: Any) -> str | None:
             shared = tree_logits(model, [tree])[0][tree.predicting].float()
             apart = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"{type(model).__name__} does not pass the prefix tree on to its attention ({error})"
+        return f"{type(model).__name__} does not pass the prefix tree to its attention ({error})"
     finally:
         model.train(was_training)
     expected = apart.float()

@@ -88,7 +88,7 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, Start
         if player in entry_of:
             raise SettingsError(
                 f"HANABI_START_FROM: {entry_of[player].text!r} and {text!r} are both for "
-                f"{player or 'every player'}; name each player once, as player_0= before one."
+                f"{player or 'every player'}; name each player once, as in player_0=CHECKPOINT."
             )
         ref = parse_checkpoint(reference, where="HANABI_START_FROM: ")
         entry_of[player] = StartEntry(text, ref)
@@ -150,7 +150,7 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
             if key in config and config[key] != own_config[key]:
                 raise SettingsError(
                     f"HANABI_START_FROM={start.entry}: {key} is {config[key]} there and "
-                    f"{own_config[key]} here; set LORA_RANK and LORA_ALPHA to those of that run."
+                    f"{own_config[key]} here; set LORA_RANK and LORA_ALPHA to that run's values."
                 )
         put_tensors(model, start.name, load(weights), f"HANABI_START_FROM={start.entry}")
         logger.info(
@@ -184,7 +184,7 @@ def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[st
             raise SettingsError(f"HANABI_START_FROM={start.entry}: {error}") from error
         if not is_recorded:
             logger.warning(
-                "%s: there is no record of the base model that it was trained on", start.folder
+                "%s: the base model that it was trained on is not recorded", start.folder
             )
 
 
