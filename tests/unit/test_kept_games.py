@@ -98,7 +98,7 @@ def test_a_file_of_an_interrupted_write_is_written_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(kept_games, "write_json_atomic", fail)
-        with pytest.raises(RunFolderError, match=r"No space left on device\)\. Free some space, then"):
+        with pytest.raises(RunFolderError, match=r"space left on device\)\. Free some space, then"):
             kept.save({})
     kept = KeptGames.open(tmp_path, KEY)
     assert kept.samples == FIRST
@@ -109,7 +109,7 @@ def test_a_file_of_an_interrupted_write_is_written_again(
 
 def test_games_of_another_warm_start_are_refused_with_the_difference(tmp_path: Path) -> None:
     keep_two_games(tmp_path)
-    with pytest.raises(SettingsError, match=r"a different warm start: seed was 0, is now 1\. Use the"):
+    with pytest.raises(SettingsError, match=r"different warm start: seed was 0, is now 1\. Use the"):
         KeptGames.open(tmp_path, {**KEY, "seed": 1})
 
 
@@ -205,5 +205,6 @@ def test_other_filters_are_another_warm_start(tmp_path: Path) -> None:
     start = make_start(tmp_path / "out")
     read_games(start)
     other = replace(start, sources=replace(start.sources, min_score=2.0))
-    with pytest.raises(SettingsError, match=r"a different warm start: min_score was None, is now 2\.0\."):
+    changed = r"a different warm start: min_score was None, is now 2\.0\."
+    with pytest.raises(SettingsError, match=changed):
         read_games(other)

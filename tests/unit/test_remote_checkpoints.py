@@ -454,5 +454,6 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
         '{"remote_checkpoints": 1}',
     ):
         Path("run/settings.json").write_text(text)
-        with pytest.raises(SettingsError, match=r"run/settings\.json: the record of the checkpoints"):
+        problem = r"run/settings\.json: the record of the checkpoints"
+        with pytest.raises(SettingsError, match=problem):
             recorded_checkpoints(Path("run"))

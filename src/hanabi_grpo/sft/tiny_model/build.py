@@ -39,7 +39,7 @@ machines without a GPU start from it. It knows the {words} of its presets and no
 |---|---|
 {table}
 
-This command rebuilds it. Another processor, version or number of threads may round sums differently:
+This command rebuilds it. Another processor, version or thread count may round sums differently:
 
 ```bash
 {command}
