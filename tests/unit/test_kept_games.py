@@ -98,7 +98,8 @@ def test_a_file_of_an_interrupted_write_is_written_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(kept_games, "write_json_atomic", fail)
-        with pytest.raises(RunFolderError, match=r"space left on device\)\. Free some space, then"):
+        problem = r"No space left on device\)\. Free some space, then"
+        with pytest.raises(RunFolderError, match=problem):
             kept.save({})
     kept = KeptGames.open(tmp_path, KEY)
     assert kept.samples == FIRST
@@ -109,7 +110,9 @@ def test_a_file_of_an_interrupted_write_is_written_again(
 
 def test_games_of_another_warm_start_are_refused_with_the_difference(tmp_path: Path) -> None:
     keep_two_games(tmp_path)
-    with pytest.raises(SettingsError, match=r"different warm start: seed was 0, is now 1\. Use the"):
+    with pytest.raises(
+        SettingsError, match=r"different warm start: seed was 0, is now 1\. Use the"
+    ):
         KeptGames.open(tmp_path, {**KEY, "seed": 1})
 
 

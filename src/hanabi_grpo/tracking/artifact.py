@@ -176,8 +176,7 @@ def _fill_artifact(
         "optimizer steps": manifest.step,
         "adapters": metadata["adapters"],
         "preset": (
-            f"{settings.board or 'set by the dataset'} (rules "
-            f"{', '.join(metadata['spec_hashes'])})"
+            f"{settings.board or 'set by the dataset'} (rules {', '.join(metadata['spec_hashes'])})"
         ),
         "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
         "score of the last training games": score.text if score else "unknown",

@@ -140,9 +140,7 @@ class Recipe:
             environment = registry.get(env or self.env)
             if not environment.knows_preset(preset):
                 known = ", ".join(environment.presets)
-                problems.append(
-                    f"--preset {name}: no such preset; {environment.name} has {known}."
-                )
+                problems.append(f"--preset {name}: no such preset; {environment.name} has {known}.")
                 continue
             given = {}
             for field, value in fields.items():

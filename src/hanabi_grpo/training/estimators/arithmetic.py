@@ -60,7 +60,7 @@ def lambda_advantages(
     turn of the chain; the value after the last turn is 0. Turns of one step share a state, see
     `state_value`.
 
-    Source: generalised advantage estimation (arXiv 1506.02438), equation 16.
+    Source: generalized advantage estimation (arXiv 1506.02438), equation 16.
 
     Args:
         episode: The episode.
@@ -123,7 +123,7 @@ def token_advantages(
     between a turn and the player's next turn are credited to the turn's last token, whose successor
     state is the first state of the next turn.
 
-    Source: generalised advantage estimation (arXiv 1506.02438), equation 16, over tokens as in
+    Source: generalized advantage estimation (arXiv 1506.02438), equation 16, over tokens as in
     PPO of language models.
 
     Args:

@@ -25,7 +25,7 @@ class Ippo(Estimator):
     An imperfect critic (`training.learned.critic`) introduces bias if λ < 1. Along a team's chain,
     even a perfect critic does, as explained there.
 
-    Source: independent PPO (arXiv 2011.09533) with generalised advantage estimation (arXiv
+    Source: independent PPO (arXiv 2011.09533) with generalized advantage estimation (arXiv
     1506.02438); turns instead of tokens as in MARSHAL (arXiv 2510.15414).
     """
 

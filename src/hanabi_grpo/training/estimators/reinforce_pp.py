@@ -12,7 +12,7 @@ class ReinforcePp(Estimator):
     μ and σ are over all turns of this player in the step, each with the return of its episode. The
     source counts tokens instead, and has a KL term in the reward.
 
-    Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalisation.
+    Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalization.
     """
 
     name = "reinforce_pp"

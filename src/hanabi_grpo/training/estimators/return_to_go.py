@@ -20,7 +20,7 @@ class ReturnToGo(Estimator):
     moved. Mean and standard deviation are over all turns of this player in the step. This is GAE
     with λ = 1 and that mean instead of a value function.
 
-    Source: MARSHAL (arXiv 2510.15414), turn-level estimator, normalised over the batch for each
+    Source: MARSHAL (arXiv 2510.15414), turn-level estimator, normalized over the batch for each
     agent; not divided.
     """
 
