@@ -191,8 +191,8 @@ def test_a_monitor_that_raises_in_log_does_not_stop_training_and_is_reported_onc
     assert working.calls == ["start 0", "log 1", "log 2", "log 3", "finish 0"]
     assert failing.calls == working.calls
     assert warnings(caplog) == [
-        "recording failed (RuntimeError: out of paper); training continues, and this is not "
-        "reported again"
+        "recording failed (RuntimeError: out of paper); training continues, and further "
+        "failures of it are not reported"
     ]
 
 

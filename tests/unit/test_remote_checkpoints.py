@@ -107,7 +107,7 @@ def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
     monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(
         SettingsError,
-        match=r"WANDB_MODE=offline, and no runs .*name the folder of one: RUN/artifacts",
+        match=r"WANDB_MODE=offline, and no runs .*use the folder of one: RUN/artifacts",
     ):
         local_folder(BEST)
     add_offline_run("one", "team")

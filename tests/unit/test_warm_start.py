@@ -250,7 +250,7 @@ def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_do
     for calls in moments:
         parts = tmp_path / f"parts-{calls}"
         # It asks once for each game, then in every update.
-        message = "nothing was learned" if calls < NUM_GAMES else "of 4, kept in"
+        message = "training has not started" if calls < NUM_GAMES else "of 4, saved in"
         with pytest.raises(StoppedError, match=message):
             run(make_start(base, parts, full=full), stop_after(calls))
         run(make_start(base, parts, full=full, resume=True))
@@ -438,7 +438,9 @@ def test_a_warm_start_on_the_cpu_says_so_where_the_packages_are_those_for_gpus(
         )
         model = load_base(settings, base, full=False)
         assert model.device.type == "cpu"
-        line = "warm-start runs on the CPU: engine vllm 0.32.0 is installed, and torch can use no "
+        line = (
+            "warm-start runs on the CPU: engine vllm 0.32.0 is installed, but torch cannot use a "
+        )
         assert (line in caplog.text) == is_said
 
 

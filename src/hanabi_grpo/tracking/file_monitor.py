@@ -13,9 +13,9 @@ METRICS = "metrics.jsonl"
 
 
 class FileMonitor(Monitor):
-    """Appends each step's row to `metrics.jsonl`; rows wait in memory while the disk is full.
+    """Appends each step's row to `metrics.jsonl`; keeps rows in memory while the disk is full.
 
-    Rows after the checkpoint of a resumed run are moved aside before training begins, see
+    When a run is resumed, rows after the checkpoint are moved aside before training begins, see
     `runs.history.cut_records`.
     """
 
@@ -24,10 +24,10 @@ class FileMonitor(Monitor):
     def __init__(self, run_folder: Path) -> None:
         self._run_folder = run_folder
         self._rows: list[dict[str, Any]] = []
-        """Not written yet, oldest first."""
+        """Rows that are not written yet, oldest first."""
 
     def log(self, row: StepRow) -> None:
-        """Write the row, and before it those that could not be written."""
+        """Write the row, after those that could not be written before."""
         self._rows.append(row.as_json())
         try:
             self._write_rows()
@@ -41,7 +41,7 @@ class FileMonitor(Monitor):
             )
 
     def finish(self, exit_code: int) -> None:
-        """Write what is left. Raises an OSError."""
+        """Write the remaining rows; raises an OSError."""
         self._write_rows()
 
     def _write_rows(self) -> None:
@@ -50,6 +50,7 @@ class FileMonitor(Monitor):
             try:
                 append_jsonl(self._run_folder / METRICS, row)
             except OSError:
-                # Kept for the next attempt; a row that is no JSON is not, or none would follow it.
+                # Kept for the next attempt. A row that is not valid JSON is dropped, because it
+                # would block all later rows.
                 self._rows.insert(0, row)
                 raise

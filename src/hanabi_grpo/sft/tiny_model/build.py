@@ -1,4 +1,4 @@
-"""Make the tiny model's folder: cached by recipe, and never seen half written."""
+"""Build the tiny model's folder: cached by recipe, and never visible half-written."""
 
 import json
 import platform
@@ -19,11 +19,11 @@ from hanabi_grpo.terminal import VisibleConsole
 from hanabi_grpo.training import quiet
 
 TINY_MANIFEST = "tiny_model.json"
-"""In a tiny model's folder: the recipe that made it."""
+"""File in a tiny model's folder with the recipe that built it."""
 _PACKAGES = ("hanabi-grpo", "torch", "transformers", "open_spiel")
-"""Packages whose versions the manifest names."""
+"""Packages whose versions the manifest records."""
 _SHIPPED_DEDUCTIONS = "possible"
-"""HANABI_DEDUCTIONS of the prompts that the shipped model has learned from."""
+"""HANABI_DEDUCTIONS of the prompts that the shipped model was trained on."""
 _CARD = """\
 ---
 license: apache-2.0
@@ -50,24 +50,24 @@ This command rebuilds it. Another processor, version or thread count may round s
 
 
 def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
-    """Make a folder with the model, its tokenizer, a card and a manifest.
+    """Build a folder with the model, its tokenizer, a card and a manifest.
 
-    A folder that the same recipe made is kept. The folder is complete or absent.
+    A folder built from the same recipe is kept. The folder is either complete or absent.
 
     Args:
         out: The folder.
-        recipe: What the model is made from.
-        force: Make it even if it is complete, and replace a folder of another kind.
+        recipe: The recipe of the model.
+        force: Build the model even if it is complete, and replace any other folder.
 
     Returns:
         The folder.
 
     Raises:
         HanabiGrpoError: A preset is unknown or not for this number of players.
-        RunFolderError: `out` is a file, or a folder that holds something else.
+        RunFolderError: `out` is a file, or a folder with other content.
     """
     quiet.before_imports()
-    # Not at the top: looking at the shipped model needs no torch.
+    # Imported here, because checking the shipped model needs no torch.
     import torch
 
     from hanabi_grpo.sft.tiny_model.network import trained_model
@@ -92,7 +92,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         made_with: dict[str, Any] = {"python": platform.python_version()}
         for name in _PACKAGES:
             made_with[name] = version(name)
-        # Their number decides how sums are rounded.
+        # The number of threads affects the rounding of sums.
         made_with["threads"] = torch.get_num_threads()
         (folder / "README.md").write_text(_card(recipe, folder, made_with), encoding="utf-8")
         facts = {
@@ -109,7 +109,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
 
 
 def _figures_text(figures: Mapping[str, Any]) -> str:
-    """Return the figures of games that the model has not learned from as text."""
+    """Return the figures of held-out games as text."""
     from hanabi_grpo.sft.learning import belief_text
 
     text = (
@@ -122,12 +122,12 @@ def _figures_text(figures: Mapping[str, Any]) -> str:
 
 
 def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
-    """Say that the shipped model is there, and warn where it has learned from other prompts.
+    """Report the shipped model, and warn if it was trained on different prompts.
 
     Args:
         folder: The shipped model.
-        legal_moves: HANABI_LEGAL_MOVES of the rollouts to come.
-        deductions: HANABI_DEDUCTIONS of the rollouts to come.
+        legal_moves: HANABI_LEGAL_MOVES of the coming rollouts.
+        deductions: HANABI_DEDUCTIONS of the coming rollouts.
     """
     console = VisibleConsole(stderr=True, soft_wrap=True)
     manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
 
 
 def _reason_to_rebuild(out: Path, recipe_hash: str) -> str | None:
-    """Return why a folder must be built again; None where it is what the recipe makes."""
+    """Return why a folder must be rebuilt; None if it was built from this recipe."""
     manifest = out / TINY_MANIFEST
     if not manifest.exists():
         raise RunFolderError(
@@ -162,7 +162,7 @@ def _reason_to_rebuild(out: Path, recipe_hash: str) -> str | None:
 
 
 def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
-    """Return the card in Markdown; the folder holds the weights already."""
+    """Return the card in Markdown; the folder already contains the weights."""
     facts = {
         **asdict(recipe),
         "presets": ", ".join(recipe.presets),
