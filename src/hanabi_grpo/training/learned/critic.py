@@ -272,7 +272,7 @@ def lambda_targets(
     """Return [turns] V(s_k) + A_k, as a share of the board's span.
 
     These are GAE's λ-returns, the targets of a value function. All turns of one step (tool calls
-    and the action) share the state value.
+    and the action) have the same target.
 
     Args:
         episodes: The step's episodes.
