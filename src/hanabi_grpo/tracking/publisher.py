@@ -69,7 +69,7 @@ class Publisher:
         """Record the run in the run folder."""
         self._metrics_file = self.run_folder / METRICS
         self._read_bytes = 0
-        """Position in the metrics file behind the last row that was sent."""
+        """Position in the metrics file after the last row that was sent."""
         self._interval = Interval(self.settings.logging_steps)
         self._failed: set[str] = set()
         """Kinds of failures so far, for `_guard`."""

@@ -202,7 +202,7 @@ class PrefixOrder:
     """Sequences of int64 in an order that puts those with a shared prefix next to each other."""
 
     def __init__(self, sequences: Sequence[np.ndarray]) -> None:
-        """Sort the sequences, of which there must be at least one."""
+        """Sort the sequences; at least one is required."""
         keys = [sequence.tobytes() for sequence in sequences]
         self.order = sorted(range(len(keys)), key=keys.__getitem__)
         """Index of each sequence, in this order."""
