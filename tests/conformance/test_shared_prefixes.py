@@ -207,7 +207,7 @@ def test_a_model_that_does_not_pass_the_tree_on_is_left_alone(
 
     assert_left_alone(
         forward_without("prefix_trees", forward),
-        "does not pass the prefix tree on to its attention",
+        "does not pass the prefix tree to its attention",
     )
     assert_left_alone(forward_without("position_ids", forward), "its logits differ by")
-    assert_left_alone(refusing, "does not pass the prefix tree on to its attention")
+    assert_left_alone(refusing, "does not pass the prefix tree to its attention")

@@ -268,5 +268,6 @@ def test_a_checkpoint_of_other_networks_is_refused_with_the_way_out() -> None:
     learned = Credits(Settings(advantage="vdn"), NAMES, SPECS, 4)
     state = learned.state()
     del state["vdn|head.start"]
-    with pytest.raises(RunFolderError, match=r"Missing key.*start.*HANABI_START_FROM at the check"):
+    problem = "Missing key.*start.*HANABI_START_FROM set to the check"
+    with pytest.raises(RunFolderError, match=problem):
         learned.restore(state)

@@ -98,7 +98,8 @@ def test_a_file_of_an_interrupted_write_is_written_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(kept_games, "write_json_atomic", fail)
-        with pytest.raises(RunFolderError, match=r"No space left on device\)\. Make room, then"):
+        problem = r"No space left on device\)\. Free some space, then"
+        with pytest.raises(RunFolderError, match=problem):
             kept.save({})
     kept = KeptGames.open(tmp_path, KEY)
     assert kept.samples == FIRST
@@ -109,7 +110,9 @@ def test_a_file_of_an_interrupted_write_is_written_again(
 
 def test_games_of_another_warm_start_are_refused_with_the_difference(tmp_path: Path) -> None:
     keep_two_games(tmp_path)
-    with pytest.raises(SettingsError, match=r"another warm start: seed was 0, is 1\. Give the"):
+    with pytest.raises(
+        SettingsError, match=r"different warm start: seed was 0, is now 1\. Use the"
+    ):
         KeptGames.open(tmp_path, {**KEY, "seed": 1})
 
 
@@ -126,7 +129,7 @@ def test_damaged_games_are_refused_with_the_way_out(
         path.write_text("[]")
     else:
         path.unlink()
-    with pytest.raises(RunFolderError, match="Remove this folder and give the same command"):
+    with pytest.raises(RunFolderError, match="Remove this folder and run the same command"):
         KeptGames.open(tmp_path, KEY)
 
 
@@ -171,7 +174,7 @@ def test_a_warm_start_that_was_stopped_plays_only_the_games_that_it_lacks(
 ) -> None:
     whole, _ = read_games(make_start(tmp_path / "whole"))
     start = make_start(tmp_path / "parts")
-    message = f"{stop_after} of 12 games played, kept in .*; nothing was learned yet"
+    message = f"{stop_after} of 12 games played, saved in .*; training has not started"
     with pytest.raises(StoppedError, match=message):
         read_games(start, stop_after)
     parts, num_done = read_games(start)
@@ -205,5 +208,6 @@ def test_other_filters_are_another_warm_start(tmp_path: Path) -> None:
     start = make_start(tmp_path / "out")
     read_games(start)
     other = replace(start, sources=replace(start.sources, min_score=2.0))
-    with pytest.raises(SettingsError, match=r"another warm start: min_score was None, is 2\.0\."):
+    changed = r"a different warm start: min_score was None, is now 2\.0\."
+    with pytest.raises(SettingsError, match=changed):
         read_games(other)

@@ -191,8 +191,8 @@ def test_a_monitor_that_raises_in_log_does_not_stop_training_and_is_reported_onc
     assert working.calls == ["start 0", "log 1", "log 2", "log 3", "finish 0"]
     assert failing.calls == working.calls
     assert warnings(caplog) == [
-        "recording failed (RuntimeError: out of paper); training continues, and this is not "
-        "reported again"
+        "recording failed (RuntimeError: out of paper); training continues, and further "
+        "failures of it are not reported"
     ]
 
 
@@ -244,8 +244,8 @@ def test_rows_wait_while_the_disk_is_full_and_are_written_in_order(
     monitor.log(row(1))
     monitor.log(row(2))
     assert warnings(caplog) == [
-        f"metrics.jsonl cannot be written (No space left on device): {count} rows are kept and "
-        f"written with the next; make room in {tmp_path}"
+        f"metrics.jsonl cannot be written (No space left on device): {count} rows are kept in "
+        f"memory and written with the next one; free space in {tmp_path}"
         for count in (1, 2)
     ]
     monkeypatch.setattr(file_monitor, "append_jsonl", write)

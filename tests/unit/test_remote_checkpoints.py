@@ -107,7 +107,7 @@ def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
     monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(
         SettingsError,
-        match=r"WANDB_MODE=offline, and no runs .*name the folder of one: RUN/artifacts",
+        match=r"WANDB_MODE=offline, and no runs .*use the folder of one: RUN/artifacts",
     ):
         local_folder(BEST)
     add_offline_run("one", "team")
@@ -116,7 +116,7 @@ def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
     assert local_folder("wandb:team/hanabi/laptop:best") == artifacts / "step_2"
     assert local_folder("wandb:team/hanabi/laptop:latest") == artifacts / "step_3"
     printed = capsys.readouterr()
-    assert "taken from outputs/one/artifacts/step_2" in printed.err
+    assert "using outputs/one/artifacts/step_2" in printed.err
     assert "wandb sync outputs/one/wandb/offline-run-20260101_000000-abcd1234" in printed.err
     assert printed.out == ""
     for path in ("team/else/laptop:best", "team/hanabi/laptop:none", "nobody/hanabi/laptop:best"):
@@ -159,7 +159,7 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(
         assert not any(path.startswith("/files/") for path in store.seen)
         with pytest.raises(
             SettingsError,
-            match=r"W&B says: .*laptop:end.* not found.*Downloaded versions are in "
+            match=r"W&B reports: .*laptop:end.* not found.*Downloaded versions are in "
             r"outputs/downloads",
         ):
             local_folder("wandb:team/hanabi/laptop:end")
@@ -228,7 +228,7 @@ def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(
     manifest = json.loads((source / "manifest.json").read_text())
     with artifact_store(source, "laptop", kind="dataset") as store:
         use_service(store, monkeypatch)
-        with pytest.raises(SettingsError, match="is of type 'dataset'"):
+        with pytest.raises(SettingsError, match="has type 'dataset'"):
             local_folder("wandb:team/hanabi/laptop:best")
     (source / "manifest.json").unlink()
     (source / "manifest.json").write_text(json.dumps({**manifest, "step": 7}))
@@ -295,7 +295,7 @@ def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network
         assert "no such repository" in look_up_online("hf:org/none")
         assert "no revision v9" in look_up_online("hf:org/team@v9")
     assert look_up("hf:org/team:player_0", HF_HUB_OFFLINE="1") == f"{team_folder}:player_0"
-    assert "hub does not answer from here" in look_up("hf:org/none", HF_HUB_OFFLINE="1")
+    assert "the hub cannot be reached" in look_up("hf:org/none", HF_HUB_OFFLINE="1")
 
 
 def settings_of(**fields: Any) -> Settings:
@@ -340,7 +340,7 @@ def test_references_are_fetched_once_and_a_resume_uses_the_same_weights_although
         shutil.rmtree("outputs")
         with pytest.raises(
             SettingsError,
-            match=r"this run used .*laptop/v3 .*laptop:v3 has other weights now.*OUTPUT_DIR",
+            match=r"this run used .*laptop/v3 .*laptop:v3 now has different weights.*OUTPUT_DIR",
         ):
             fetch_used(settings, Path("run"))
         shutil.rmtree("outputs")
@@ -351,7 +351,7 @@ def test_references_are_fetched_once_and_a_resume_uses_the_same_weights_although
     monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(
         SettingsError,
-        match=r"not there as it was, and it cannot be fetched again .*Put that folder back",
+        match=r"is missing or has changed, and it cannot be fetched again .*Put that folder back",
     ):
         fetch_used(settings, Path("run"))
 
@@ -404,8 +404,8 @@ def test_a_run_stands_for_the_checkpoint_that_was_its_newest_when_the_run_that_u
     printed.clear()
     now = fetch_used(settings, Path("run"), is_resumed=True, say=printed.append)
     assert printed == [
-        "outputs/other: this run used outputs/other/checkpoint-2 (step 2), which is not there as "
-        "it was; the newest checkpoint of now takes its place",
+        "outputs/other: this run used outputs/other/checkpoint-2 (step 2), which is missing or "
+        "has changed; the newest checkpoint is used instead",
         "outputs/other: outputs/other/checkpoint-3, step 3",
     ]
     assert now["outputs/other"]["step"] == 3
@@ -454,5 +454,6 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
         '{"remote_checkpoints": 1}',
     ):
         Path("run/settings.json").write_text(text)
-        with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
+        problem = r"run/settings\.json: the record of the checkpoints"
+        with pytest.raises(SettingsError, match=problem):
             recorded_checkpoints(Path("run"))

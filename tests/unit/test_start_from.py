@@ -135,7 +135,7 @@ def test_a_resumed_run_keeps_its_weights_and_hands_on_what_it_started_from(tmp_p
     [
         ({"rank": 16}, "r is 16 there and 8 here; set LORA_RANK and LORA_ALPHA"),
         ({"alpha": 32}, "lora_alpha is 32 there and 16 here; set LORA_RANK"),
-        ({"width": 32}, "tensors that are not those of adapter player_0 of this model"),
+        ({"width": 32}, "tensors do not match those of adapter player_0 of this model"),
     ],
 )
 def test_adapters_of_another_rank_scale_or_model_are_refused_and_named(

@@ -137,8 +137,8 @@ def test_only_of_turns_that_are_learned_questions_are_asked() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("1", "is at least 0 and below 1"),
-        ("-0.1", "is at least 0 and below 1"),
+        ("1", "must be at least 0 and below 1"),
+        ("-0.1", "must be at least 0 and below 1"),
         ("player_0=0.3", "adapter player_1 has none; name it too"),
         ("player_2=0.3,0", "player_2 is not a player of this game; allowed are player_0, player_1"),
         ("much", "give a share for all players, or one for each"),
@@ -155,7 +155,7 @@ def test_shares_are_of_all_seats_or_of_each() -> None:
     assert parse_shares("0.3", SETUP) == (0.3, 0.3)
     assert parse_shares("player_0=0.2,0.1", SETUP) == (0.2, 0.1)
     assert parse_shares("0", SETUP) == parse_shares(0.0, SETUP) == ()
-    with pytest.raises(SettingsError, match=r"players of kuhn kuhn can be asked nothing"):
+    with pytest.raises(SettingsError, match=r"kuhn kuhn has no questions for its players"):
         parse_shares("0.3", registry.setup("kuhn", {}))
     assert parse_shares("0.3", registry.setup("kuhn_poker", {"preset": "kuhn_poker"})) == (0.3, 0.3)
 
@@ -256,7 +256,7 @@ def test_a_player_that_is_asked_nothing_learns_what_it_would_without(
     plain = read_adapters(tmp_path / "plain" / "checkpoint-0").adapters
     assert asked["player_1"][0] == plain["player_1"][0]
     assert asked["player_0"][0] != plain["player_0"][0]
-    with pytest.raises(SettingsError, match=r"beliefs was player_0=0\.5,player_1=0, is 0\.5"):
+    with pytest.raises(SettingsError, match=r"beliefs was player_0=0\.5,player_1=0, is now 0\.5"):
         learn(base, tmp_path / "asked", "0.5", resume=True)
 
 
@@ -314,7 +314,7 @@ def test_a_tiny_model_keeps_its_held_out_figures(tmp_path: Path, capsys: Any) ->
     text = capsys.readouterr().err
     agreement = f"agreement {figures['accuracy']:.3f}"
     belief = f"player_0 {figures['beliefs']['player_0']['loss']:.3f}"
-    assert f"{agreement}; belief loss in nats an answer: {belief}" in " ".join(text.split())
+    assert f"{agreement}; belief loss in nats per answer: {belief}" in " ".join(text.split())
 
 
 def test_the_commands_refuse_a_share_that_is_none(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_player_starts_from_an_adapter_of_its_own_base_model(tmp_path: Path) -
     start_adapters(team, settings("player_1"), None)
     expected = adapters.adapter_tensors(earlier, "player_0", torch.float32)
     assert same_weights(expected, adapters.adapter_tensors(team, "player_1", torch.float32))
-    with pytest.raises(RunFolderError, match="not those of adapter player_0 of this model"):
+    with pytest.raises(RunFolderError, match="not match those of adapter player_0 of this model"):
         start_adapters(team, settings("player_0"), None)
 
 

@@ -593,8 +593,8 @@ def test_a_service_that_fails_during_training_is_reported_once_and_waited_for_in
     reported = warnings(caplog)
     assert len(reported) <= 2, reported
     assert reported[-1] == (
-        f"W&B: not everything was sent (see {run}/wandb.log). Later: .venv/bin/wandb sync "
-        f"{run}/wandb/*run-*"
+        f"W&B: not everything was sent (see {run}/wandb.log). To send it later: .venv/bin/wandb "
+        f"sync {run}/wandb/*run-*"
     )
     assert has_ended(started)
     assert SECRET.encode() not in bodies

@@ -250,7 +250,7 @@ def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_do
     for calls in moments:
         parts = tmp_path / f"parts-{calls}"
         # It asks once for each game, then in every update.
-        message = "nothing was learned" if calls < NUM_GAMES else "of 4, kept in"
+        message = "training has not started" if calls < NUM_GAMES else "of 4, saved in"
         with pytest.raises(StoppedError, match=message):
             run(make_start(base, parts, full=full), stop_after(calls))
         run(make_start(base, parts, full=full, resume=True))
@@ -264,7 +264,7 @@ def test_a_finished_start_is_not_learned_again(
     base: Path, trained: tuple[Path, Rows], copied: Path
 ) -> None:
     before = weights(copied)
-    with pytest.raises(RunFolderError, match="holds something already"):
+    with pytest.raises(RunFolderError, match="is not empty"):
         run(make_start(base, copied))
     assert run(make_start(base, copied, resume=True)) == trained[1]
     assert weights(copied) == before
@@ -282,7 +282,7 @@ def test_a_finished_start_is_not_learned_again(
 def test_a_resume_needs_the_same_work(
     base: Path, copied: Path, name: str, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
+    with pytest.raises(SettingsError, match=f"a different warm start: {name} was"):
         run(make_start(base, copied, resume=True, **changes))
 
 
@@ -295,7 +295,7 @@ def test_a_state_of_version_0_2_is_refused_with_the_way_out(base: Path, copied: 
     manifest = read_manifest(checkpoint)
     write_manifest(checkpoint, step=0, facts=manifest.facts)
     with pytest.raises(
-        SettingsError, match=r"format 1, this version continues format 3 only\. Continue with the "
+        SettingsError, match=r"format 1; this version resumes format 3 only\. Continue with the "
     ):
         run(make_start(base, copied, resume=True))
 
@@ -438,7 +438,9 @@ def test_a_warm_start_on_the_cpu_says_so_where_the_packages_are_those_for_gpus(
         )
         model = load_base(settings, base, full=False)
         assert model.device.type == "cpu"
-        line = "warm-start runs on the CPU: engine vllm 0.32.0 is installed, and torch can use no "
+        line = (
+            "warm-start runs on the CPU: engine vllm 0.32.0 is installed, but torch cannot use a "
+        )
         assert (line in caplog.text) == is_said
 
 

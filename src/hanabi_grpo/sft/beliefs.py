@@ -1,9 +1,9 @@
-"""Questions about hidden cards among what is learned: `--beliefs` of `warm-start` and `tiny-model`.
+"""Training on questions about hidden cards: `--beliefs` of `warm-start` and `tiny-model`.
 
-A sample of this kind is a player's conversation up to one of its turns, with a question of
-`Game.questions` behind the message, and the answer of `Game.truths`: the label is what the card
-turned out to be, so the least cross-entropy is the mean entropy of the posterior, as in the belief
-loss (`training.belief_labels`). Question and answer are in no conversation of the game.
+Such a sample is a player's conversation up to one of its turns, with a question from
+`Game.questions` appended to the message, and the answer from `Game.truths`. The label is the actual
+card, so the lowest possible cross-entropy is the mean entropy of the posterior, as in the belief
+loss (`training.belief_labels`). Question and answer are not part of any conversation of the game.
 """
 
 import random
@@ -24,22 +24,22 @@ class Asked:
     """A question at one turn, and the right answer."""
 
     text: str
-    """The question as it stands behind the player's message."""
+    """The question as it is appended to the player's message."""
     answer: str
 
 
 def parse_shares(value: PerPlayer, setup: Setup[Any]) -> tuple[float, ...]:
-    """Return for each seat the share of its learned replies that answer questions.
+    """Return, for each seat, the share of its learned replies that answer questions.
 
     Args:
         value: One share for all seats, or one for each as in "player_0=0.3,player_1=0".
         setup: The game.
 
     Returns:
-        A share per seat; () where all are 0.
+        A share per seat; () if all are 0.
 
     Raises:
-        SettingsError: Not a share for each seat, or players of this game can be asked nothing.
+        SettingsError: A share is invalid or missing, or this game has no questions.
     """
     names = player_names(setup.spec.num_players)
     try:
@@ -57,31 +57,31 @@ def parse_shares(value: PerPlayer, setup: Setup[Any]) -> tuple[float, ...]:
             )
         if not 0 <= share < 1:
             raise SettingsError(
-                f"{OPTION} {value}: a share of the learned replies is at least 0 and below 1, e.g. "
-                "0.3."
+                f"{OPTION} {value}: the share of the learned replies must be at least 0 and below "
+                "1, e.g. 0.3."
             )
     shares = tuple(value_of(value, name, OPTION) for name in names)
     if not any(shares):
         return ()
     if not has_questions(setup):
         raise SettingsError(
-            f"{OPTION} {value}: players of {setup.env} {setup.spec.preset} can be asked nothing; "
-            "leave it out, or choose hanabi, kuhn_poker or leduc_poker."
+            f"{OPTION} {value}: {setup.env} {setup.spec.preset} has no questions for its players; "
+            "omit the option, or choose hanabi, kuhn_poker or leduc_poker."
         )
     return shares
 
 
 def draw_questions(game: Game, player: int, share: float, key: Sequence[object]) -> list[Asked]:
-    """Return the questions that a player is asked before its move, each about another card.
+    """Return the questions that a player is asked before its move, each about a different card.
 
-    For a share s of the learned replies it is s / (1 - s) questions for each move: as many as the
-    whole part says, and one more with the chance that is left, but no more than there are.
+    For a share s of the learned replies, this is s / (1 - s) questions per move: the integer part,
+    plus one more with the probability of the fractional part, but at most as many as there are.
 
     Args:
         game: The game at the player's turn.
         player: The player.
         share: Share of its learned replies that are answers, below 1.
-        key: What the draw depends on.
+        key: Seed of the draw.
     """
     if not share:
         return []

@@ -1,4 +1,4 @@
-"""A player's conversation in one game, as exactly the token ids of a rollout."""
+"""Encoding of a player's conversation in one game as exactly the token ids of a rollout."""
 
 import hashlib
 from array import array
@@ -19,7 +19,7 @@ from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind, Turn, player_name
 
 _HASH_BYTES = 8
-"""Bytes of a start's hash that make a sample's `start`."""
+"""Bytes of a start's hash that are used as a sample's `start`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,38 +27,38 @@ class _Shown:
     """What a replay shows of one turn."""
 
     message: str
-    """What the player was shown."""
+    """The message to the player."""
     action: str
-    """What the player did, in today's wording."""
+    """The player's action, in the current wording."""
     asked: Sequence[Asked] = ()
     """Questions about hidden cards before the move, with their answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReplayedTurn:
-    """A recorded turn, with what a replay of its game shows."""
+    """A recorded turn and its message and action in a replay of the game."""
 
     turn: Turn
     shown: _Shown
     is_taught: bool
-    """True when the reply is learned, and so are the answers to questions before it."""
+    """True if the reply is learned, along with the answers to questions before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """Turns games into samples."""
+    """Encodes games as samples."""
 
     setup: Setup[Any]
-    """The game, and how its prompts are worded."""
+    """The game, and the wording of its prompts."""
     chat: ChatFormat
     max_model_len: int
-    """Tokens of a conversation; a turn that might not fit ends it, as in a rollout."""
+    """Most tokens of a conversation; a turn that might not fit ends it, as in a rollout."""
     max_completion_length: int
-    """Largest number of tokens of a reply."""
+    """Most tokens of a reply."""
     belief_shares: tuple[float, ...] = ()
-    """Per seat the share of learned replies that answer questions (`beliefs`); (): nobody's."""
+    """Per seat, the share of learned replies that answer questions (`beliefs`); (): all 0."""
     counts: Counter[str] = field(default_factory=Counter)
-    """What became of the games that were read, see `line`."""
+    """Counts of the encoded games and replies, see `line`."""
 
     def line(self) -> str:
         """Return the counts as a line of text."""
@@ -68,26 +68,26 @@ class Encoder:
         if counts["left out"]:
             line += f", {counts['left out']} left out by the filters"
         line += (
-            f"; {learned} of {counts['replies']} replies are learned: {counts['recorded']} by "
-            f"their recorded tokens, {counts['encoded']} encoded from their text"
+            f"; {learned} of {counts['replies']} replies are learned: {counts['recorded']} from "
+            f"recorded tokens, {counts['encoded']} encoded from text"
         )
         if counts["answers"]:
             line += f"; {counts['answers']} answers to questions about hidden cards"
         if counts["cut"]:
-            line += f"; {counts['cut']} conversations cut at HANABI_MAX_MODEL_LEN"
+            line += f"; {counts['cut']} conversations truncated at HANABI_MAX_MODEL_LEN"
         return line
 
     def samples(self, game: Recording, is_taught: Sequence[bool]) -> list[Sample]:
-        """Return a sample for each player who has something to teach.
+        """Return a sample for each player with a learned reply.
 
-        Where players remember a window of turns only, each turn is a sample of its own.
+        If players remember only a window of turns, each turn is a separate sample.
 
         Args:
             game: A recorded game.
-            is_taught: For each turn, whether its reply is learned; the other replies are only read.
+            is_taught: For each turn, whether its reply is learned; other replies are only context.
 
         Raises:
-            SettingsError: The game has other prompts than this setup, or the rules forbid it.
+            SettingsError: The game's prompts differ from this setup's, or it violates the rules.
         """
         turns = game.episode.turns
         started, start_id = self.setup.environment.recorded(self.setup.config, game)
@@ -109,7 +109,7 @@ class Encoder:
     def _conversations(
         self, player: int, start: int, turns: Sequence[_ReplayedTurn], where: str
     ) -> Iterator[Sample]:
-        """Yield a player's whole game, or each turn with a window, and each question by itself.
+        """Yield a player's whole game, or each turn if there is a window, and each question.
 
         Args:
             player: The player.
@@ -121,7 +121,7 @@ class Encoder:
         system = self.setup.environment.system_message(self.setup.config, player)
         conversation = Conversation(self.chat, system, window)
         marks = array("b")
-        # Of the last reply that is learned: nothing behind it is needed.
+        # End of the last learned reply; nothing after it is needed.
         end = 0
         for replayed in turns:
             follows_call = replayed.turn.follows_call
@@ -134,14 +134,14 @@ class Encoder:
                 break
             whole_prompt = conversation.ids
             if window and replayed.turn.reply_ids and not follows_call:
-                # A game that was recorded without a window has the ids by which its conversations
-                # grew.
+                # A game that was recorded without a window has the prompt ids that extended its
+                # conversations.
                 whole_prompt = self.chat.follow(self.chat.eos_id, message)
             reply, is_recorded = self._reply_ids(replayed, (added, whole_prompt))
             if replayed.is_taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
                     f"{where}: {replayed.turn.reply[:60]!r} has {len(reply)} tokens in this "
-                    "model's vocabulary, but no rollout can generate more than "
+                    "model's vocabulary, but rollouts generate at most "
                     f"MAX_COMPLETION_LENGTH={self.max_completion_length}; raise it."
                 )
             conversation.answer(reply)
@@ -161,12 +161,12 @@ class Encoder:
     def _answered(
         self, player: int, start: int, conversation: Conversation, message: str, asked: Asked
     ) -> Sample:
-        """Return a question behind a turn's message with its answer, which alone is learned."""
+        """Return a question appended to a turn's message with its answer; only that is learned."""
         prompt = conversation.ids_before_answer(message + asked.text)
         answer = self.chat.said(asked.answer)
         is_fresh = self.setup.config.window is not None
         if len(prompt) + self.max_completion_length > self.max_model_len:
-            # No more fits than in a rollout; nothing of it is marked.
+            # Too long for a rollout: return an empty sample.
             return Sample(player=player, start=start, ids=array("i"), is_reply=array("b"))
         self.counts["answers"] += 1
         return Sample(
@@ -182,12 +182,12 @@ class Encoder:
     ) -> tuple[list[int], bool]:
         """Return the ids of a reply, and whether they are the recorded ones.
 
-        The recorded ids are used where our tokenizer makes the ids that were recorded before them,
-        and decodes them to the recorded text.
+        The recorded ids are used if this model's tokenizer reproduces the recorded prompt ids, and
+        decodes the reply ids to the recorded text.
 
         Args:
             replayed: The turn.
-            prompts: Ids that our tokenizer makes: of this message, and of the whole sequence.
+            prompts: Ids from this model's tokenizer: of this message, and of the whole sequence.
         """
         tokenizer: Any = self.chat.tokenizer
         turn = replayed.turn
@@ -196,7 +196,7 @@ class Encoder:
             is_known = max(recorded) < len(tokenizer)
             if is_known and self.chat.decode(recorded) == turn.reply:
                 return recorded, True
-        # Scripts and people choose an action; its wording is the environment's. What a script has
+        # Scripts and people choose an action, whose wording comes from the environment. A script's
         # thought stays in front of it.
         is_action = not recorded and turn.kind is ReplyKind.LEGAL
         text = turn.reply
@@ -215,24 +215,24 @@ def _replay(
     learners: Collection[int],
     belief_shares: Sequence[float],
 ) -> list[_Shown]:
-    """Play a game again from its start.
+    """Replay a game from its start.
 
-    Recorded prompts must be those of today where a model has answered and is learned from. A person
-    or a script has chosen among actions, whatever the words were, and what the others have read is
-    part of no sample.
+    If a model's replies are learned, the recorded prompts must equal the current ones. A person or
+    a script chose among actions, independently of the wording, and the prompts of players that are
+    not learned from are part of no sample.
 
     Args:
         game: The game at its start.
         recording: The recorded game.
-        window: Turns that players remember; None: the whole game.
-        learners: Players with a reply that is learned.
+        window: Number of turns that players remember; None: the whole game.
+        learners: Players with a learned reply.
         belief_shares: See `Encoder.belief_shares`.
 
     Returns:
-        What was shown, for each turn.
+        The message and action of each turn.
 
     Raises:
-        SettingsError: The record is damaged, or its prompts are worded otherwise.
+        SettingsError: The record is damaged, or its prompts have a different wording.
     """
     replayed: list[_Shown] = []
     episode = recording.episode
@@ -245,17 +245,18 @@ def _replay(
             where = f"{recording.where}, turn {len(replayed)}"
             if turn.player not in game.to_act() or num_moves != len(game.to_act()):
                 raise SettingsError(
-                    f"{where}: {player_name(turn.player)} is not to act; the record is damaged."
+                    f"{where}: it is not {player_name(turn.player)}'s turn to act; the record is "
+                    "damaged."
                 )
             observation = Observation(game, turn.player, window)
-            # What a tool has said is in the record; nothing is called again.
+            # Results of tools come from the record; no tool is called again.
             message = results.get(turn.player, observation.message())
             is_read = turn.player in learners and bool(turn.reply_ids)
             if is_read and turn.prompt and turn.prompt != message:
                 raise SettingsError(
-                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is "
-                    f"{message[:60]!r}; set the variables of the game as they were, such as "
-                    "HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
+                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, but the prompt is "
+                    f"now {message[:60]!r}; set the game's variables to their values at that time, "
+                    "such as HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
                 )
             if turn.call is not None and turn.is_call:
                 results[turn.player] = turn.call.result
@@ -268,7 +269,7 @@ def _replay(
                 )
             actions[turn.player] = action
             asked: list[Asked] = []
-            # Behind the result of a tool nothing can stand.
+            # No question can be appended to the result of a tool.
             if belief_shares and turn.player in learners and not turn.follows_call:
                 key = (recording.where, episode.suite, episode.seed, turn.step, turn.player)
                 share = belief_shares[turn.player]
@@ -279,12 +280,12 @@ def _replay(
 
 
 def _action_of(game: Game, turn: Turn, legal: Sequence[str] | None) -> str | None:
-    """Return the action of a turn in today's wording; None where it is not legal.
+    """Return the action of a turn in the current wording; None if it is not legal.
 
     Args:
         game: The game at this turn.
         turn: The recorded turn.
-        legal: Legal actions; None where any text is one.
+        legal: Legal actions; None if any text is legal.
     """
     if legal is None or turn.action in (FORFEIT, SKIP):
         return turn.action

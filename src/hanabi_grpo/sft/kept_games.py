@@ -1,12 +1,12 @@
-"""The games that scripts have played for a warm start, kept for a resume.
+"""The games that scripts played for a warm start, saved for a resume.
 
-A search may think for seconds about a game, and thousands are needed. So the encoded games are
-written down every minute, and an interrupted warm start continues behind the last of them. Recorded
-games are not kept: they are read again.
+A search may need seconds per game, and thousands of games are needed. The encoded games are
+therefore saved every minute, and an interrupted warm start continues after the last saved game.
+Recorded games are not saved, but read again.
 
-- `games/000000.npz`, …: the samples of some games each, in their order.
-- `games/index.json`: what they depend on, and what is in each file. A file that it does not name is
-  of an interrupted write.
+- `games/000000.npz`, …: the samples of several games each, in order.
+- `games/index.json`: what the games depend on, and the content of each file. A file that is not
+  listed is left over from an interrupted write.
 """
 
 import io
@@ -35,49 +35,49 @@ from hanabi_grpo.sft.resume_key import check_same_work
 from hanabi_grpo.sft.samples import Sample
 
 FOLDER = "games"
-"""Name of the folder within that of the result."""
+"""Name of the folder in the result folder."""
 _INDEX = "index.json"
 _SECONDS_BETWEEN_FILES = 60.0
 _NO_QUESTION = -1
-"""Stands for a `question_start` of None."""
+"""Value that represents a `question_start` of None."""
 _DAMAGES = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
-"""What reading a damaged file of the folder raises."""
+"""Exceptions from reading a damaged file of the folder."""
 
 
 @dataclass(slots=True, kw_only=True)
 class KeptGames:
-    """The games of one warm start, some of them in files, the newest only in memory."""
+    """The games of one warm start; the newest ones may be in memory only."""
 
     out: Path
-    """The folder of the result."""
+    """The result folder."""
     key: Mapping[str, Any]
-    """Everything that the samples depend on, as JSON would give it back."""
+    """Everything that the samples depend on, as read back from JSON."""
     files: list[dict[str, Any]] = field(default_factory=list)
-    """The rows of the index, one for each file: its name, and how many games it has."""
+    """The rows of the index, one for each file: its name and its number of games."""
     counts: Counter[str] = field(default_factory=Counter)
-    """See `Encoder.counts`: of all games in files."""
+    """`Encoder.counts` of all games in files."""
     samples: list[Sample] = field(default_factory=list)
-    """Of all games, kept and added."""
+    """Samples of all games, saved and added."""
     _first_unsaved: int = 0
-    """The first of `samples` that is in no file."""
+    """Index of the first of `samples` that is in no file."""
     _num_unsaved: int = 0
-    """Games that are in no file."""
+    """Number of games that are in no file."""
     _saved_at: float = 0.0
     """Monotonic time of the last write, in seconds."""
 
     @classmethod
     def open(cls, out: Path, key: Mapping[str, Any]) -> "KeptGames":
-        """Return what is in the folder, or nothing where there is none.
+        """Return the games in the folder; empty if the folder does not exist.
 
         Args:
-            out: The folder of the result.
+            out: The result folder.
             key: See `key`.
 
         Raises:
-            SettingsError: The games in the folder are of another warm start.
-            RunFolderError: They cannot be read.
+            SettingsError: The games in the folder belong to a different warm start.
+            RunFolderError: The games cannot be read.
         """
-        # As it is in the file: lists for tuples.
+        # As in the file: lists instead of tuples.
         kept = cls(out=out, key=json.loads(json.dumps(key)), _saved_at=time.monotonic())
         try:
             index = kept._read_index()
@@ -86,7 +86,7 @@ class KeptGames:
             saved_key = index["key"]
         except _DAMAGES as error:
             raise kept._damaged(error) from error
-        # Before the games are read: they may be many.
+        # Checked before the games are read, because there may be many.
         check_same_work(saved_key, kept.key, out)
         try:
             for row in index["files"]:
@@ -108,7 +108,7 @@ class KeptGames:
     def _damaged(self, error: Exception) -> RunFolderError:
         return RunFolderError(
             f"{self.folder}: the games of the interrupted warm start cannot be read ({error}). "
-            "Remove this folder and give the same command with --resume: they are played again."
+            "Remove this folder and run the same command with --resume to play them again."
         )
 
     @property
@@ -118,15 +118,15 @@ class KeptGames:
 
     @property
     def num_games(self) -> int:
-        """Number of games, kept and added."""
+        """Number of games, saved and added."""
         return sum(row["games"] for row in self.files) + self._num_unsaved
 
     def add(self, samples: Sequence[Sample], counts: Mapping[str, int]) -> None:
-        """Add the next game; once a minute, write those that are in no file yet.
+        """Add the next game; once a minute, write the games that are in no file yet.
 
         Args:
-            samples: What there is to learn in it.
-            counts: See `Encoder.counts`: of all games so far.
+            samples: The samples of the game.
+            counts: `Encoder.counts` of all games so far.
 
         Raises:
             RunFolderError: A file cannot be written.
@@ -140,7 +140,7 @@ class KeptGames:
         """Write the games that are in no file yet.
 
         Args:
-            counts: See `Encoder.counts`: of all games so far.
+            counts: `Encoder.counts` of all games so far.
 
         Raises:
             RunFolderError: The file cannot be written.
@@ -156,8 +156,8 @@ class KeptGames:
             write_json_atomic(self.folder / _INDEX, index)
         except OSError as error:
             raise RunFolderError(
-                f"{self.folder}: cannot be written ({error.strerror or error}). Make room, then "
-                "give the same command with --resume."
+                f"{self.folder}: cannot be written ({error.strerror or error}). Free some space, "
+                "then run the same command with --resume."
             ) from error
         self.files.append(row)
         self.counts = Counter(counts)
@@ -193,8 +193,8 @@ def _unpack(content: bytes) -> list[Sample]:
     """Return the samples of `_pack`.
 
     Raises:
-        ValueError: It is no such file; `KeyError`, `EOFError` and `zipfile.BadZipFile` say the
-            same.
+        ValueError: The content is not such a file; `KeyError`, `EOFError` and `zipfile.BadZipFile`
+            have the same meaning.
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         columns = {name: file[name] for name in file.files}

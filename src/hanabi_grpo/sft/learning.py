@@ -1,6 +1,6 @@
-"""What learns, its updates, and the held-out loss and accuracy.
+"""The students of a warm start, their updates, and the held-out loss and accuracy.
 
-Each player's adapter learns, or the whole model. A student changes nothing but its own parameters.
+A student is a player's adapter or the whole model. It changes only its own parameters.
 """
 
 import logging
@@ -33,19 +33,19 @@ from hanabi_grpo.types import SHARED_ADAPTER, player_name
 logger = logging.getLogger(__name__)
 
 WHOLE_MODEL = "model"
-"""Name of the one student that is no adapter."""
+"""Name of the student that is the whole model instead of an adapter."""
 _WORD_PARTS = "word_parts"
-"""Name of the vectors of words' parts among a student's parameters."""
+"""Name of the vectors of word parts among a student's parameters."""
 LARGE = 200_000_000
-"""Parameters from which on activations are computed twice instead of kept (on a GPU)."""
+"""Number of parameters above which activations are recomputed instead of stored (on a GPU)."""
 _BETAS = (0.9, 0.98)
-"""Of AdamW."""
+"""Betas of AdamW."""
 _WARMUP_SHARE = 0.05
-"""Of the steps, over which the learning rate rises to its peak."""
+"""Share of the steps over which the learning rate rises to its peak."""
 _EVALUATIONS = 10
-"""Evaluations on the held-out games, evenly over the steps."""
+"""Number of evaluations on the held-out games, evenly distributed over the steps."""
 _HELD_OUT_SAMPLES = 400
-"""Conversations of an evaluation, per student."""
+"""Conversations in an evaluation, per student."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,19 +57,19 @@ class Student:
     parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
     held_out: Sequence[Sample]
-    """Samples that it is measured on and does not learn from."""
+    """Samples for evaluation, which it does not learn from."""
     batches: Iterator[list[Sample]]
-    """Samples of one update each, without end."""
+    """Endless iterator over the samples of each update."""
     select: Callable[[], None]
     """Makes the next forward pass use these parameters."""
     parts: WordParts | None = None
-    """What words share, where the whole model learns; their vectors are among the parameters."""
+    """Shared word parts if the whole model learns; their vectors are among the parameters."""
     softmax: SampledSoftmax | None = None
-    """Estimates the softmax over a large vocabulary of whole words; None: it is computed."""
+    """Estimates the softmax over a large vocabulary of whole words; None: the exact softmax."""
     step: int = 0
-    """Updates that were made."""
+    """Number of updates so far."""
     best: dict[str, torch.Tensor] | None = None
-    """Its parameters (on the CPU) when the held-out loss was lowest, after at least one step."""
+    """Its parameters (on the CPU) at the lowest held-out loss, after at least one step."""
     best_step: int = 0
     best_loss: float = float("inf")
 
@@ -87,7 +87,7 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
     Args:
         settings: Device and number format.
         folder: The model folder.
-        full: All of it is trained, so its parameters are float32.
+        full: The whole model is trained, so its parameters are float32.
 
     Raises:
         SettingsError: HANABI_DTYPE=float16.
@@ -96,15 +96,16 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
 
     if settings.dtype == "float16":
         raise SettingsError(
-            "HANABI_DTYPE=float16: gradients underflow in it; warm-start takes bfloat16 or float32."
+            "HANABI_DTYPE=float16: gradients underflow in float16; use bfloat16 or float32 for "
+            "warm-start."
         )
     dtype = torch.float32 if full else getattr(torch, settings.dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     on_gpu = settings.device == "gpu" and torch.cuda.is_available()
     if settings.device == "gpu" and not on_gpu:
         logger.warning(
-            "warm-start runs on the CPU: %s, and torch can use no GPU; `nvidia-smi -L` lists the "
-            "GPUs, `hanabi-grpo doctor` says what is wrong with them",
+            "warm-start runs on the CPU: %s, but torch cannot use a GPU; `nvidia-smi -L` lists the "
+            "GPUs, `hanabi-grpo doctor` reports what is wrong with them",
             settings.device_reason,
         )
     model.to("cuda" if on_gpu else "cpu")
@@ -132,17 +133,17 @@ def make_students(
         model: The base model.
         names: Names of the adapters, or `WHOLE_MODEL` alone.
         settings: Rank, alpha and seed.
-        taught: Samples of all players to learn from.
-        held_out: Samples of all players to measure on.
-        learning_rate: At its peak.
-        batch_size: Samples of one update.
-        parts: What the model's words share; only where the whole model learns.
+        taught: Samples of all players for training.
+        held_out: Samples of all players for evaluation.
+        learning_rate: The peak learning rate.
+        batch_size: Samples per update.
+        parts: Parts that the model's words share; only if the whole model learns.
 
     Returns:
-        The PEFT model, or the base model itself where all of it is trained; and the students.
+        The PEFT model, or the base model itself if the whole model is trained; and the students.
 
     Raises:
-        SettingsError: A player has no reply to learn from, or none held out.
+        SettingsError: A player has no replies to learn from, or no held-out ones.
     """
     is_full = tuple(names) == (WHOLE_MODEL,)
     if not is_full:
@@ -160,8 +161,8 @@ def make_students(
         if not student_taught or not student_held_out:
             raise SettingsError(
                 f"warm-start: {name} has {len(student_taught)} conversations to learn from and "
-                f"{len(student_held_out)} held out; both are needed. Give more games, filter less, "
-                "or train one adapter for all with --shared."
+                f"{len(student_held_out)} held out; both are required. Provide more games, loosen "
+                "the filters, or train one adapter for all players with --shared."
             )
         parameters = trainable_parameters(model, adapter=None if is_full else name)
         softmax = None
@@ -187,7 +188,7 @@ def make_students(
 
 
 def _samples_for(name: str, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples of a student: its player's, or all where it learns for all players."""
+    """Return a student's samples: those of its player, or all if it learns for all players."""
     if name in (WHOLE_MODEL, SHARED_ADAPTER):
         return list(samples)
     return [sample for sample in samples if player_name(sample.player) == name]
@@ -195,20 +196,20 @@ def _samples_for(name: str, samples: Sequence[Sample]) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """How students learn."""
+    """Hyperparameters of the students."""
 
     steps: int
     """Updates of each student."""
     micro_batch: int
-    """Conversations of one forward pass.
+    """Conversations per forward pass.
 
-    The batch of a step is cut into such pieces, which changes no gradient.
+    A batch is split into micro-batches, which does not change the gradient.
     """
     learning_rate: float
-    """At its peak."""
+    """The peak learning rate."""
     max_grad_norm: float
     autocast: torch.dtype | None = None
-    """Number format of the passes, where parameters are float32 and the settings say otherwise."""
+    """Number format of forward passes, if it differs from float32 parameters."""
 
     def rate(self, step: int) -> float:
         """Return the learning rate of an update: linear warm-up, then half a cosine to zero.
@@ -219,12 +220,12 @@ class Lesson:
         warmup = max(1, round(_WARMUP_SHARE * self.steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
-        # One more than the steps, so that the last update still moves something.
+        # One more than the steps, so that the last update has a learning rate above 0.
         progress = (step - warmup) / (self.steps - warmup + 1)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     def is_evaluated(self, step: int) -> bool:
-        """Tell whether the held-out games are looked at after a step; always after the last."""
+        """Tell whether the held-out games are evaluated after a step; always after the last."""
         return step == self.steps or step % max(1, self.steps // _EVALUATIONS) == 0
 
 
@@ -235,24 +236,23 @@ def learn(
     on_step: Callable[[Student, float], None],
     should_stop: Callable[[], bool],
 ) -> Iterator[list[dict[str, Any]]]:
-    """Train every student up to `lesson.steps` updates; a resumed one continues where it was.
+    """Train every student up to `lesson.steps` updates; a resumed student continues.
 
-    Students take turns update by update. None sees another's samples, so each learns as it would
-    alone.
+    Students take turns, one update each. None sees another's samples, so each learns exactly as it
+    would alone.
 
     Args:
         model: The base model.
-        students: What learns.
-        lesson: How it learns.
+        students: The students.
+        lesson: Their hyperparameters.
         on_step: Receives a student after its update, and its loss in nats per reply token.
-        should_stop: Asked often; where it returns True, the update in progress is given up.
+        should_stop: Called often; if it returns True, the update in progress is abandoned.
 
     Yields:
-        Held-out figures of all students, whose best parameters are remembered by then.
+        Held-out figures of all students, after their best parameters have been stored.
 
     Raises:
-        NonFiniteError: A loss or a gradient is infinite or no number; nothing of that update was
-            applied.
+        NonFiniteError: A loss or a gradient is infinite or NaN; that update was not applied.
     """
     first_step = min(student.step for student in students) + 1
     for step in range(first_step, lesson.steps + 1):
@@ -272,10 +272,10 @@ def learn(
 
 
 def held_out_figures(model: Any, student: Student, lesson: Lesson) -> dict[str, Any]:
-    """Measure a student on games whose starts it does not learn from.
+    """Evaluate a student on games whose starts it does not learn from.
 
     Returns:
-        `name` and `step` of the student, and what `measure` returns.
+        `name` and `step` of the student, and the result of `measure`.
     """
     model.eval()
     student.select()
@@ -289,20 +289,20 @@ def measure(
     micro_batch: int,
     autocast: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Measure a model on conversations.
+    """Evaluate a model on conversations.
 
     Args:
         model: The model, in evaluation mode.
-        samples: Of each kind, moves and the answers of each player, so many are measured at most.
-        micro_batch: Conversations of one forward pass.
+        samples: Conversations; of moves, and of each player's answers, at most 400 are used.
+        micro_batch: Conversations per forward pass.
         autocast: See `Lesson.autocast`.
 
     Returns:
-        Of moves `loss` in nats per token of a reply, and `accuracy`, the share of the `num_replies`
-        replies that greedy sampling would give exactly after the same conversation. Where there are
-        answers to questions about hidden cards, `beliefs`: by player `loss` in nats per answer, its
-        end included, `accuracy` and `num_answers`; and `objective`, the loss in nats per token over
-        moves and answers together, by which the best parameters are chosen.
+        For moves, `loss` in nats per reply token, and `accuracy`, the share of the `num_replies`
+        replies that greedy sampling would reproduce exactly after the same conversation. If there
+        are answers to questions about hidden cards, also `beliefs`: by player, `loss` in nats per
+        answer including its end token, `accuracy` and `num_answers`; and `objective`, the loss in
+        nats per token over moves and answers together, which selects the best parameters.
     """
     moves = []
     answers: dict[str, list[Sample]] = {}
@@ -336,7 +336,7 @@ def measure(
 
 
 def belief_text(figures: Mapping[str, Any]) -> str:
-    """Return the held-out belief losses of `measure` as text, e.g. "player_0 1.312"."""
+    """Return the held-out belief losses from `measure` as text, e.g. "player_0 1.312"."""
     texts = []
     for player, beliefs in figures.get("beliefs", {}).items():
         texts.append(f"{player} {beliefs['loss']:.3f}")
@@ -351,7 +351,7 @@ class _Measured:
     """In nats."""
     num_tokens: int
     num_exact: int
-    """Replies that greedy sampling would give."""
+    """Replies that greedy sampling would reproduce."""
     num_replies: int
 
 
@@ -379,10 +379,10 @@ def _measure(
 def _update(
     model: Any, student: Student, lesson: Lesson, should_stop: Callable[[], bool]
 ) -> float | None:
-    """Make one update.
+    """Perform one update.
 
     Returns:
-        The loss in nats per reply token; None where the update was stopped before any parameter
+        The loss in nats per reply token; None if the update was stopped before any parameter
         changed.
     """
     student.select()
@@ -399,7 +399,7 @@ def _update(
             logits, targets = _sampled_forward(
                 model, micro_batch, lesson.autocast, student.softmax, key=student.step
             )
-        # Divided by the tokens of the whole batch: how it is cut into pieces does not matter.
+        # Divided by the tokens of the whole batch, so that micro-batches do not change the result.
         loss = cross_entropy(logits.float(), targets, reduction="sum") / num_tokens
         loss.backward()
         batch_loss += float(loss.detach())
@@ -410,7 +410,7 @@ def _update(
     if not math.isfinite(batch_loss) or not math.isfinite(norm):
         raise NonFiniteError(
             f"{student.name}, update {student.step + 1}: loss {batch_loss}, gradient norm {norm}; "
-            "both must be finite. Nothing of it was applied. Take a lower --learning-rate, or "
+            "both must be finite. The update was not applied. Use a lower --learning-rate or "
             "HANABI_DTYPE=float32."
         )
     for group in student.optimizer.param_groups:
@@ -423,7 +423,7 @@ def _update(
 
 
 def _cut(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
-    """Yield pieces of so many samples; the last may have fewer."""
+    """Yield pieces of `size` samples; the last one may have fewer."""
     for start in range(0, len(samples), size):
         yield samples[start : start + size]
 
@@ -450,13 +450,13 @@ def _sampled_forward(
     softmax: SampledSoftmax,
     key: int,
 ) -> tuple[Any, Any]:
-    """Return the logits of `SampledSoftmax` at reply tokens, and where these tokens are in them.
+    """Return the logits of `SampledSoftmax` at reply tokens, and the positions of these tokens.
 
     Args:
         model: The model.
         batch: Samples.
         autocast: See `Lesson.autocast`.
-        softmax: Of the student.
+        softmax: The student's sampled softmax.
         key: See `SampledSoftmax.logits`.
     """
     head = model.get_output_embeddings()

@@ -7,19 +7,19 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 
 _SHOWN_CHARACTERS = 80
-"""Of a value that differs, in the message to a resume that does not fit."""
+"""Characters of a differing value that the error message shows."""
 
 
 def check_same_work(saved: Mapping[str, Any], current: Mapping[str, Any], out: Path) -> None:
-    """Refuse to continue work that depends on other games, settings or weights.
+    """Refuse to continue work that depends on different games, settings or weights.
 
     Args:
         saved: What the interrupted work depends on, by name, as read from JSON.
-        current: The same of this one.
-        out: The folder of the result.
+        current: The same for the current work.
+        out: The result folder.
 
     Raises:
-        SettingsError: They differ; its text has each difference.
+        SettingsError: They differ; the message lists each difference.
     """
     changes = []
     for name in sorted({*saved, *current}):
@@ -28,9 +28,9 @@ def check_same_work(saved: Mapping[str, Any], current: Mapping[str, Any], out: P
         if before != now:
             shown_before = str(before)[:_SHOWN_CHARACTERS]
             shown_now = str(now)[:_SHOWN_CHARACTERS]
-            changes.append(f"{name} was {shown_before}, is {shown_now}")
+            changes.append(f"{name} was {shown_before}, is now {shown_now}")
     if changes:
         raise SettingsError(
-            f"--resume: {out} is another warm start: {'; '.join(changes)}. Give the same "
+            f"--resume: {out} holds a different warm start: {'; '.join(changes)}. Use the same "
             "options, games and settings, or choose another --out."
         )

@@ -47,30 +47,30 @@ from hanabi_grpo.training.model.adapters import adapter_names, base_checksum
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 _ADAPTER_RATE = 2e-3
-"""Peak learning rate of adapters, by default."""
+"""Default peak learning rate of adapters."""
 _LARGE_ADAPTER_RATE = 2e-4
-"""The same on a model of more than `LARGE` parameters."""
+"""The same on a model with more than `LARGE` parameters."""
 _MODEL_RATE = 1e-3
-"""Peak learning rate of a whole model, by default."""
+"""Default peak learning rate of a whole model."""
 _LARGE_MODEL_RATE = 1e-5
-"""The same of a model of more than `LARGE` parameters."""
+"""The same for a model with more than `LARGE` parameters."""
 _TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
 
 
 class StoppedError(HanabiGrpoError):
-    """A warm start was stopped; its text says where."""
+    """A warm start was stopped; the message says where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Functions through which a warm start reports, and may be stopped."""
+    """Functions through which a warm start reports its progress and can be stopped."""
 
     say: Callable[[str], None]
     """Receives a line about each choice that was made."""
     show: Callable[[str, int, int | None, str], None]
-    """Receives the progress: name of a bar, how much is done of how much, and the bar's text."""
+    """Receives the progress: name of a bar, amount done, total, and the bar's text."""
     should_stop: Callable[[], bool]
-    """Asked often; True ends the work with the newest state kept."""
+    """Called often; True saves the newest state and ends the work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,43 +78,43 @@ class WarmStart:
     """The options of a warm start."""
 
     settings: Settings
-    """MODEL, SEED, LORA_RANK, LORA_ALPHA, HANABI_DTYPE and the limits of conversations."""
+    """MODEL, SEED, LORA_RANK, LORA_ALPHA, HANABI_DTYPE and the token limits of conversations."""
     setup: Setup[Any]
     """The game."""
     sources: Sources
     out: Path
-    """Folder of the result."""
+    """The result folder."""
     steps: int
     """Updates of each adapter."""
     batch: int
-    """Conversations of one update."""
+    """Conversations per update."""
     learning_rate: float | None
-    """At its peak; None: by the size of what learns."""
+    """The peak learning rate; None: chosen by the size of the model."""
     shared: bool
     """Train one adapter for all players."""
     full: bool
     """Train the whole model instead of adapters."""
     every_start: bool
-    """Learn from the held-out starts too: for boards whose starts are all in the games."""
+    """Also learn from the held-out starts: for boards where the games cover all starts."""
     resume: bool
-    """Continue what is in `out`."""
+    """Continue the warm start in `out`."""
     beliefs: PerPlayer = 0.0
     """Share of learned replies that answer questions about hidden cards, for all seats or each."""
 
     def run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
-        """Read the games, learn, and keep the best and the newest state in `out`.
+        """Read the games, learn, and save the best and the newest state in `out`.
 
         Args:
-            watcher: Hears of the progress, and may stop it.
+            watcher: Receives the progress, and can stop the work.
 
         Returns:
             Label (before, best, last) and held-out figures of each student.
 
         Raises:
-            StoppedError: The watcher asked for it.
-            SettingsError: Options, games or a model that do not fit.
+            StoppedError: The watcher stopped the work.
+            SettingsError: Options, games or model do not fit together.
             RunFolderError: `out` is in use or cannot be written.
-            NonFiniteError: The loss became infinite or no number.
+            NonFiniteError: The loss became infinite or NaN.
         """
         make_run_folder(self.out)
         with lock_run_folder(self.out):
@@ -122,7 +122,7 @@ class WarmStart:
                 used = used_entries(self.out)
                 if used and not self.resume:
                     raise RunFolderError(
-                        f"--out {self.out}: holds something already ({some_of(used)}). Continue it "
+                        f"--out {self.out}: is not empty ({some_of(used)}). Continue a warm start "
                         "with --resume, or choose another folder."
                     )
                 return self._run(watcher)
@@ -130,25 +130,26 @@ class WarmStart:
                 leave_run_folder(self.out)
 
     def next_steps(self) -> tuple[str, ...]:
-        """Return what to type afterwards."""
+        """Return the commands to run next."""
         if self.full:
             best = self.out / MODEL
             model = shlex.quote(str(best))
             evaluate = f"MODEL={model} hanabi-grpo evaluate base --own-server"
             train = f"MODEL={model} bash {_TRAIN_SCRIPT}"
-            where = f"the best is in {best}"
+            where = f"the best model is in {best}"
         else:
             best = self.out / "checkpoint-0"
             lineup, start = self._uses(best)
             evaluate = f"hanabi-grpo evaluate {shlex.quote(lineup)} --own-server"
             train = f"HANABI_START_FROM={shlex.quote(start)} bash {_TRAIN_SCRIPT}"
-            where = f"the best is in {best}, the last step in {self.out / LAST / 'checkpoint-0'}"
+            last = self.out / LAST / "checkpoint-0"
+            where = f"the best adapters are in {best}, those of the last step in {last}"
         return where, f"  {evaluate}", f"  {train}"
 
     def _uses(self, checkpoint: Path) -> tuple[str, str]:
         """Return a lineup with the adapters of a checkpoint, and HANABI_START_FROM.
 
-        Where only some seats have learned, the others are named and play as the base model.
+        If only some seats have learned, the other seats play as the base model.
         """
         learned = self._student_names()
         players = player_names(self.setup.spec.num_players)
@@ -187,7 +188,7 @@ class WarmStart:
         )
         result = self._result_folder(model, students, lesson.learning_rate, chat, samples)
         if self.resume and not result.restore(students):
-            watcher.say(f"--resume: {self.out} keeps no state yet; starting at the beginning")
+            watcher.say(f"--resume: {self.out} has no saved state yet; starting from scratch")
         if not result.history:
             result.history += [held_out_figures(base, student, lesson) for student in students]
 
@@ -203,14 +204,14 @@ class WarmStart:
                     f"{figures['loss']:.4f}, accuracy {figures['accuracy']:.3f}"
                 )
                 if beliefs := belief_text(figures):
-                    line += f"; belief loss in nats an answer: {beliefs}"
+                    line += f"; belief loss in nats per answer: {beliefs}"
                 watcher.say(line)
         if any(student.step < self.steps for student in students):
             result.save(model, chat.tokenizer, students)
             progress = []
             for student in students:
                 progress.append(f"{student.name} at step {student.step} of {self.steps}")
-            raise StoppedError(f"{', '.join(progress)}, kept in {self.out}")
+            raise StoppedError(f"{', '.join(progress)}, saved in {self.out}")
         rows = []
         for student in students:
             rows += _result_rows(result.history, student)
@@ -229,7 +230,7 @@ class WarmStart:
     def _describe_split(
         self, samples: Sequence[Sample], taught: Sequence[Sample], held_out: Sequence[Sample]
     ) -> str:
-        kind = "of them measured" if self.every_start else "held out"
+        kind = "of them used for evaluation" if self.every_start else "held out"
         num_starts = len({sample.start for sample in samples})
         num_held_out_starts = len({sample.start for sample in held_out})
         return (
@@ -250,8 +251,8 @@ class WarmStart:
         encoder.counts.update(kept.counts)
         num_scripted = sources.num_script_games
         if kept.num_games:
-            watcher.say(f"{kept.num_games} of {num_scripted} games are in {kept.folder} already")
-        # How many games files hold is known only when they are read.
+            watcher.say(f"{kept.num_games} of {num_scripted} games are already in {kept.folder}")
+        # The number of games in files is known only after they have been read.
         total = None if sources.paths else num_scripted
         recorded: list[Sample] = []
         games = sources.samples(
@@ -271,7 +272,7 @@ class WarmStart:
         return kept.samples + recorded
 
     def _stop_in_games(self, kept: KeptGames, encoder: Encoder) -> NoReturn:
-        """Keep the games of scripts and end the warm start.
+        """Save the games of scripts and end the warm start.
 
         Raises:
             StoppedError: Always.
@@ -280,11 +281,11 @@ class WarmStart:
         num_scripted = self.sources.num_script_games
         where = "not all games had been read"
         if num_scripted:
-            where = f"{kept.num_games} of {num_scripted} games played, kept in {kept.folder}"
-        raise StoppedError(f"{where}; nothing was learned yet")
+            where = f"{kept.num_games} of {num_scripted} games played, saved in {kept.folder}"
+        raise StoppedError(f"{where}; training has not started")
 
     def _games_key(self, chat: ChatFormat, encoder: Encoder) -> dict[str, Any]:
-        """Return everything that the samples of scripts' games depend on."""
+        """Return everything that the samples from scripts' games depend on."""
         key = {
             **self.sources.script_key(),
             "seed": self.settings.seed,
@@ -306,7 +307,7 @@ class WarmStart:
             rate = self._default_rate(num_parameters)
             kind = "model" if self.full else "adapters"
             size = f"{num_parameters / 1e6:.1f} M parameters"
-            say(f"learning rate: {rate:g} ({kind} of {size}; --learning-rate sets it)")
+            say(f"learning rate: {rate:g} ({kind}, {size}; set it with --learning-rate)")
         dtype: torch.dtype = getattr(torch, settings.dtype)
         return Lesson(
             steps=self.steps,
@@ -330,11 +331,11 @@ class WarmStart:
         chat: ChatFormat,
         samples: Sequence[Sample],
     ) -> ResultFolder:
-        """Return the folder of the result, with all that it depends on.
+        """Return the result folder, with everything that the result depends on.
 
         Args:
             model: The model that the students are part of.
-            students: What learns.
+            students: The students.
             rate: Peak learning rate.
             chat: The chat format.
             samples: All samples, held-out ones included.
@@ -377,7 +378,7 @@ class WarmStart:
 def _result_rows(
     history: Sequence[Mapping[str, Any]], student: Student
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return a student's held-out figures before learning, at its best and at its last step."""
+    """Return a student's held-out figures before learning, at its best step and at its last."""
     rows = [row for row in history if row["name"] == student.name]
     best = next(row for row in rows if row["step"] == student.best_step)
     return [("before", rows[0]), ("best", best), ("last", rows[-1])]

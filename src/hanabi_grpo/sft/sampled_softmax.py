@@ -1,13 +1,14 @@
-"""Sampled softmax: a few words to say out of thousands to read (Jean et al. 2015, arXiv 1412.2007).
+"""Sampled softmax: few output words in a large vocabulary (Jean et al. 2015, arXiv 1412.2007).
 
-A model of whole words may read 33,000 of them, such as Hanabi's `fit2.cRY.r1`, and say fifteen. The
-logits of all others and their gradients are most of an update then. Here an update computes the
-logits of the words that replies consist of, and of some others that are drawn anew each time; a
-drawn one counts for as many as it stands for, so that the sum over all words is estimated without
-bias.
+A model of whole words may read 33,000 words, such as Hanabi's `fit2.cRY.r1`, but output only
+fifteen. Most of an update is then spent on the logits of the other words and their gradients. Here
+an update computes the logits of the words that occur in replies, and of a fresh random sample of
+the others. Each sampled word is weighted by the number of words that it represents, so that the sum
+over all words is estimated without bias.
 
-Words that are never said keep their embeddings for reading: with tied weights each update would
-otherwise move all of them, only to make them less likely to be said. The hidden states learn that.
+Words that never occur in replies keep their embeddings for reading. With tied weights, each update
+would otherwise move all of them just to make them less likely as output. The hidden states learn
+that instead.
 """
 
 import math
@@ -21,13 +22,13 @@ from torch.nn.functional import embedding, linear
 from hanabi_grpo.sft.samples import Sample
 
 NUM_DRAWN = 1024
-"""Words that are drawn for an update, of those that no reply has."""
+"""Number of words sampled per update from those that occur in no reply."""
 _LEAST_OTHERS = 4 * NUM_DRAWN
-"""Words that no reply has, below which all logits are computed."""
+"""Fewest words outside replies for sampling; below this, all logits are computed."""
 
 
 class SampledSoftmax:
-    """Logits of the words of replies and of some others.
+    """Logits of the words in replies and of sampled other words.
 
     Example:
         softmax = SampledSoftmax.of(samples, vocabulary=33131, seed=0)
@@ -38,13 +39,13 @@ class SampledSoftmax:
     def __init__(
         self, said: Collection[int], vocabulary: int, seed: int, device: torch.device
     ) -> None:
-        """Begin with the words that replies have.
+        """Store the words that occur in replies.
 
         Args:
             said: Their ids.
             vocabulary: Rows of the output head.
-            seed: Of the words that are drawn.
-            device: Of the model.
+            seed: Seed of the sampled words.
+            device: Device of the model.
         """
         is_said = torch.zeros(vocabulary, dtype=torch.bool)
         is_said[sorted(said)] = True
@@ -58,13 +59,13 @@ class SampledSoftmax:
     def of(
         cls, samples: Iterable[Sample], vocabulary: int, seed: int, device: torch.device
     ) -> "SampledSoftmax | None":
-        """Return what fits some samples; None where there are too few words that no reply has.
+        """Return a sampled softmax for these samples; None if too few words are outside replies.
 
         Args:
-            samples: All that is learned.
+            samples: All training samples.
             vocabulary: Rows of the output head.
-            seed: Of the words that are drawn.
-            device: Of the model.
+            seed: Seed of the sampled words.
+            device: Device of the model.
         """
         said: set[int] = set()
         for sample in samples:
@@ -74,27 +75,27 @@ class SampledSoftmax:
         return cls(said, vocabulary, seed, device)
 
     def logits(self, weight: torch.Tensor, hidden: torch.Tensor, key: int) -> torch.Tensor:
-        """Return logits whose softmax estimates that over all words.
+        """Return logits whose softmax estimates the softmax over all words.
 
         Args:
-            weight: Of the output head, (vocabulary, hidden).
-            hidden: What the head reads, (tokens, hidden).
-            key: With the seed it decides which words are drawn.
+            weight: Weight of the output head, (vocabulary, hidden).
+            hidden: Input of the head, (tokens, hidden).
+            key: Together with the seed, it determines which words are sampled.
 
         Returns:
-            (tokens, said words + `NUM_DRAWN`): first the words of replies in the order of their
-            ids, then the drawn ones, whose rows of the head get no gradient.
+            (tokens, reply words + `NUM_DRAWN`): first the words of replies in the order of their
+            ids, then the sampled words, whose rows of the head get no gradient.
         """
         rng = np.random.default_rng([self._seed, key])
         drawn = torch.from_numpy(rng.integers(len(self._others), size=NUM_DRAWN))
         drawn_words = self._others[drawn].to(weight.device)
-        # Not indexed: the gradient of `embedding` adds whole rows up, on a CPU much faster.
+        # `embedding` instead of indexing: its gradient adds up whole rows, much faster on a CPU.
         logits = linear(hidden, embedding(self._said, weight))
         drawn_logits = linear(hidden, embedding(drawn_words, weight.detach()))
         return torch.cat([logits, drawn_logits + self._log_weight], dim=-1)
 
     def positions(self, words: torch.Tensor) -> torch.Tensor:
-        """Return where words of replies are among the logits.
+        """Return the positions of reply words among the logits.
 
         Args:
             words: Their ids, (tokens,).

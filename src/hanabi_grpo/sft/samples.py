@@ -10,10 +10,10 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 
 _BATCHES_OF_A_WINDOW = 32
-"""Batches that are sorted by length together."""
+"""Number of batches that are sorted by length together."""
 _MIN_STARTS = 2
 _HELD_OUT_PART = 10
-"""One in so many starts is held out."""
+"""One in this many starts is held out."""
 _DIGEST_CHARACTERS = 16
 
 
@@ -32,31 +32,31 @@ class Sample:
 
     player: int
     start: int
-    """A hash of the game's start, in Hanabi of the deck.
+    """A hash of the game's start (in Hanabi, the deck).
 
-    It decides whether the game is held out.
+    It determines whether the game is held out.
     """
     ids: "array[int]"
     is_reply: "array[int]"
-    """As long as `ids`: 1 for each token of a reply that is learned, its end token included."""
+    """Same length as `ids`: 1 for each token of a learned reply, including its end token."""
     question_start: int | None = None
-    """Where the turn begins whose question is answered (`beliefs`); None: the replies are moves."""
+    """Start of the turn whose question is answered (`beliefs`); None: the replies are moves."""
 
 
 def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """Return the samples to learn from, and those of held-out starts.
+    """Split samples into training samples and samples of held-out starts.
 
-    A tenth of the different starts, those with the lowest hashes, is held out. So the same start is
-    on the same side whatever its seed, its players or the file that it came from.
+    A tenth of the distinct starts, those with the lowest hashes, is held out. The same start is
+    therefore always on the same side, whatever its seed, its players or its file.
 
     Raises:
-        SettingsError: The samples have fewer than two different starts.
+        SettingsError: The samples have fewer than two distinct starts.
     """
     starts = sorted({sample.start for sample in samples})
     if len(starts) < _MIN_STARTS:
         raise SettingsError(
             f"warm-start: the games have {len(starts)} start(s) with something to learn; at least "
-            "2 are needed, one to learn from and one held out. Name scripts that play "
+            "2 are required, one to learn from and one held out. Name scripts that play "
             "(hanabi-grpo warm-start iggi --out FOLDER), recorded games (--games FOLDER), or both; "
             "raise --tasks, or loosen --min-score and --who."
         )
@@ -68,7 +68,7 @@ def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample
 
 
 def data_digest(samples: Sequence[Sample]) -> str:
-    """Return a short sha256 over every id and mark: equal digests mean that the same is learned."""
+    """Return a short SHA-256 of every id and mark; equal digests mean equal training data."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(f"{sample.player} {sample.start} {len(sample.ids)};".encode())
@@ -80,12 +80,12 @@ def data_digest(samples: Sequence[Sample]) -> str:
 
 
 def length_batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[list[Sample]]:
-    """Yield batches without end, each of samples of similar length, which saves padding.
+    """Yield endless batches of samples with similar lengths, which saves padding.
 
     Args:
-        samples: All samples; each comes once before any comes again.
-        seed: Of the order.
-        size: Samples of a batch; the last ones may have fewer.
+        samples: All samples; each is used once per pass.
+        seed: Seed of the order.
+        size: Samples per batch; the last batches may have fewer.
     """
     rng = random.Random(seed)
     order = list(samples)
@@ -104,8 +104,8 @@ def length_batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[
 def _by_length(samples: Sequence[Sample]) -> list[Sample]:
     """Return samples from the shortest to the longest, with moves and answers spread evenly.
 
-    Answers to questions have lengths of their own. In batches of one kind the model would learn to
-    move at one step and to answer at the next.
+    Answers to questions differ in length from moves. With batches of only one kind, the model would
+    learn to move in one step and to answer in the next.
     """
     moves = [sample for sample in samples if sample.question_start is None]
     answers = [sample for sample in samples if sample.question_start is not None]
@@ -119,7 +119,7 @@ def _by_length(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def padded(batch: Sequence[Sample]) -> tuple[Any, Any]:
-    """Return ids and reply marks of a batch as tensors, filled with zeros on the right.
+    """Return ids and reply marks of a batch as tensors, padded with zeros on the right.
 
     Attention is causal, so no real token ever sees the padding, and no mask is needed.
 
@@ -137,8 +137,8 @@ def padded(batch: Sequence[Sample]) -> tuple[Any, Any]:
 def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """Return the logits that predict the marked tokens, and the ids of these tokens.
 
-    The head and the last layer's feed-forward part see the marked positions alone. Shared prefixes
-    are computed once, if the model supports it, see `training.model.shared_prefixes`.
+    The head and the last layer's feed-forward part only see the marked positions. Shared prefixes
+    are computed once if the model supports it, see `training.model.shared_prefixes`.
 
     Args:
         model: The model.
@@ -153,7 +153,7 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     from hanabi_grpo.training.model import shared_prefixes
     from hanabi_grpo.training.model.prefix_tree import prefix_tree
 
-    # The logits at a position predict the token behind it.
+    # The logits at a position predict the next token.
     marked = is_reply[:, 1:]
     targets = ids[:, 1:][marked]
     tree = prefix_tree(ids, marked) if shared_prefixes.shares_prefixes(model) else None
@@ -165,10 +165,10 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
 
 
 def num_exact_replies(logits: Any, targets: Any, is_reply: Any) -> tuple[int, int]:
-    """Count the replies in which the target is the most likely id at every token.
+    """Count the replies whose every token is the most likely one.
 
-    Such a reply is what greedy sampling gives after the same conversation. A run of marked tokens
-    is one reply.
+    Greedy sampling reproduces such a reply after the same conversation. A run of consecutive marked
+    tokens is one reply.
 
     Args:
         logits: From `reply_logits`.

@@ -1,9 +1,9 @@
-"""Where the games come from, and which of their replies are learned.
+"""The sources of games, and which of their replies are learned.
 
-Scripts play on the spot, with a share of random actions that lead to positions where the script
-alone would never be. The script's own actions there are learned, the random ones as a rule are not:
-that is imitation on other states than the teacher's (DAgger, Ross et al. 2011), with random play in
-the place of the student.
+Scripts play during the warm start, with a share of random actions that lead to positions which the
+script alone would never reach. The script's own actions there are learned; by default, the random
+ones are not. This is imitation on states beyond the teacher's own (DAgger, Ross et al. 2011), with
+random play instead of the student.
 """
 
 import random
@@ -24,19 +24,19 @@ from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind
 
 SUITE = "train-warm-start"
-"""A training suite: no start of an evaluation is among its starts."""
+"""A training suite: its starts include none of an evaluation's."""
 _STARTS_OF_A_SEED = 1_000_000
 
 
 def starts_of(seed: int, num_games: int) -> range:
-    """Return starts of `SUITE`; learning with another seed is learning from other games."""
+    """Return starts of `SUITE`; a different seed means different games."""
     first = seed * _STARTS_OF_A_SEED
     return range(first, first + num_games)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyPolicy:
-    """Lets a script play, but draws a share of its actions evenly among the legal ones."""
+    """Plays as a script, but draws a share of its actions uniformly from the legal ones."""
 
     inner: Policy
     """The script."""
@@ -65,9 +65,9 @@ class NoisyPolicy:
 
 
 def _flags(noise: float, player: int, suite: str, seed: int, game: int) -> Iterator[bool]:
-    """Yield for each turn of a player whether its action is random.
+    """Yield, for each turn of a player, whether its action is random.
 
-    The same arguments give the same flags, so whoever knows the task knows which actions were.
+    The same arguments give the same flags, so the task determines which actions were random.
 
     Args:
         noise: Share of random actions.
@@ -83,27 +83,27 @@ def _flags(noise: float, player: int, suite: str, seed: int, game: int) -> Itera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Games of scripts that play on the spot and recorded games; which replies are learned."""
+    """Games that scripts play during the warm start, recorded games, and which replies to learn."""
 
     lineups: tuple[str, ...] = ()
-    """Scripts, each for `num_tasks` games."""
+    """Lineups of scripts, each for `num_tasks` games."""
     paths: tuple[Path, ...] = ()
     """Recorded games: a run (its newest recorded step), a folder or a file each."""
     num_tasks: int
     noise: float
-    """Share of random actions of scripts."""
+    """Share of the scripts' actions that are random."""
     learn_noise: bool = False
-    """Learn the random actions too, so that the student now and then tries every legal one."""
+    """Also learn the random actions, so that the student occasionally tries every legal action."""
     min_score: float | None = None
     """Lowest score of a game to learn from, see `EnvSpec.score`; a return is the player's own."""
     who: str | None = None
     """Learn only replies of this policy: "iggi", "human", "player_0" (any version), "player_0@7";
     or of a person by the name in the record."""
     seats: tuple[int, ...] | None = None
-    """Learn only the replies of these seats; None: of all."""
+    """Learn only the replies of these seats; None: of all seats."""
 
     def describe(self) -> list[str]:
-        """Return each source as one text, for records."""
+        """Describe each source in a line, for records."""
         learned = " and learned" if self.learn_noise else ""
         noise = f"{self.noise:g} of the actions random{learned}"
         texts = [f"{lineup}: {self.num_tasks} tasks, {noise}" for lineup in self.lineups]
@@ -115,7 +115,7 @@ class Sources:
         return len(self.lineups) * self.num_tasks
 
     def script_key(self) -> dict[str, Any]:
-        """Return, by name, what decides about the replies that are learned from scripts' games."""
+        """Return, by name, everything that determines the learned replies of scripts' games."""
         return {
             "lineups": self.lineups,
             "tasks": self.num_tasks,
@@ -129,16 +129,16 @@ class Sources:
     def samples(
         self, encoder: Encoder, *, seed: int, say: Callable[[str], None], first_game: int = 0
     ) -> Iterator[list[Sample]]:
-        """Yield what there is to learn in each game.
+        """Yield the samples of each game.
 
         Args:
-            encoder: Turns games into samples.
-            seed: Of the games of scripts.
-            say: Receives what should be known of recorded games.
-            first_game: Games of scripts before this one are not played.
+            encoder: Encodes games as samples.
+            seed: Seed of the scripts' games.
+            say: Receives notes about recorded games.
+            first_game: Scripts' games before this one are skipped.
 
         Raises:
-            SettingsError: A source that cannot be used.
+            SettingsError: A source cannot be used.
         """
         for game, is_learnable in self._games(encoder.setup, seed, say, first_game):
             is_chosen = self.taught(game, encoder.setup.spec.score)
@@ -152,11 +152,11 @@ class Sources:
             yield encoder.samples(game, is_taught)
 
     def taught(self, recording: Recording, score: str) -> tuple[bool, ...]:
-        """Return for each turn whether its reply is learned; an illegal one is only read.
+        """Return, for each turn, whether its reply is learned; illegal ones are only context.
 
         Args:
             recording: The game.
-            score: The score by which players are compared, see `EnvSpec.score`.
+            score: The score that ranks players, see `EnvSpec.score`.
         """
         episode = recording.episode
         seats = episode.seats or [""] * episode.num_players
@@ -177,7 +177,7 @@ class Sources:
     def _games(
         self, setup: Setup[Any], seed: int, say: Callable[[str], None], first_game: int = 0
     ) -> Iterator[tuple[Recording, Sequence[bool]]]:
-        """Yield each game, and for each of its turns whether its action may be learned."""
+        """Yield each game and, for each of its turns, whether its action may be learned."""
         for number, spec in enumerate(self.lineups):
             first_task = max(0, first_game - number * self.num_tasks)
             yield from self._script_games(spec, setup, seed, first_task)
@@ -186,7 +186,7 @@ class Sources:
     def _script_games(
         self, spec: str, setup: Setup[Any], seed: int, first_task: int
     ) -> Iterator[tuple[Recording, Sequence[bool]]]:
-        """Yield games of one lineup of scripts; random actions may be learned by `learn_noise`."""
+        """Yield games of one lineup of scripts; `learn_noise` allows learning random actions."""
         lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
         if lineup.needs_server:
             raise SettingsError(
@@ -210,7 +210,7 @@ class Sources:
     def _recorded_games(
         self, say: Callable[[str], None]
     ) -> Iterator[tuple[Recording, Sequence[bool]]]:
-        """Yield the recorded games, and warn of held-out suites among them."""
+        """Yield the recorded games, and warn about held-out suites among them."""
         suites: set[str] = set()
         for path in self.paths:
             for file in recording_files(path):
@@ -223,6 +223,6 @@ class Sources:
         held_out = sorted(suite for suite in suites if is_held_out(suite))
         if held_out:
             say(
-                f"suite {', '.join(held_out)} is held out; learning from it spoils evaluations on "
-                "it."
+                f"suite {', '.join(held_out)} is held out; learning from it contaminates "
+                "evaluations on it."
             )

@@ -1,11 +1,11 @@
-"""What a warm start keeps on disk.
+"""The files that a warm start writes.
 
-- `checkpoint-0/`, or `model/` where the whole model learns: the best so far.
-- `last/checkpoint-0/`: the newest state, with all that a resume needs in its folder `warm_start/`.
+- `checkpoint-0/`, or `model/` if the whole model learns: the best weights so far.
+- `last/checkpoint-0/`: the newest state, with everything for a resume in its folder `warm_start/`.
 - `warm_start.json`: the held-out figures so far.
 - `games/`: the games of scripts, see `kept_games`.
 
-Checkpoints are written as those of reinforcement learning are (`training.checkpoint`).
+Checkpoints are written in the same way as in reinforcement learning (`training.checkpoint`).
 """
 
 import json
@@ -33,48 +33,49 @@ from hanabi_grpo.training.model.adapters import copy_parameters, fill, holding
 LAST = "last"
 """Folder of the newest state."""
 MODEL = "model"
-"""Folder of the best model, where the whole model learns."""
+"""Folder of the best model if the whole model learns."""
 FIGURES = "warm_start.json"
 """File of the held-out figures."""
 _INDEX = "state.json"
 _FORMAT = 3
-"""Number of the layout of a state and of the schedule that it belongs to.
+"""Format of a saved state, including the learning-rate schedule that it belongs to.
 
-1, of versions up to 0.2, had no number. Of 2 the learning rate ended at a tenth, now it ends at 0.
+Format 1, of versions up to 0.2, was not numbered. In format 2 the learning rate decayed to a tenth;
+in format 3 it decays to 0.
 """
 _WEIGHTS = "weights.safetensors"
-"""A student's parameters as they are now."""
+"""A student's current parameters."""
 _BEST = "best.safetensors"
-"""A student's parameters as they were at the lowest held-out loss."""
+"""A student's parameters at the lowest held-out loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Progress:
-    """How far a student is; stored as JSON."""
+    """Progress of a student; stored as JSON."""
 
     step: int
-    """Updates that were made."""
+    """Number of updates so far."""
     best_step: int
-    """Updates that were made when the held-out loss was lowest."""
+    """Number of updates at the lowest held-out loss."""
     best_loss: float
     """The lowest held-out loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StudentState:
-    """All that a resume restores of one student. Tensors are on the CPU."""
+    """The state of one student that a resume restores. Tensors are on the CPU."""
 
     progress: _Progress
     weights: Mapping[str, torch.Tensor]
-    """The parameters as they are now."""
+    """The current parameters."""
     best: Mapping[str, torch.Tensor]
     """The parameters at the lowest held-out loss; empty before the first evaluation."""
     moments: Mapping[str, torch.Tensor]
-    """Of `OptimizerState.collect`."""
+    """Optimizer moments, from `OptimizerState.collect`."""
 
     @classmethod
     def collect(cls, student: Student) -> "_StudentState":
-        """Return a copy of the state of a student."""
+        """Copy the state of a student."""
         progress = _Progress(
             step=student.step, best_step=student.best_step, best_loss=student.best_loss
         )
@@ -87,7 +88,7 @@ class _StudentState:
         )
 
     def restore(self, student: Student) -> None:
-        """Restore a student that is at its start, and its position in the batches."""
+        """Restore a new student, including its position in the batches."""
         fill(student.parameters, self.weights)
         if student.parts is not None:
             student.parts.restored()
@@ -130,7 +131,7 @@ class _WarmStartState:
     history: Sequence[Mapping[str, Any]]
     """See `ResultFolder.history`."""
     students: Mapping[str, _StudentState]
-    """By the name of the student."""
+    """States by the student's name."""
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors that `save` writes."""
@@ -163,22 +164,22 @@ class ResultFolder:
 
     out: Path
     key: Mapping[str, Any]
-    """Everything that the weights depend on; a resume needs the same."""
+    """Everything that the weights depend on; a resume must have the same."""
     facts: Mapping[str, Any]
-    """What a checkpoint's manifest says of the base model."""
+    """Facts about the base model for the checkpoints' manifests."""
     history: list[dict[str, Any]]
     """Held-out figures of every student, oldest first."""
 
     def save(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
-        """Write the best so far, if there is one, and the newest state.
+        """Write the best weights so far, if there are any, and the newest state.
 
         Args:
             model: The model that the students are part of.
-            tokenizer: Kept with a whole model.
-            students: What learns.
+            tokenizer: Saved with a whole model.
+            students: The students.
 
         Raises:
-            RunFolderError: It cannot be written; what was there before stays.
+            RunFolderError: The files cannot be written; the previous ones remain.
         """
         if all(student.best is not None for student in students):
             self._save_best(model, tokenizer, students)
@@ -193,11 +194,11 @@ class ResultFolder:
         write_json_atomic(self.out / FIGURES, {**self._about(students), "held_out": self.history})
 
     def restore(self, students: Sequence[Student]) -> bool:
-        """Restore the newest state, bit by bit; return False where there is none.
+        """Restore the newest state bit-identically; return False if there is none.
 
         Raises:
-            SettingsError: It is of other games, settings or base weights.
-            RunFolderError: It is damaged.
+            SettingsError: The state belongs to different games, settings or base weights.
+            RunFolderError: The state is damaged.
         """
         last = self.out / LAST
         if not last.is_dir() or not any(last.iterdir()):
@@ -216,10 +217,10 @@ class ResultFolder:
     def _check_format(self, saved: int) -> None:
         if saved != _FORMAT:
             raise SettingsError(
-                f"--resume: {self.out / LAST} keeps a state of format {saved}, this version "
-                f"continues format {_FORMAT} only. Continue with the version of hanabi-grpo that "
-                "wrote it, or start again with another --out; the best result so far in "
-                f"{self.out} can be used as it is."
+                f"--resume: the state in {self.out / LAST} has format {saved}; this version "
+                f"resumes format {_FORMAT} only. Continue with the version of hanabi-grpo that "
+                "wrote it, or start over with another --out; the best result so far in "
+                f"{self.out} remains usable."
             )
 
     def _save_best(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
@@ -241,38 +242,38 @@ class ResultFolder:
         students: Sequence[Student],
         state: _WarmStartState | None = None,
     ) -> None:
-        """Write a checkpoint of the adapters as they are now.
+        """Write a checkpoint with the present weights of the adapters.
 
         Args:
             folder: The folder of the checkpoint.
             model: The PEFT model, or the whole model, which has no adapters.
-            students: What learns.
-            state: What a resume needs; None leaves it out.
+            students: The students.
+            state: The state for a resume; None: without one.
         """
         names = [student.name for student in students if student.name != WHOLE_MODEL]
         facts = {**self.facts, "warm_start": self._about(students)}
         save_checkpoint(model, names, folder, 0, facts, state)
 
     def _save_model(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
-        """Write a Hugging Face folder in the place of the old one."""
+        """Write a Hugging Face model folder, replacing the old one."""
         target = self.out / MODEL
         state = _convert_state(model, getattr(torch, self.key["dtype"]))
         try:
             with new_folder(target) as folder:
                 model.save_pretrained(folder, state_dict=state)
-                # The file names the format of training, and loaders believe it.
+                # config.json has the number format of training, which loaders would use.
                 config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
                 write_json_atomic(folder / "config.json", {**config, "dtype": self.key["dtype"]})
                 tokenizer.save_pretrained(folder)
                 write_json_atomic(folder / FIGURES, {**self.facts, **self._about(students)})
         except OSError as error:
             raise RunFolderError(
-                f"{target}: cannot be written ({error.strerror or error}). Make room, then give "
-                "the same command with --resume."
+                f"{target}: cannot be written ({error.strerror or error}). Free some space, then "
+                "run the same command with --resume."
             ) from error
 
     def _about(self, students: Sequence[Student]) -> dict[str, Any]:
-        """Return what was learned from, and how well."""
+        """Return the training data's key, the steps, and the best figures."""
         best = {(student.name, student.best_step) for student in students}
         return {
             "key": self.key,
@@ -282,9 +283,9 @@ class ResultFolder:
 
 
 def _convert_state(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the state of a model on the CPU, numbers in another format.
+    """Return a model's state on the CPU, converted to another number format.
 
-    Tied weights stay one tensor, so that they are written once.
+    Tied weights remain one tensor, so that they are written once.
     """
     converted: dict[int, torch.Tensor] = {}
     state = {}

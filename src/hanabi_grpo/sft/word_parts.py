@@ -1,17 +1,18 @@
-"""Words that share parts learn together.
+"""Word embeddings that share the vectors of common parts.
 
-A tokenizer of whole words may have thousands of rare ones, such as Hanabi's `fit2.cRY.r1`, whose
-parts are all common. While a model learns, the embedding of such a word is a vector of its own plus
-those of its parts, E = D + C·P, with
+A tokenizer of whole words may have thousands of rare words, such as Hanabi's `fit2.cRY.r1`, whose
+parts are all common. During training, the embedding of such a word is its own vector plus those of
+its parts, E = D + C·P, with
 
 - D, a vector per word, (words, hidden),
 - P, a vector per part, (parts, hidden),
-- C, how often a word has a part, (words, parts).
+- C, how often a part occurs in a word, (words, parts).
 
-So a word that never came yet has the sum of its parts, and one that came often what it needs. Only
-the sums E are kept in the model, which stays a plain one: with G the gradient of the loss for E,
-that for D is G and that for P is Cᵀ·G; the optimizer updates E by the first and P by the second,
-and `WordParts.move_words` adds what the second means for E.
+A word that has not been seen therefore has the sum of its parts, and a frequent word learns what it
+needs. The model stores only the sums E and remains a standard model. With G the gradient of the
+loss with respect to E, the gradient for D is G and the gradient for P is Cᵀ·G. The optimizer
+updates E with the first and P with the second, and `WordParts.move_words` adds the change of P
+to E.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +34,11 @@ class WordParts:
     """
 
     def __init__(self, embedding: torch.nn.Parameter, parts: Sequence[Sequence[str]]) -> None:
-        """Begin with vectors of parts that are zero, which changes no word.
+        """Initialize the vectors of parts with zeros, which changes no word.
 
         Args:
             embedding: The model's input embeddings, (words, hidden).
-            parts: Per word its parts; empty for a word that shares none.
+            parts: Parts of each word; empty for a word without shared parts.
         """
         names: dict[str, int] = {}
         word_numbers = []
@@ -58,15 +59,15 @@ class WordParts:
         self._counts_transposed = counts.t().coalesce().to(embedding.device)
         hidden = embedding.shape[1]
         self.vectors = torch.nn.Parameter(torch.zeros(len(names), hidden, device=embedding.device))
-        """What was learned of each part since the start, (parts, hidden)."""
+        """The learned change of each part's vector, (parts, hidden)."""
         self._added = self.vectors.detach().clone()
-        """The vectors that are in the embeddings of words already."""
+        """The part vectors that the word embeddings already include."""
 
     @classmethod
     def of(
         cls, model: Any, tokenizer: Any, word_parts: Mapping[str, Sequence[str]]
     ) -> "WordParts | None":
-        """Return the parts of a model's words; None where no word has any.
+        """Return the parts of a model's words; None if no word has any.
 
         Args:
             model: The model.
@@ -82,10 +83,10 @@ class WordParts:
 
     @torch.no_grad()
     def draw(self, standard_deviation: float) -> None:
-        """Give each word with parts the sum of vectors that are drawn for them, and nothing else.
+        """Set the embedding of each word with parts to the sum of random vectors of its parts.
 
         Args:
-            standard_deviation: Of each number of a part's vector.
+            standard_deviation: Standard deviation of the vectors' elements.
         """
         vectors = torch.randn_like(self.vectors) * standard_deviation
         words = torch.sparse.mm(self._counts, vectors)
@@ -93,7 +94,7 @@ class WordParts:
         self._embedding[has_parts] = words[has_parts]
 
     def collect_gradient(self) -> None:
-        """Work out the gradient of the parts from that of the words."""
+        """Compute the gradient of the parts from that of the words."""
         gradient = self._embedding.grad
         if gradient is not None:
             gradient = torch.sparse.mm(self._counts_transposed, gradient)
@@ -101,11 +102,11 @@ class WordParts:
 
     @torch.no_grad()
     def move_words(self) -> None:
-        """Add to the words' embeddings what their parts have learned since the last call."""
+        """Add the change of the parts since the last call to the words' embeddings."""
         change = self.vectors - self._added
         self._embedding += torch.sparse.mm(self._counts, change)
         self._added.copy_(self.vectors)
 
     def restored(self) -> None:
-        """Take note that vectors and embeddings were restored together."""
+        """Record that vectors and embeddings were restored together."""
         self._added.copy_(self.vectors.detach())

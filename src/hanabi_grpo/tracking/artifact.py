@@ -1,15 +1,16 @@
 """The folder that is uploaded as an artifact: `artifacts/step_N` of the run folder.
 
-It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the
-training games, evaluations that lie in the run folder and some recorded games. `hanabi-grpo
-evaluate` and `view` take such a folder as it is. Its adapters are hard links, so it costs next to
-nothing while the checkpoint is there, and outlives its rotation.
+It contains every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of
+the training games, the evaluations in the run folder and some recorded games. `hanabi-grpo
+evaluate` and `view` accept such a folder directly. Its adapters are hard links, so it takes almost
+no space while the checkpoint exists, and it remains when the checkpoint is rotated out.
 
-With UPLOAD_CKPT_TO_WANDB=full it also holds the trainer's state and the records of the run, from
-which `runs.restored_run` makes a run folder on another machine.
+With UPLOAD_CKPT_TO_WANDB=full, it also contains the trainer's state and the run's records, from
+which `runs.restored_run` restores a run folder on another machine.
 
-The games are whole tasks, those of the replay page, so that `hanabi-grpo view` compares a game with
-the same others as in training. Token ids and logprobs are left out: nobody trains on these files.
+The games are complete groups, those of the replay page, so that `hanabi-grpo view` compares a game
+with the same others as in training. Token ids and logprobs are left out, because these files are
+not used for training.
 """
 
 import itertools
@@ -45,7 +46,7 @@ from hanabi_grpo.tracking.record import RunningScore
 logger = logging.getLogger(__name__)
 
 FOLDER = "artifacts"
-"""Of the run folder."""
+"""Folder of all artifacts in the run folder."""
 CARD = "README.md"
 SCORE = "training_score.json"
 SETTINGS = "settings.json"
@@ -56,12 +57,12 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASC
 """A model's name on the hub, e.g. "Qwen/Qwen3-0.6B"."""
 
 _MAX_GAME_BYTES = 4_000_000
-"""Of sample games; tasks that would not fit are left out."""
+"""Size limit of the sample games; tasks that would exceed it are left out."""
 _NAME_SUFFIX = "-adapters"
 _MAX_NAME = 128
-"""Characters of a name that W&B takes."""
+"""Most characters that W&B accepts in a name."""
 _GIT_SECONDS = 10
-"""Time limit of a call of git."""
+"""Time limit of a git command."""
 _CARD = """\
 # Players of {env}
 
@@ -71,10 +72,11 @@ LoRA adapters for language models that play {env}, trained with GRPO by hanabi-g
 |---|---|
 {rows}
 
-The score is of sampled training games, by the versions of the last steps; it is no evaluation.
+The score is the mean of sampled training games, played by the policy versions of the last steps. It
+is not an evaluation.
 
 ```bash
-hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
+hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this folder
 ```
 """
 
@@ -82,9 +84,9 @@ hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
 def build_artifact(
     run_folder: Path, checkpoint: Path, settings: Settings, score: RunningScore | None
 ) -> tuple[Path, dict[str, Any]]:
-    """Make `artifacts/step_N` of a run's `checkpoint-N`, or make it anew.
+    """Build `artifacts/step_N` from a run's `checkpoint-N`, replacing an existing one.
 
-    Every file of the checkpoint is compared with the manifest.
+    Every file of the checkpoint is checked against the manifest.
 
     Args:
         run_folder: The run.
@@ -96,13 +98,13 @@ def build_artifact(
         The folder, and the artifact's metadata.
 
     Raises:
-        RunFolderError: The checkpoint is damaged or gone, or nothing can be written.
+        RunFolderError: The checkpoint is damaged or missing, or the folder cannot be written.
     """
     manifest = check_checkpoint(checkpoint)
     evaluations = _by_file_name(find_evaluations(run_folder).paths)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
     for leftover in folder.parent.glob(f".{folder.name}.*"):
-        # Of a process that was killed.
+        # Left by a process that was killed.
         shutil.rmtree(leftover, ignore_errors=True)
     metadata = _metadata(settings, manifest, score)
     try:
@@ -119,7 +121,7 @@ def build_artifact(
             )
     except OSError as error:
         raise RunFolderError(
-            f"{folder}: cannot be written ({error.strerror}); {checkpoint} is as it was."
+            f"{folder}: cannot be written ({error.strerror}); {checkpoint} is unchanged."
         ) from error
     return folder, metadata
 
@@ -135,17 +137,17 @@ def _fill_artifact(
     evaluations: Mapping[str, Path],
     run_folder: Path,
 ) -> None:
-    """Write everything that an artifact holds into a new folder.
+    """Write the content of an artifact into a new folder.
 
     Args:
-        folder: That is filled.
-        checkpoint: Whose adapters it holds.
-        manifest: The checkpoint's.
-        settings: The run's.
-        score: Of the training games up to the checkpoint.
-        metadata: Of `_metadata`.
-        evaluations: By the name that each file gets in the artifact.
-        run_folder: Where sample games are taken from.
+        folder: The new folder.
+        checkpoint: The checkpoint with the adapters.
+        manifest: The checkpoint's manifest.
+        settings: The run's settings.
+        score: Score of the training games up to the checkpoint.
+        metadata: The result of `_metadata`.
+        evaluations: Evaluation files by their names in the artifact.
+        run_folder: The run, which has the recorded games.
     """
     is_full = settings.upload_ckpt_to_wandb == "full"
     for name in (*manifest.files, MANIFEST):
@@ -154,7 +156,7 @@ def _fill_artifact(
     if is_full:
         (folder / RUN_FILES).mkdir()
         for path in run_files(run_folder):
-            # Copied: the run goes on writing these.
+            # Copied, because the run continues to write these.
             shutil.copy2(path, folder / RUN_FILES / path.name)
     write_json_atomic(folder / SETTINGS, {"settings": settings_values(settings)})
     if score is not None:
@@ -175,13 +177,12 @@ def _fill_artifact(
         "optimizer steps": manifest.step,
         "adapters": metadata["adapters"],
         "preset": (
-            f"{settings.board or 'as the dataset says'} (rules "
-            f"{', '.join(metadata['spec_hashes'])})"
+            f"{settings.board or 'set by the dataset'} (rules {', '.join(metadata['spec_hashes'])})"
         ),
         "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
         "score of the last training games": score.text if score else "unknown",
-        "evaluations": ", ".join(evaluations) or "none beside this card",
-        "sample games": games.name if games else "none beside this card",
+        "evaluations": ", ".join(evaluations) or "none in this folder",
+        "sample games": games.name if games else "none in this folder",
     }
     rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
     write_text_atomic(folder / CARD, _CARD.format(env=settings.env, rows=rows))
@@ -189,7 +190,7 @@ def _fill_artifact(
 
 def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None) -> dict[str, Any]:
     facts = manifest.facts
-    # Of a team with several base models: player_0's, and below each player's own.
+    # In a team with several base models, this is player_0's; `base_models` has each player's own.
     names = {name: base_name(base)[0] for name, base in bases_by_player(settings).items()}
     model_name, _ = base_name(base_models(settings)[0])
     return {
@@ -213,9 +214,9 @@ def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None
 
 
 def artifact_name(settings: Settings, run_folder: Path) -> str:
-    """Return CKPT_ARTIFACT_NAME, or a name after the run folder.
+    """Return CKPT_ARTIFACT_NAME, or a name derived from the run folder.
 
-    Characters that W&B refuses become dashes.
+    Characters that W&B does not accept are replaced by dashes.
     """
     if settings.ckpt_artifact_name:
         return settings.ckpt_artifact_name
@@ -224,7 +225,7 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
 
 
 def _by_file_name(paths: Iterable[Path]) -> dict[str, Path]:
-    """Return files by a name for each in one folder: their own, with a number where it is taken.
+    """Return files by unique names in one folder: their own, with a number if it is taken.
 
     Example:
         "a.json" for run/a.json and "a.1.json" for run/evaluations/a.json
@@ -241,9 +242,9 @@ def _by_file_name(paths: Iterable[Path]) -> dict[str, Path]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from.
+    """Return the commit of the checkout that this package runs from; None outside a checkout.
 
-    It ends in "+changes" where files differ from it; None outside of a checkout.
+    It ends in "+changes" if files differ from the commit.
     """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
@@ -270,13 +271,14 @@ def commit() -> str | None:
 def base_name(model: str) -> tuple[str, bool]:
     """Return the base model's name for publishing.
 
-    A local model goes by the last part of its folder: whole paths name machines and people.
+    For a local model, this is the last part of its folder: full paths reveal the names of machines
+    and people.
 
     Args:
-        model: MODEL of its training.
+        model: MODEL of the training run.
 
     Returns:
-        The name, and whether it is one of the hub.
+        The name, and whether it is the name of a model on the hub.
     """
     is_local = is_local_model(model) or Path(model).exists()
     if HUB_NAME.fullmatch(model) and not is_local:
@@ -296,24 +298,23 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        # Another file system, or one without links.
+        # Another file system, or one without hard links.
         shutil.copy2(source, target)
 
 
 def write_sample_games(source: Path, target: Path, step: int) -> Path | None:
-    """Write games of the last step that was recorded up to a checkpoint's.
+    """Write games of the last recorded step that is not after a checkpoint.
 
     Args:
-        source: A run folder, or a folder that holds sample games already.
-        target: The folder whose `episodes/` receives the file.
+        source: A run folder, or a folder that already contains sample games.
+        target: The folder in whose `episodes/` the file is written.
         step: The checkpoint's step.
 
     Returns:
-        The file; None where no step up to the checkpoint's was recorded, or its file cannot be
-        read.
+        The file; None if no step up to the checkpoint's was recorded, or its file cannot be read.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     files = {}
     for recorded_step, file in recorded_steps(source).items():
@@ -337,7 +338,7 @@ def write_sample_games(source: Path, target: Path, step: int) -> Path | None:
 
 
 def _sample_lines(recordings: Sequence[Recording]) -> list[str]:
-    """Return the lines of the games of some whole tasks, in order of their numbers."""
+    """Return the lines of all games of some tasks, in order of their numbers."""
     lines: dict[int, str] = {}
     num_bytes = 0
     tasks = dict.fromkeys(_task(recording) for recording in spread(recordings, NUM_REPLAYS))
@@ -358,13 +359,13 @@ def _count_bytes(lines: Iterable[str]) -> int:
 
 
 def _task(recording: Recording) -> tuple[str, str, int]:
-    """Return what identifies the task of a game: rules, split and seed."""
+    """Return the identity of a game's task: rules, split and seed."""
     episode = recording.episode
     return episode.spec_hash, episode.suite, episode.seed
 
 
 def _line(recording: Recording) -> str:
-    """Return a game without token ids and logprobs as a line of JSON."""
+    """Return a game as a line of JSON, without token ids and logprobs."""
     turns = []
     for turn in recording.episode.turns:
         turns.append(replace(turn, prompt_ids=(), reply_ids=(), logprobs=()))

@@ -1,4 +1,4 @@
-"""What the trainer calls: hands each step's metrics to the monitors, and watches for collapse."""
+"""The trainer's callback: passes each step's metrics to the monitors, and watches for collapse."""
 
 import logging
 import time
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def make_monitors(settings: Settings, run_folder: Path) -> list[Monitor]:
-    """Return a run's monitors: file and terminal always, the others as REPORT_TO says.
+    """Return a run's monitors: always file and terminal, and those that REPORT_TO lists.
 
-    The file comes first, since W&B's mirror reads it. It has every step; LOGGING_STEPS says how
-    many are joined for the others (for W&B in its mirror).
+    The file comes first, because W&B's mirror reads it. It has a row for every step; the others
+    average LOGGING_STEPS steps (for W&B, the mirror does so).
     """
     every = settings.logging_steps
     monitors: list[Monitor] = [FileMonitor(run_folder)]
@@ -39,21 +39,21 @@ def make_monitors(settings: Settings, run_folder: Path) -> list[Monitor]:
 
 
 class TrackingCallback(TrainerCallback):
-    """The adapter between transformers' trainer and our monitors; owns the alarm watch, too.
+    """The adapter between transformers' trainer and our monitors; also owns the alarm watch.
 
-    An alarm that is raised or over is an incident; `alarm/<name>` in each row says which are
-    raised.
+    An alarm that starts or ends is logged as an incident; `alarm/<name>` in each row shows which
+    alarms are raised.
     """
 
     def __init__(
         self, settings: Settings, run_folder: Path, monitors: Sequence[Monitor] | None = None
     ) -> None:
-        """Prepare; the monitors start with training.
+        """Prepare the callback; the monitors start when training does.
 
         Args:
             settings: The run's settings.
-            run_folder: Where its records are.
-            monitors: Receive the metrics; None: those of `make_monitors`.
+            run_folder: The run folder.
+            monitors: The monitors that receive the metrics; None: those of `make_monitors`.
         """
         if monitors is None:
             monitors = make_monitors(settings, run_folder)
@@ -65,7 +65,7 @@ class TrackingCallback(TrainerCallback):
         self._started = time.time()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the monitors before the first step, so that a wrong setting stops the run at once.
+        """Start the monitors before the first step; a wrong setting stops the run immediately.
 
         Raises:
             SettingsError: A monitor is misconfigured.
@@ -73,7 +73,7 @@ class TrackingCallback(TrainerCallback):
         self._watch = self._resumed_watch(state.global_step)
         for (name, subject), since in self._watch.raised.items():
             of_subject = f" of {subject}" if subject else ""
-            logger.info("alarm %s%s is raised since step %d", name, of_subject, since)
+            logger.info("alarm %s%s has been raised since step %d", name, of_subject, since)
         self._monitors.start(state.global_step)
 
     def _resumed_watch(self, step: int) -> AlarmWatch:
@@ -90,13 +90,13 @@ class TrackingCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Hand on one step's metrics.
+        """Pass one step's metrics to the monitors.
 
         Args:
-            args: Not used.
-            state: transformers' state; has the step and the last step.
-            control: Not used.
-            logs: The metrics; logs without games are transformers' own, and left out.
+            args: Unused.
+            state: transformers' state, with the current step and the last step.
+            control: Unused.
+            logs: The metrics; logs without games come from transformers itself and are ignored.
         """
         if not logs or "games" not in logs:
             return
@@ -125,5 +125,5 @@ class TrackingCallback(TrainerCallback):
         self._incidents.write(kind, change.message, details)
 
     def close(self, *, exit_code: int = 0) -> None:
-        """Close the monitors; also for a run that was stopped."""
+        """Close the monitors, including those of a run that was stopped."""
         self._monitors.finish(exit_code)

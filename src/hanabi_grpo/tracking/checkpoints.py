@@ -1,6 +1,6 @@
-"""Where the checkpoint behind a reference is: a folder, a run's best, an artifact, or on the hub.
+"""Find the checkpoint of a reference: a folder, a run's best checkpoint, an artifact, or the hub.
 
-Downloads are under `outputs/downloads/`: W&B's files themselves, links into the hub's cache.
+Downloads are in `outputs/downloads/`: files from W&B, and links into the hub's cache.
 """
 
 import os
@@ -31,23 +31,23 @@ from hanabi_grpo.tracking.record import RecordedArtifact, find_recorded
 from hanabi_grpo.tracking.wandb_run import hidden_secrets, time_limit
 
 DOWNLOADS = Path("outputs/downloads")
-"""Where what was downloaded lies, below the working directory."""
+"""Folder of downloads, relative to the working directory."""
 
 _WANDB = DOWNLOADS / "wandb"
 _HUB = DOWNLOADS / "hf"
 _NO_ENTITY = "-"
-"""Stands for an entity that was not named, in the path of a download."""
+"""Placeholder for an unnamed entity in the path of a download."""
 _HUB_FILES = ("*.json", "*.md", "*adapter_model.safetensors", "episodes/*.jsonl")
-"""What is fetched of a repository."""
+"""Patterns of the files that are downloaded from a repository."""
 _SHA_LENGTH = 12
-"""Characters of a commit in the name of a link."""
+"""Characters of the commit in the name of a link."""
 _ARTIFACT_TYPE = "model"
 
 
 def local_ref(ref: Ref) -> Ref:
-    """Return a reference with a local folder in the place of what lies elsewhere.
+    """Return a reference with a local folder instead of a remote place.
 
-    Raises as `fetch`.
+    Raises what `fetch` raises.
     """
     if isinstance(ref, CheckpointRef):
         return replace(ref, place=local_folder(ref.place))
@@ -55,7 +55,7 @@ def local_ref(ref: Ref) -> Ref:
 
 
 def local_folder(place: Place) -> Path:
-    """Return the folder of a place; raises as `fetch`."""
+    """Return the local folder of a place; raises what `fetch` raises."""
     if isinstance(place, Path):
         return place
     folder, _ = fetch(place)
@@ -63,16 +63,16 @@ def local_folder(place: Place) -> Path:
 
 
 def fetch(place: Moving) -> tuple[Path, SavedAdapters]:
-    """Return a place's folder, downloaded unless it is here, and its adapters.
+    """Return a place's folder, downloading it if necessary, and its adapters.
 
     Raises:
-        SettingsError: There is none, or its adapters are not whole.
+        SettingsError: The place does not exist, or its adapters are incomplete.
     """
     if isinstance(place, BestPlace):
         folder = best_checkpoint(place.run)
         return folder, read_adapters(folder)
     loaded = load_settings()
-    # The libraries' keys may stand in .env.
+    # The libraries' keys may be in .env.
     for name, value in loaded.dotenv_environ.items():
         if name.startswith(("WANDB_", "HF_")):
             os.environ.setdefault(name, value)
@@ -90,13 +90,13 @@ def fetch(place: Moving) -> tuple[Path, SavedAdapters]:
 
 
 def pin_version(place: Place, folder: Path) -> Place:
-    """Return the very version that a folder holds, where there is a name for it.
+    """Return the exact version that a folder contains, if it has a name.
 
     Aliases and branches move, versions do not.
 
     Args:
-        place: What was fetched.
-        folder: Where it is.
+        place: The fetched place.
+        folder: Its local folder.
 
     Example:
         wandb:hanabi/laptop:best in outputs/downloads/wandb/-/hanabi/laptop/v3 is
@@ -115,7 +115,7 @@ def pin_version(place: Place, folder: Path) -> Place:
 
 
 def games_place(path: Path) -> Path:
-    """Return the folder whose games a path stands for.
+    """Return the folder with the games that a path refers to.
 
     Args:
         path: A run, or a reference to an artifact or repository with sample games.
@@ -139,31 +139,34 @@ def _fetch_from_hub(place: HubPlace) -> Path:
 
 
 def _describe_hub_error(place: HubPlace, repo: str, error: Exception) -> str:
-    """Return what is wrong with a place of the hub, and what to do."""
+    """Describe what is wrong with a place on the hub, and what to do."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            "the hub has no such repository, or this machine's key may not read it; look at the "
+            "the hub has no such repository, or this machine's token cannot read it; check the "
             "name, or log in: .venv/bin/hf auth login"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"the repository has no revision {place.revision}; leave it out, or look there."
+        return (
+            f"the repository has no revision {place.revision}; omit the revision, or check which "
+            "ones the repository has."
+        )
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
-            "the hub does not answer from here, and its cache on this disk has no such snapshot. "
-            f"Where there is a network: .venv/bin/hf download {repo} --local-dir FOLDER; then "
-            "name FOLDER."
+            "the hub cannot be reached, and its cache on this machine has no such snapshot. On a "
+            f"machine with network access: .venv/bin/hf download {repo} --local-dir FOLDER; then "
+            "use FOLDER as the reference."
         )
     lines = [line for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    return f"cannot be downloaded ({reason}). Look at repository and revision."
+    return f"cannot be downloaded ({reason}). Check the repository and the revision."
 
 
 def _link(link: Path, target: Path) -> Path:
     """Give a folder of the hub's cache a short relative name.
 
-    It is printed in reports, and whole paths name people.
+    Reports print the name, and full paths reveal the names of people.
     """
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     try:
@@ -173,27 +176,27 @@ def _link(link: Path, target: Path) -> Path:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise SettingsError(
-            f"{link}: cannot be written ({error.strerror}); name {target} instead."
+            f"{link}: cannot be written ({error.strerror}); use {target} instead."
         ) from error
     return link
 
 
 def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
-    """Return a version that was downloaded before, or what W&B gives, or what a run recorded here.
+    """Return an earlier download, a new one from W&B, or an artifact recorded on this disk.
 
     Args:
         place: The artifact.
-        settings: WANDB_ENTITY and WANDB_MODE.
+        settings: Their WANDB_ENTITY and WANDB_MODE are used.
     """
     wanted = replace(place, entity=place.entity or settings.wandb_entity or "")
-    # Other aliases move.
+    # Only versions are fixed; aliases move.
     if wanted.is_version and _download_folder(wanted).is_dir():
         return _download_folder(wanted)
     reason = f"WANDB_MODE={settings.wandb_mode}"
     if settings.wandb_mode == "online":
         import wandb
 
-        # Crash reports to W&B's maker are of no use here.
+        # Crash reports to W&B's developers are of no use here.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
             with hidden_secrets():
@@ -202,15 +205,15 @@ def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
             raise
         except (wandb.errors.Error, ValueError, OSError) as error:
             lines = str(error).splitlines()
-            reason = f"W&B says: {lines[0] if lines else type(error).__name__}"
+            reason = f"W&B reports: {lines[0] if lines else type(error).__name__}"
         finally:
-            # W&B's own process would outlive this command's use of it.
+            # W&B's own process would otherwise keep running.
             wandb.teardown()
     artifact = _find_on_disk(place, wanted, settings, reason)
     unsent = unsent_folders(artifact.run_folder)
     advice = f"; {sync_line(unsent)}" if unsent else ""
     # Standard output belongs to --json.
-    line = f"{place}: {reason}; taken from {artifact.folder}{advice}"
+    line = f"{place}: {reason}; using {artifact.folder}{advice}"
     print(visible(line), file=sys.stderr)
     return artifact.folder
 
@@ -218,16 +221,16 @@ def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
 def _find_on_disk(
     place: WandbPlace, wanted: WandbPlace, settings: Settings, reason: str
 ) -> RecordedArtifact:
-    """Return the one artifact of this name that a run on this disk recorded.
+    """Return the only artifact of this name that a run on this disk recorded.
 
     Args:
-        place: The artifact, as the user named it.
-        wanted: The same with its entity.
-        settings: OUTPUT_DIR is searched as well as `outputs/`.
+        place: The artifact, as named by the user.
+        wanted: The same artifact with its entity.
+        settings: OUTPUT_DIR is searched in addition to `outputs/`.
         reason: Why W&B itself was not used.
 
     Raises:
-        SettingsError: There is none, or there are several.
+        SettingsError: There is no such artifact, or more than one.
     """
     roots = [Path("outputs")]
     if settings.output_dir:
@@ -238,9 +241,9 @@ def _find_on_disk(
     folders = ", ".join(str(artifact.folder) for artifact in artifacts)
     raise SettingsError(
         f"{place}: {reason}, and {len(artifacts) or 'no'} runs on this disk recorded such an "
-        f"artifact; name the folder of one: {folders or 'RUN/artifacts/step_N'}. Downloaded "
-        f"versions are in {_download_folder(wanted).parent}; W&B itself needs a network, "
-        ".venv/bin/wandb login and WANDB_MODE=online."
+        f"artifact; use the folder of one: {folders or 'RUN/artifacts/step_N'}. Downloaded "
+        f"versions are in {_download_folder(wanted).parent}. Downloading from W&B requires "
+        "network access, .venv/bin/wandb login and WANDB_MODE=online."
     )
 
 
@@ -249,19 +252,19 @@ def _download_folder(place: WandbPlace) -> Path:
 
 
 def _fetch_from_service(wanted: WandbPlace) -> Path:
-    """Download an artifact; a version that is here is not fetched again."""
+    """Download an artifact, unless this version has been downloaded before."""
     import wandb
 
     timeout = max(1, int(time_limit(os.environ, "WANDB_HTTP_TIMEOUT")))
     artifact = wandb.Api(timeout=timeout).artifact(wanted.path)
     if artifact.type != _ARTIFACT_TYPE:
         raise SettingsError(
-            f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type "
+            f"wandb:{wanted.path}: has type {artifact.type!r}; artifacts with adapters have type "
             f"{_ARTIFACT_TYPE!r}."
         )
     if any(_leads_outside(entry) for entry in artifact.manifest.entries.values()):
         raise SettingsError(
-            f"wandb:{wanted.path}: names files outside of it, which are not fetched."
+            f"wandb:{wanted.path}: lists files outside the artifact, which are never downloaded."
         )
     entity = wanted.entity or artifact.entity
     target = _download_folder(replace(wanted, entity=entity, alias=artifact.version))
@@ -274,12 +277,12 @@ def _fetch_from_service(wanted: WandbPlace) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(
-            f"{target}: was not downloaded ({reason}); no partial download was left behind."
+            f"{target}: could not be downloaded ({reason}); no partial download was left behind."
         ) from error
     return target
 
 
 def _leads_outside(entry: Any) -> bool:
-    """Tell whether an entry of an artifact's manifest is a reference, or leaves the folder."""
+    """Tell whether an entry of an artifact's manifest is a reference or leaves the folder."""
     path = PurePosixPath(str(entry.path))
     return bool(entry.ref) or path.is_absolute() or ".." in path.parts

@@ -1,7 +1,7 @@
-"""REPORT_TO for commands that play without training: TensorBoard and W&B beside what they write.
+"""REPORT_TO for commands that play without training: TensorBoard and W&B besides their own output.
 
-The folder is one that a run has, too: `settings.json`, `metrics.jsonl`, `tensorboard/`, `wandb/`.
-The same monitors read it, so that what holds for them in training holds here.
+The folder has the files of a run folder: `settings.json`, `metrics.jsonl`, `tensorboard/`,
+`wandb/`. The monitors are those of training and behave in the same way.
 """
 
 import time
@@ -21,7 +21,7 @@ from hanabi_grpo.tracking.wandb_monitor import WandbMonitor
 
 
 class FigureLog:
-    """Figures of one command, by the number of what is done; nothing with REPORT_TO=none.
+    """Logs the figures of one command by its progress; logs nothing with REPORT_TO=none.
 
     Example:
         with FigureLog(loaded, Path("games/figures"), name="games", last_step=100) as log:
@@ -29,12 +29,12 @@ class FigureLog:
     """
 
     def __init__(self, loaded: LoadedSettings, folder: Path, *, name: str, last_step: int) -> None:
-        """Prepare; nothing is written before the block begins.
+        """Prepare the log; nothing is written before the `with` block is entered.
 
         Args:
             loaded: The command's settings.
-            folder: Where the records are; continued if it exists.
-            name: Of the run at W&B where WANDB_NAME is unset.
+            folder: Folder of the records; continued if it exists.
+            name: Name of the run at W&B if WANDB_NAME is unset.
             last_step: The number at which the command is done.
         """
         settings = loaded.settings
@@ -63,7 +63,7 @@ class FigureLog:
         if settings.wandb_name is None:
             document["settings"]["WANDB_NAME"] = self._name
         write_json_atomic(self.folder / "settings.json", document)
-        # The file comes first, since W&B's mirror reads it.
+        # The file comes first, because W&B's mirror reads it.
         monitors: list[Monitor] = [FileMonitor(self.folder)]
         if "tensorboard" in settings.report_to:
             monitors.append(TensorBoardMonitor(self.folder))
@@ -80,15 +80,15 @@ class FigureLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the monitors; also for a command that was stopped."""
+        """Close the monitors, including those of a command that was stopped."""
         self._monitors.finish(exit_code=0 if error is None else 1)
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
         """Record figures.
 
         Args:
-            step: Number of what is done by now, e.g. of tasks.
-            figures: By name; `games` is the number of games that they are of.
+            step: Progress so far, e.g. the number of tasks.
+            figures: Figures by name; `games` is the number of games that they cover.
         """
         self._monitors.log(
             StepRow(

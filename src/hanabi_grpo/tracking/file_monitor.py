@@ -13,9 +13,9 @@ METRICS = "metrics.jsonl"
 
 
 class FileMonitor(Monitor):
-    """Appends each step's row to `metrics.jsonl`; rows wait in memory while the disk is full.
+    """Appends each step's row to `metrics.jsonl`; keeps rows in memory while the disk is full.
 
-    Rows after the checkpoint of a resumed run are moved aside before training begins, see
+    When a run is resumed, rows after the checkpoint are moved aside before training begins, see
     `runs.history.cut_records`.
     """
 
@@ -24,24 +24,24 @@ class FileMonitor(Monitor):
     def __init__(self, run_folder: Path) -> None:
         self._run_folder = run_folder
         self._rows: list[dict[str, Any]] = []
-        """Not written yet, oldest first."""
+        """Rows that are not written yet, oldest first."""
 
     def log(self, row: StepRow) -> None:
-        """Write the row, and before it those that could not be written."""
+        """Write the row, after those that could not be written before."""
         self._rows.append(row.as_json())
         try:
             self._write_rows()
         except OSError as error:
             logger.warning(
-                "metrics.jsonl cannot be written (%s): %d rows are kept and written with the "
-                "next; make room in %s",
+                "metrics.jsonl cannot be written (%s): %d rows are kept in memory and written with "
+                "the next one; free space in %s",
                 error.strerror,
                 len(self._rows),
                 self._run_folder,
             )
 
     def finish(self, exit_code: int) -> None:
-        """Write what is left. Raises an OSError."""
+        """Write the remaining rows; raises an OSError."""
         self._write_rows()
 
     def _write_rows(self) -> None:
@@ -50,6 +50,7 @@ class FileMonitor(Monitor):
             try:
                 append_jsonl(self._run_folder / METRICS, row)
             except OSError:
-                # Kept for the next attempt; a row that is no JSON is not, or none would follow it.
+                # Kept for the next attempt. A row that is not valid JSON is dropped, because it
+                # would block all later rows.
                 self._rows.insert(0, row)
                 raise

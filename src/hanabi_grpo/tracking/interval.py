@@ -1,7 +1,7 @@
-"""LOGGING_STEPS: one row for several steps, as transformers logs them.
+"""LOGGING_STEPS: one row for several steps, as in transformers.
 
-`metrics.jsonl` keeps every step, since alarms, resumes and comparisons read it. The terminal,
-TensorBoard and W&B get the means of each interval.
+`metrics.jsonl` keeps every step, because alarms, resumes and comparisons read it. The terminal,
+TensorBoard and W&B get the means over each interval.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from hanabi_grpo.tracking.monitor import Monitor, StepRow
 
 
 class Interval:
-    """Joins the rows of an interval of steps; intervals end at multiples of its length.
+    """Averages the rows of an interval of steps; intervals end at multiples of their length.
 
     Example:
         interval = Interval(2)
@@ -28,14 +28,14 @@ class Interval:
         self._num_steps = num_steps
         self._values: dict[str, list[float]] = {}
         self._last_step: int | None = None
-        """Of the rows that wait for the interval's end; None where none do."""
+        """Last step of the rows that are waiting for the interval's end; None if there are none."""
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Take a step's figures; returns the interval's where the step ends it, else None.
+        """Add a step's figures; return the interval's if this step ends it, else None.
 
         Args:
             step: The step, from 1.
-            metrics: Its figures by name. What is no finite number counts as absent.
+            metrics: The step's figures by name. Values that are not finite numbers count as absent.
         """
         if self._num_steps == 1:
             return dict(metrics)
@@ -50,9 +50,9 @@ class Interval:
         return None if rest is None else rest[1]
 
     def take_rest(self) -> tuple[int, dict[str, Any]] | None:
-        """Return the last step and the figures of an interval that is not over; None without any.
+        """Return the last step and the figures of an unfinished interval; None if it is empty.
 
-        A figure is the mean over the steps that have it.
+        Each figure is the mean over the steps that have it.
         """
         if self._last_step is None:
             return None
@@ -63,13 +63,13 @@ class Interval:
 
 
 class IntervalMonitor(Monitor):
-    """Hands another monitor one row for each interval, and what is left at the end of the run."""
+    """Passes one row per interval to another monitor, and the remaining steps at the end."""
 
     def __init__(self, monitor: Monitor, num_steps: int) -> None:
-        """Take a monitor.
+        """Wrap a monitor.
 
         Args:
-            monitor: The one that gets fewer rows.
+            monitor: The monitor that receives one row per interval.
             num_steps: LOGGING_STEPS.
         """
         self.name = monitor.name
@@ -81,12 +81,12 @@ class IntervalMonitor(Monitor):
         """Start the monitor.
 
         Raises:
-            SettingsError: It is misconfigured.
+            SettingsError: The monitor is misconfigured.
         """
         self.monitor.start(step)
 
     def log(self, row: StepRow) -> None:
-        """Log the interval that the row ends, or that the run's last step cuts short."""
+        """Log the interval if this row ends it, or if this is the run's last step."""
         self._last_row = row
         figures = self._interval.add(row.step, row.metrics)
         if figures is not None:
@@ -95,7 +95,7 @@ class IntervalMonitor(Monitor):
             self._log_rest()
 
     def finish(self, exit_code: int) -> None:
-        """Log what is left, and close the monitor."""
+        """Log the remaining steps, and close the monitor."""
         self._log_rest()
         self.monitor.finish(exit_code)
 

@@ -1,4 +1,4 @@
-"""The mirror as the trainer sees it: a process that is started, listened to, and ended in time."""
+"""The trainer's side of the mirror: starts its process, reads its messages, and ends it in time."""
 
 import json
 import logging
@@ -25,50 +25,50 @@ LOG = "wandb.log"
 """The mirror's log in the run folder."""
 
 _TROUBLE_SECONDS = 10.0
-"""For the rest at the end, once something did not reach W&B."""
+"""Time to send the rest at the end if something did not reach W&B."""
 _EXIT_SECONDS = 5.0
-"""For a mirror that has sent its last message to end."""
+"""Time for the mirror to exit after its last message."""
 _START_SECONDS = 45.0
-"""For the interpreter and W&B's own process to come up, beyond the service's time."""
+"""Time for the interpreter and W&B's own process to start, in addition to the service's time."""
 _POLL_SECONDS = 0.2
-"""Between two looks at whether the mirror still lives."""
+"""Interval between checks that the mirror is still running."""
 _SHOWN_LINE = 200
-"""Characters of a line that is no message, in the log."""
+"""Characters of a line that is not a message, in the log."""
 
 _ENDED = ""
-"""Kind of the message that stands for none: the mirror has ended, or the time is up."""
+"""Kind of a placeholder message: the mirror has exited, or the time is up."""
 _GOOD_KINDS = ("ready", "waiting")
-"""Kinds of messages that nobody has to act on."""
+"""Kinds of messages that require no action."""
 _LAST_KINDS = ("done", "incomplete")
-"""Kinds of a mirror's last message."""
+"""Kinds of the mirror's last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What the mirror reports."""
+    """A message of the mirror."""
 
     kind: str
-    """Perhaps waiting; one of ready, offline, refused or trouble; then trouble; at last done or
-    incomplete."""
+    """In this order: optionally waiting; one of ready, offline, refused or trouble; any number of
+    trouble; finally done or incomplete."""
     text: str
     """One sentence."""
 
 
 class Mirror:
-    """Mirrors a run folder to W&B in a process of its own.
+    """Mirrors a run folder to W&B in a separate process.
 
-    No call waits for W&B but the constructor and `close`.
+    Only the constructor and `close` wait for W&B.
     """
 
     def __init__(self, run_folder: Path, from_step: int) -> None:
         """Start the process and wait until W&B answers or its time is up.
 
         Args:
-            run_folder: What is mirrored.
-            from_step: W&B knows the rows up to this step.
+            run_folder: The folder to mirror.
+            from_step: W&B already has the rows up to this step.
 
         Raises:
-            SettingsError: W&B refuses key, entity or project.
+            SettingsError: W&B refuses the key, the entity or the project.
             OSError: The process cannot be started.
         """
         self.run_folder = run_folder
@@ -112,17 +112,17 @@ class Mirror:
                 stderr=log,
                 text=True,
                 env=self.environ,
-                # A Ctrl-C at the terminal is for the trainer, which ends the mirror in order.
+                # Ctrl-C at the terminal is meant for the trainer, which then ends the mirror.
                 start_new_session=True,
             )
 
     def check(self) -> None:
-        """Log what the mirror reported meanwhile; waits for nothing."""
+        """Log new messages of the mirror, without waiting."""
         while not self._messages.empty():
             self._report(self._messages.get())
 
     def close(self, exit_code: int) -> None:
-        """Let the mirror send the rest, for as long as WANDB_FINISH_TIMEOUT says, then end it."""
+        """Let the mirror send the rest for up to WANDB_FINISH_TIMEOUT, then end it."""
         time_to_finish = time_limit(self.environ, "WANDB_FINISH_TIMEOUT") + MARGIN_SECONDS
         deadline = time.monotonic() + time_to_finish
         last_kind = None
@@ -139,7 +139,7 @@ class Mirror:
             self._kill(_EXIT_SECONDS if last_kind in _LAST_KINDS else 0.0)
         if last_kind != "done":
             logger.warning(
-                "W&B: not everything was sent (see %s). Later: %s",
+                "W&B: not everything was sent (see %s). To send it later: %s",
                 self.run_folder / LOG,
                 self.sync_command,
             )
@@ -154,22 +154,24 @@ class Mirror:
             self._process.stdin.write(f"{exit_code}\n")
             self._process.stdin.close()
         except OSError:
-            logger.warning("W&B: the mirror has ended already")
+            logger.warning("W&B: the mirror has already exited")
 
     def _report(self, message: _Message) -> None:
         if message.kind in _GOOD_KINDS:
             logger.info("W&B: %s", message.text)
             return
-        # Once is enough: the others are in the mirror's log.
+        # Reported only once; the mirror's log has the rest.
         if not self._in_trouble:
             logger.warning(
-                "W&B: %s; training continues. Later: %s", message.text, self.sync_command
+                "W&B: %s; training continues. To send the run later: %s",
+                message.text,
+                self.sync_command,
             )
         if message.kind == "trouble":
             self._in_trouble = True
 
     def _next_message(self, deadline: float) -> _Message:
-        """Return the mirror's next message; one of kind `_ENDED` when none will come in time."""
+        """Return the mirror's next message, or one of kind `_ENDED` if none comes in time."""
         while True:
             time_left = deadline - time.monotonic()
             if time_left <= 0:
@@ -196,7 +198,7 @@ class Mirror:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=patience)
         with suppress(ProcessLookupError, PermissionError):
-            # W&B's own process is in the mirror's group.
+            # W&B's own process is in the mirror's process group.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -208,6 +210,6 @@ def unsent_folders(run_folder: Path) -> list[Path]:
 
 
 def sync_line(folders: list[Path]) -> str:
-    """Return the command that sends offline runs."""
+    """Return a line with the command that uploads offline runs."""
     paths = shlex.join(str(folder) for folder in folders)
-    return f"recorded on this disk; to send it: .venv/bin/wandb sync {paths}"
+    return f"recorded on this disk; to upload it: .venv/bin/wandb sync {paths}"

@@ -1,9 +1,9 @@
-"""What every monitor is: something that receives the metrics of each step.
+"""The base class of monitors, which receive the metrics of each step.
 
-A monitor that fails never stops the training: the first failure is reported, and the run continues.
-A monitor that is misconfigured stops the run before its first step, by a SettingsError in `start`.
-To add one, subclass `Monitor` in a file of its own, name it in `callback.make_monitors`, and, if
-users choose it, in `settings.values.MONITORS`.
+A failing monitor never stops the training: its first failure is reported, and the run continues. A
+misconfigured monitor stops the run before its first step by raising a SettingsError in `start`. To
+add a monitor, subclass `Monitor` in a new file, add it to `callback.make_monitors` and, if users
+can choose it, to `settings.values.MONITORS`.
 """
 
 import logging
@@ -28,56 +28,56 @@ class StepRow:
     seconds: float
     """Time since this process began, in seconds."""
     metrics: Mapping[str, Any]
-    """Figures by name, e.g. {"score/mean": 1.5}; None where a step had nothing to measure."""
+    """Figures by name, e.g. {"score/mean": 1.5}; None if a step had nothing to measure."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as `metrics.jsonl` has it."""
+        """Return the row as it is written to `metrics.jsonl`."""
         return {"step": self.step, "seconds": round(self.seconds, 2), **self.metrics}
 
 
 class Monitor:
-    """Base class of all monitors; each method does nothing here."""
+    """Base class of all monitors; its methods do nothing."""
 
     name = "monitor"
-    """What messages call it."""
+    """Name of the monitor in messages."""
 
     def start(self, step: int) -> None:
         """Prepare before the first step.
 
         Args:
-            step: Steps done before: 0, or those of the checkpoint that a run resumes from. What was
-                recorded of later steps must not appear twice.
+            step: Number of steps already done: 0, or the step of the checkpoint that the run
+                resumes from. Later steps that were already recorded must not appear twice.
 
         Raises:
-            SettingsError: It is misconfigured, which ends the run.
+            SettingsError: The monitor is misconfigured, which ends the run.
         """
 
     def log(self, row: StepRow) -> None:
         """Receive the metrics of one step."""
 
     def finish(self, exit_code: int) -> None:
-        """Close after the last step, also of a run that was stopped.
+        """Close the monitor after the last step, or when the run is stopped.
 
         Args:
-            exit_code: 0 for a run that ended as it should.
+            exit_code: 0 for a run that finished normally.
         """
 
 
 class MonitorGroup:
-    """Calls several monitors, none of which can stop the training once it has begun."""
+    """Calls several monitors; none of them can stop the training once it has started."""
 
     def __init__(self, monitors: Sequence[Monitor]) -> None:
         self._monitors = list(monitors)
         self._reported: set[Monitor] = set()
 
     def start(self, step: int) -> None:
-        """Start every monitor; one that cannot be started is reported and left out.
+        """Start every monitor; one that cannot be started is reported and skipped.
 
         Args:
             step: See `Monitor.start`.
 
         Raises:
-            SettingsError: A monitor is misconfigured. Those that were started are closed.
+            SettingsError: A monitor is misconfigured. The monitors started before it are closed.
         """
         started: list[Monitor] = []
         for monitor in self._monitors:
@@ -94,7 +94,7 @@ class MonitorGroup:
         self._monitors = started
 
     def log(self, row: StepRow) -> None:
-        """Hand the metrics of one step to every monitor."""
+        """Pass the metrics of one step to every monitor."""
         for monitor in self._monitors:
             self._guard(monitor, "failed", partial(monitor.log, row))
 
@@ -109,7 +109,7 @@ class MonitorGroup:
         try:
             call()
         except Exception as error:
-            # Whatever it is: monitoring must not end a training.
+            # No failure of monitoring may end the training.
             self._report(monitor, what, error)
 
     def _report(self, monitor: Monitor, what: str, error: Exception) -> None:
@@ -117,7 +117,7 @@ class MonitorGroup:
             return
         self._reported.add(monitor)
         logger.warning(
-            "%s %s (%s: %s); training continues, and this is not reported again",
+            "%s %s (%s: %s); training continues, and further failures of it are not reported",
             monitor.name,
             what,
             type(error).__name__,

@@ -1,6 +1,6 @@
-"""From a run folder into an open run at W&B: rows, sample games, artifacts.
+"""Publish a run folder to an open run at W&B: rows, sample games, artifacts.
 
-One failure stops none of the others.
+A failure of one of them does not stop the others.
 """
 
 import logging
@@ -34,47 +34,47 @@ BEST = "best"
 """Alias of the best artifact."""
 REPLAY = "replay.html"
 LOGS = ("train.log", "server.log")
-"""Files of the run folder that become files of the run at W&B when it ends."""
+"""Files of the run folder that are uploaded to W&B when the run ends."""
 
 _OF_LAST_STEP = ("step", "seconds")
-"""What a row for several steps has of the last of them, instead of a mean."""
+"""Fields of a row for several steps that are taken from the last step, not averaged."""
 _START = 0
-"""Step of the adapters that training began with."""
+"""Step of the initial adapters."""
 
 GamesPage = Callable[[Path, Settings], str]
-"""Makes a page of recorded games of a run folder, empty where there are none."""
+"""Renders a page of a run folder's recorded games; empty if there are none."""
 
 
 @dataclass
 class Publisher:
-    """Publishes one run folder, from a step on: W&B already knows what was there before."""
+    """Publishes one run folder from a step on; W&B already has everything up to that step."""
 
     run: WandbRun
     """The open run at W&B."""
     record: WandbRecord
-    """What the run folder knows of it."""
+    """The run folder's record of that run."""
     settings: Settings
     """WANDB_LOG_MODEL, UPLOAD_CKPT_TO_WANDB, LOGGING_STEPS and the artifact's name and aliases are
-    taken from here."""
+    used."""
     run_folder: Path
-    """What is published."""
+    """The folder to publish."""
     from_step: int
-    """Rows and checkpoints up to this step are left out."""
+    """Rows and checkpoints up to this step are skipped."""
     games_page: GamesPage
-    """`report.games.newest_games_page`, which stands above this package."""
+    """`report.games.newest_games_page`, which is in a layer above this package."""
     trouble: Callable[[str], None]
-    """Receives one sentence at the first failure of each kind."""
+    """Receives one sentence for the first failure of each kind."""
 
     def __post_init__(self) -> None:
-        """Note in the run folder which run this is."""
+        """Record the run in the run folder."""
         self._metrics_file = self.run_folder / METRICS
         self._read_bytes = 0
-        """Of the metrics file, up to the end of the last row that was sent."""
+        """Position in the metrics file after the last row that was sent."""
         self._interval = Interval(self.settings.logging_steps)
         self._failed: set[str] = set()
-        """What has failed so far, for `_guard`."""
+        """Kinds of failures so far, for `_guard`."""
         self._published: set[int] = set()
-        """Steps of the checkpoints that were handled."""
+        """Steps of the checkpoints that were published."""
         self.record.project = self.settings.wandb_project
         self.record.entity = self.settings.wandb_entity or ""
         self.record.mode = self.run.mode
@@ -86,7 +86,7 @@ class Publisher:
         """Send what is new since the last call.
 
         Args:
-            everything: Send also a checkpoint whose validation is still going on.
+            everything: Also send a checkpoint whose validation is not finished.
         """
         with self._guard("metrics"):
             for row in self._new_rows():
@@ -97,8 +97,8 @@ class Publisher:
                 self._log_rest()
         with self._guard("checkpoints"):
             checkpoints = self._new_checkpoints()
-            # W&B calls `latest` what comes last, so an alias cannot be given to an earlier version
-            # afterwards: a checkpoint waits for its validation, which may call it the best.
+            # W&B gives `latest` to the version uploaded last, so an earlier version cannot get an
+            # alias later: a checkpoint waits for its validation, which may make it the best.
             awaited = None
             if checkpoints and not everything:
                 awaited = self._awaited_step(max(checkpoints))
@@ -123,10 +123,10 @@ class Publisher:
     def close(self, exit_code: int) -> bool:
         """Send the rest and finish.
 
-        At last the newest checkpoint goes up with CKPT_ARTIFACT_ALIASES, if the settings say so.
+        If the settings request it, the newest checkpoint is uploaded with CKPT_ARTIFACT_ALIASES.
 
         Returns:
-            Whether everything went where it should.
+            Whether everything was sent.
         """
         self.publish_new(everything=True)
         settings = self.settings
@@ -147,7 +147,7 @@ class Publisher:
     def _publish_final(self, newest: Path, step: int) -> None:
         """Send the newest checkpoint.
 
-        The one that validation chose goes before it, unless it is at W&B as `best` already.
+        The checkpoint that validation chose is sent first, unless W&B already has it as `best`.
         """
         with self._guard("validation"):
             chosen = self._chosen_step()
@@ -161,7 +161,7 @@ class Publisher:
         self.artifact(newest, step, self.settings.ckpt_artifact_aliases)
 
     def _send_last_validation(self) -> None:
-        """Send the validation of the version after the last step, which no row has."""
+        """Send the validation of the version after the last step, which is in no row."""
         steps = [row["step"] for row in read_history(self._metrics_file)]
         last_step = max(steps, default=0)
         scores = {}
@@ -172,7 +172,7 @@ class Publisher:
             self.run.log_row({"step": last_step, **scores})
 
     def artifact(self, checkpoint: Path, step: int, aliases: Sequence[str]) -> None:
-        """Make a checkpoint an artifact.
+        """Upload a checkpoint as an artifact.
 
         Args:
             checkpoint: Its folder.
@@ -207,7 +207,7 @@ class Publisher:
             write_record(self.run_folder, self.record)
 
     def samples(self, step: int) -> None:
-        """Send games of the newest recorded step as a page."""
+        """Send the games of the newest recorded step as a page."""
         with self._guard("sample games"):
             page = self.games_page(self.run_folder, self.settings)
             if page:
@@ -217,19 +217,19 @@ class Publisher:
     def _is_best(
         self, step: int, score: RunningScore | None, earlier: Sequence[RunningScore | None]
     ) -> bool:
-        """Tell whether a checkpoint is the best so far: by validation if there is one."""
+        """Tell whether a checkpoint is the best so far, by validation if there is any."""
         if self.settings.eval_steps:
             return self._chosen_step() == step
         return self._has_common_score and is_best(score, earlier)
 
     @property
     def _has_common_score(self) -> bool:
-        # When players play against each other, the score of their own games does not say who plays
-        # well.
+        # When players compete with each other, the score of their own games does not show how well
+        # they play.
         return self.settings.setup().spec.has_common_score
 
     def _chosen_step(self) -> int:
-        """Return the step of the version that did best in validation; 0: none, or the start."""
+        """Return the step of the best version in validation; 0: none, or the initial adapters."""
         if not self.settings.eval_steps:
             return _START
         best = best_of(read_validations(self.run_folder))
@@ -238,7 +238,7 @@ class Publisher:
         return best.step
 
     def _awaited_step(self, newest: int) -> int | None:
-        """Return the newest checkpoint's step while its validation is going on, else None."""
+        """Return the newest checkpoint's step while its validation is unfinished, else None."""
         if not self.settings.eval_steps or newest % self.settings.eval_steps:
             return None
         validations = read_validations(self.run_folder)
@@ -273,7 +273,7 @@ class Publisher:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """Keep a failure in the block from stopping the rest; the first of its kind is reported."""
+        """Keep a failure in the block from stopping the rest; report the first of its kind."""
         try:
             yield
         except Exception as error:

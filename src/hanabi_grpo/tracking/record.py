@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 RECORD = "wandb.json"
 
 _SCORE_STEPS = 10
-"""Steps that a running score is of, at most."""
+"""Most steps in a running score."""
 _ID_LETTERS = 12
 _RUN_DEPTHS = ("", "*/", "*/*/")
 """How deep below a root `find_recorded` looks for run folders."""
@@ -31,8 +31,8 @@ _RUN_DEPTHS = ("", "*/", "*/*/")
 class RunningScore:
     """Mean score of the training games in the last steps up to a checkpoint.
 
-    These are sampled games on training tasks, played by the versions that led to the checkpoint; a
-    score on held-out tasks is what `hanabi-grpo evaluate` measures.
+    The games were sampled on training tasks by the policy versions that led to the checkpoint.
+    `hanabi-grpo evaluate` measures the score on held-out tasks.
     """
 
     step: int
@@ -40,10 +40,10 @@ class RunningScore:
     mean: float
     """Mean of the steps' mean scores."""
     standard_error: float | None
-    """Of the mean, from the spread of the steps' means, so that tasks, sampling and what was
-    learned meanwhile are in it; None for a single step."""
+    """Standard error of the mean, from the spread of the steps' means, so that it includes the
+    variation of tasks, sampling and learning progress; None for a single step."""
     num_steps: int
-    """Steps it is of, at most 10."""
+    """Number of steps, at most 10."""
 
     @property
     def text(self) -> str:
@@ -63,7 +63,7 @@ def running_score(rows: Iterable[Mapping[str, Any]], step: int) -> RunningScore 
         step: The checkpoint's step.
 
     Returns:
-        Its score; None when no step up to it had one.
+        Its score; None if no step up to the checkpoint has one.
     """
     scores = []
     for row in rows:
@@ -82,13 +82,13 @@ def running_score(rows: Iterable[Mapping[str, Any]], step: int) -> RunningScore 
 
 
 def is_best(score: RunningScore | None, earlier: Iterable[RunningScore | None]) -> bool:
-    """Tell whether a checkpoint is better than all before it.
+    """Tell whether a checkpoint is better than all earlier ones.
 
-    A score of fewer than 10 steps loses to any full one.
+    A score over fewer than 10 steps ranks below any score over 10 steps.
 
     Args:
-        score: The checkpoint's score; None: it has none, and is not the best.
-        earlier: Scores of the others; those of the same step do not count.
+        score: The checkpoint's score; None: it has no score, and is not the best.
+        earlier: Scores of the others; those of the same step are ignored.
     """
     if score is None:
         return False
@@ -105,7 +105,7 @@ def _rank(score: RunningScore) -> tuple[bool, float]:
 
 
 class ArtifactRecord(BaseModel):
-    """One artifact as it was handed to W&B, or to the run's files on this disk."""
+    """One artifact as it was sent to W&B or written to the run's files on this disk."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -114,9 +114,9 @@ class ArtifactRecord(BaseModel):
     name: str
     aliases: list[str]
     folder: str
-    """Below the run folder, e.g. "artifacts/step_50"."""
+    """Path in the run folder, e.g. "artifacts/step_50"."""
     mode: str
-    """"online" or "offline", at that time."""
+    """"online" or "offline" at that time."""
     score: float | None = None
     """See `RunningScore`."""
     standard_error: float | None = None
@@ -124,7 +124,7 @@ class ArtifactRecord(BaseModel):
 
     @property
     def as_score(self) -> RunningScore | None:
-        """The score at that time; None when there was none."""
+        """The score at that time; None if there was none."""
         if self.score is None:
             return None
         return RunningScore(
@@ -136,16 +136,16 @@ class ArtifactRecord(BaseModel):
 
 
 class WandbRecord(BaseModel):
-    """What a resumed run must know of the run at W&B."""
+    """What a resumed run needs to know about the run at W&B."""
 
     model_config = ConfigDict(extra="forbid")
 
     id: str = Field(pattern=r"^[a-z0-9]{4,64}$")
-    """Made once; a run that is resumed continues in the same run at W&B."""
+    """Created once; a resumed run continues the same run at W&B."""
     project: str = ""
     entity: str = ""
     mode: str = ""
-    """Of the last process: "online" or "offline"."""
+    """Mode of the last process: "online" or "offline"."""
     url: str = ""
     """The run's page."""
     artifacts: list[ArtifactRecord] = []
@@ -159,7 +159,7 @@ class WandbRecord(BaseModel):
         """Add an artifact.
 
         An alias belongs to one version only: an earlier artifact of that name and mode loses it.
-        There is one entry for each step and mode; an artifact that is made again keeps its aliases.
+        There is one entry for each step and mode; an artifact that is rebuilt keeps its aliases.
         """
         versions = []
         for artifact in self.artifacts:
@@ -175,7 +175,7 @@ class WandbRecord(BaseModel):
 
 
 def read_record(run_folder: Path) -> WandbRecord:
-    """Return a run's record; a new one, with a new id, where there is none or it cannot be read."""
+    """Return a run's record, or a new one with a new id if it is missing or unreadable."""
     path = run_folder / RECORD
     try:
         return WandbRecord.model_validate_json(read_bytes(path, MAX_DOCUMENT_BYTES))
@@ -183,14 +183,14 @@ def read_record(run_folder: Path) -> WandbRecord:
         pass
     except (OSError, ValueError) as error:
         logger.warning(
-            "%s cannot be read (%s): this is a new run at W&B", path, type(error).__name__
+            "%s cannot be read (%s): starting a new run at W&B", path, type(error).__name__
         )
     return WandbRecord(id=uuid.uuid4().hex[:_ID_LETTERS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedArtifact:
-    """An artifact that a run recorded and that lies on this disk."""
+    """An artifact on this disk that a run recorded."""
 
     run_folder: Path
     folder: Path
@@ -198,14 +198,14 @@ class RecordedArtifact:
 
 
 def find_recorded(wanted: WandbPlace, roots: Iterable[Path]) -> list[RecordedArtifact]:
-    """Return the artifacts of a name and alias that lie on this disk, one for each run.
+    """Return the artifacts on this disk with a given name and alias, one for each run.
 
-    Of a run that has several, the last one counts; so `latest` is the last one.
+    If a run has several, the last one counts, so `latest` is the last one.
 
     Args:
-        wanted: Entity, project, name and alias. A run that was recorded without an entity may
-            belong to any.
-        roots: Run folders, or folders of them.
+        wanted: Entity, project, name and alias. A run that was recorded without an entity matches
+            any entity.
+        roots: Run folders, or folders that contain run folders.
     """
     artifacts = {}
     for run_folder in _recorded_runs(roots):
@@ -225,7 +225,7 @@ def find_recorded(wanted: WandbPlace, roots: Iterable[Path]) -> list[RecordedArt
 
 
 def _recorded_runs(roots: Iterable[Path]) -> list[Path]:
-    """Return the run folders at and below these folders that have a record."""
+    """Return the run folders with a record at and below these folders."""
     runs = []
     for root in roots:
         for depth in _RUN_DEPTHS:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FOLDER = "tensorboard"
-"""Of the run folder."""
+"""Folder of the event files in the run folder."""
 
 
 class TensorBoardMonitor(Monitor):
     """Writes every finite figure of a step as a scalar.
 
-    The files are flushed after each step, so that a run that is killed leaves all its steps.
+    The files are flushed after each step, so that a killed run loses no steps.
     """
 
     name = "TensorBoard"
@@ -36,7 +36,7 @@ class TensorBoardMonitor(Monitor):
         checkpoint.
 
         Args:
-            step: Steps done before.
+            step: Number of steps already done.
 
         Raises:
             SettingsError: The package is not installed.
@@ -46,13 +46,13 @@ class TensorBoardMonitor(Monitor):
         except ImportError as error:
             raise SettingsError(
                 f"REPORT_TO=tensorboard: the package tensorboard cannot be imported ({error}). "
-                "Install it in this environment (bash tools/setup.sh does), or leave it out of "
-                "REPORT_TO."
+                "Install it in this environment (bash tools/setup.sh does), or remove tensorboard "
+                "from REPORT_TO."
             ) from error
         self._writer = SummaryWriter(log_dir=str(self._folder), purge_step=step + 1)
 
     def log(self, row: StepRow) -> None:
-        """Write the figures of one step; what is absent, no number or not finite is left out."""
+        """Write the figures of one step, except those that are absent or not finite numbers."""
         if self._writer is None:
             return
         for name, value in row.metrics.items():

@@ -19,12 +19,12 @@ class _Figure:
     name: str
     """Its name in the metrics."""
     label: str
-    """What stands before its value, with the space between it and the figure before."""
+    """Text before the value, including the space after the previous figure."""
     form: str
     """How its value is formatted."""
 
     def text(self, metrics: Mapping[str, Any]) -> str:
-        """Return label and value; "" where the step has none."""
+        """Return label and value; "" if the step has no value."""
         value = metrics.get(self.name)
         if value is None:
             return ""
@@ -36,7 +36,7 @@ _SCORE_FIGURES = (
     _Figure("score/se", " ±", ".2f"),
 )
 _VERSUS_FIGURES = (_Figure("exploitability", "  exploitability", ".3f"),)
-"""Where players play against each other; the mean return of one seat says nothing in self-play."""
+"""For competing players; in self-play, the mean return of one seat is not informative."""
 _OTHER_FIGURES = (
     _Figure("illegal_per_game", "  illegal", ".2f"),
     _Figure("unparsable_per_game", "  unparsable", ".2f"),
@@ -54,32 +54,33 @@ class TerminalMonitor(Monitor):
     name = "the terminal's line"
 
     def __init__(self, *, has_common_score: bool = True) -> None:
-        """Prepare.
+        """Choose the figures.
 
         Args:
-            has_common_score: Whether one score says how well all players played; otherwise their
+            has_common_score: Whether one score measures how well all players played; otherwise the
                 exploitability is shown in the steps that measure it.
         """
         outcome = _SCORE_FIGURES if has_common_score else _VERSUS_FIGURES
         self._figures = (*outcome, *_OTHER_FIGURES)
         self._first_step: int | None = None
-        """First step of this process."""
+        """First step that this process logged."""
         self._first_time = 0.0
-        """When it ended, in seconds since the epoch."""
+        """Time at which it ended, in seconds since the epoch."""
 
     def log(self, row: StepRow) -> None:
-        """Log the step's figures and the time that is left."""
+        """Log the step's figures and the remaining time."""
         if self._first_step is None:
             self._first_step = row.step
             self._first_time = time.time()
         text = "".join(figure.text(row.metrics) for figure in self._figures)
         text += self._time_left(row)
-        logger.info("step %d/%d%s", row.step, row.max_steps, text or "  no usable game")
+        logger.info("step %d/%d%s", row.step, row.max_steps, text or "  no usable games")
 
     def _time_left(self, row: StepRow) -> str:
-        """Return the time to the run's end, from the mean time of a step.
+        """Return the remaining time of the run, estimated from the mean time of a step.
 
-        The first step of this process is left out: it waited for the server, and warmed up.
+        The first step of this process is excluded, because it includes waiting for the server and
+        warming up.
         """
         assert self._first_step is not None
         num_steps = row.step - self._first_step

@@ -1,9 +1,9 @@
-"""Which folders a run used for the checkpoints of other runs: start, partners, teachers, opponents.
+"""The folders that a run used for other runs' checkpoints: start, partners, teachers, opponents.
 
-`hanabi-grpo train` turns `RUN` (its newest checkpoint), `RUN@best`, `wandb:` and `hf:` references
-into a folder once, before the first step, and keeps that in `settings.json` of the run folder. All
-processes of the run read the same weights, and so does a resumed run, although the name may have
-moved on.
+Before the first step, `hanabi-grpo train` resolves `RUN` (its newest checkpoint), `RUN@best`,
+`wandb:` and `hf:` references to folders once, and records them in `settings.json` of the run
+folder. All processes of the run, and a resumed run, therefore read the same weights, even if the
+reference now points to something else.
 
 Example:
     "remote_checkpoints": {"wandb:team/hanabi/laptop:best": {"folder":
@@ -36,22 +36,22 @@ from hanabi_grpo.settings.teachers import parse_teachers
 from hanabi_grpo.tracking.checkpoints import fetch, pin_version
 
 KEY = "remote_checkpoints"
-"""Of `settings.json`."""
+"""Key in `settings.json`."""
 
 _ADVICE = "Put that folder back, or start a new run from the checkpoint with another OUTPUT_DIR."
 
 
 class UsedCheckpoint(BaseModel):
-    """What stood for one reference."""
+    """The checkpoint that one reference was resolved to."""
 
     folder: str
-    """Where the adapters are on this disk."""
+    """Folder of the adapters on this disk."""
     version: str
-    """The reference of exactly these weights, as far as W&B or the hub has such a name."""
+    """A reference to exactly these weights, if W&B or the hub has a name for them."""
     step: int
-    """Optimizer steps behind them."""
+    """Optimizer step of the checkpoint."""
     sha256: dict[str, str]
-    """Adapter to the digest of its weights' file."""
+    """Adapter name -> digest of its weight file."""
 
 
 _UsedCheckpoints = TypeAdapter(dict[str, UsedCheckpoint])
@@ -65,23 +65,25 @@ def fetch_used(
     is_resumed: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Find every checkpoint of other runs that is not named itself, and fetch what lies elsewhere.
+    """Resolve every reference to another run's checkpoint, and download remote ones.
 
-    What the run used before is used again. The newest checkpoint that a run had then may have been
-    removed since, by that run; then the one that it has now takes its place, and a line says so.
+    A resumed run uses the same checkpoints as before. If a reference was resolved to another run's
+    newest checkpoint and that run has since removed it, its present newest checkpoint is used
+    instead, and a line reports this.
 
     Args:
         settings: The run's settings, for start, partners and teachers.
         run_folder: The run.
         opponents: Checkpoints that have a seat in validations.
-        is_resumed: HANABI_START_FROM is not read then: weights come from the run's checkpoint.
-        say: Receives a line for each.
+        is_resumed: The run is resumed; HANABI_START_FROM is then ignored, because the weights come
+            from the run's own checkpoint.
+        say: Receives a line for each checkpoint.
 
     Returns:
-        What `settings.json` has under `KEY`.
+        The value of `KEY` in `settings.json`.
 
     Raises:
-        SettingsError: One cannot be fetched, or is not what the run used before.
+        SettingsError: A checkpoint cannot be fetched, or differs from the one used before.
     """
     used = recorded_checkpoints(run_folder)
     for place in dict.fromkeys([*_places(settings, is_resumed=is_resumed), *opponents]):
@@ -99,7 +101,7 @@ def fetch_used(
 
 
 def _places(settings: Settings, *, is_resumed: bool) -> list[Place]:
-    """Return where the checkpoints of start, partners and teachers are."""
+    """Return the places of the checkpoints of start, partners and teachers."""
     refs: list[object] = [partner.ref for partner in read_pool(settings)]
     refs += parse_teachers(settings).values()
     if not is_resumed:
@@ -110,7 +112,7 @@ def _places(settings: Settings, *, is_resumed: bool) -> list[Place]:
 
 
 def recorded_checkpoints(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
-    """Return what a run has used so far, by reference; nothing where there is no run yet.
+    """Return the checkpoints that a run has used so far, by reference; empty without a run.
 
     Raises:
         SettingsError: The run's record cannot be read.
@@ -126,28 +128,27 @@ def recorded_checkpoints(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
     except (OSError, ValueError, RecursionError, AttributeError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(
-            f"{path}: which remote checkpoints the run used cannot be read ({reason})."
+            f"{path}: the record of the checkpoints that the run used cannot be read ({reason})."
         ) from error
 
 
 def read_used(place: Place, run_folder: Path | None) -> tuple[Path, SavedAdapters]:
-    """Return where a checkpoint is, and its adapters.
+    """Return a checkpoint's folder, and its adapters.
 
     Args:
-        place: A checkpoint; a run, or what lies elsewhere, for which the folder counts that
-            `fetch_used` has recorded; or a run of which nothing is recorded, whose newest
-            checkpoint is meant.
-        run_folder: The run that uses it.
+        place: A checkpoint, a run, or a remote place. If `fetch_used` has recorded a folder for it,
+            that folder is read; for an unrecorded run, its newest checkpoint is.
+        run_folder: The run that uses the checkpoint.
 
     Raises:
-        SettingsError: It was not fetched for this run.
+        SettingsError: The checkpoint was not fetched for this run.
     """
     known = recorded_checkpoints(run_folder).get(str(place))
     if known is not None:
         place = Path(known.folder)
     if not isinstance(place, Path):
         raise SettingsError(
-            f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its "
+            f"{place}: was not fetched for this run; start the run with hanabi-grpo train or its "
             "script."
         )
     folder = newest_checkpoint(place)
@@ -168,12 +169,12 @@ def _use(place: Moving) -> UsedCheckpoint:
 def _use_run(
     place: Path, before: UsedCheckpoint | None, say: Callable[[str], None]
 ) -> UsedCheckpoint | None:
-    """Return the checkpoint that stands for a run; None for a checkpoint, or what is no run.
+    """Return the checkpoint that a run resolves to; None if the folder is not a run.
 
     Args:
         place: A folder.
-        before: What stood for it when the run that uses it began.
-        say: Receives a line where that is gone.
+        before: The checkpoint that it was resolved to when the run that uses it started.
+        say: Receives a line if that checkpoint is gone.
     """
     if before is not None and _is_as_it_was(before):
         return before
@@ -181,14 +182,14 @@ def _use_run(
         folder = newest_checkpoint(place)
         saved = read_adapters(folder)
     except (OSError, SettingsError):
-        # The trainer says what is wrong, and in which setting.
+        # The trainer reports what is wrong, and in which setting.
         return None
     if folder == place:
         return None
     if before is not None:
         say(
-            f"{place}: this run used {before.folder} (step {before.step}), which is not there as "
-            "it was; the newest checkpoint of now takes its place"
+            f"{place}: this run used {before.folder} (step {before.step}), which is missing or has "
+            "changed; the newest checkpoint is used instead"
         )
     return UsedCheckpoint(
         folder=str(folder), version=str(folder), step=saved.step, sha256=_digests(saved)
@@ -196,19 +197,19 @@ def _use_run(
 
 
 def _is_as_it_was(before: UsedCheckpoint) -> bool:
-    """Tell whether the folder that a run used has the same weights still."""
+    """Tell whether the folder that a run used still has the same weights."""
     with contextlib.suppress(OSError, SettingsError):
         return _digests(read_adapters(Path(before.folder))) == before.sha256
     return False
 
 
 def _use_again(reference: str, before: UsedCheckpoint) -> UsedCheckpoint:
-    """Return the checkpoint that the run used before, fetched again if its folder has changed."""
+    """Return the checkpoint that the run used before; fetch it again if its folder has changed."""
     if _is_as_it_was(before):
         return before
     problem = (
-        f"{reference}: this run used {before.folder} (step {before.step}), which is not there as "
-        "it was"
+        f"{reference}: this run used {before.folder} (step {before.step}), which is missing or has "
+        "changed"
     )
     place = parse_checkpoint(before.version).place
     if isinstance(place, Path):
@@ -221,13 +222,13 @@ def _use_again(reference: str, before: UsedCheckpoint) -> UsedCheckpoint:
         ) from error
     if now.sha256 != before.sha256:
         raise SettingsError(
-            f"{problem}, and {before.version} has other weights now ({now.folder}). {_ADVICE}"
+            f"{problem}, and {before.version} now has different weights ({now.folder}). {_ADVICE}"
         )
     return now
 
 
 def _digests(saved: SavedAdapters) -> dict[str, str]:
-    """Return the sha256 of each adapter's weights."""
+    """Return the SHA-256 of each adapter's weights."""
     digests = {}
     for name, (weights, _) in saved.adapters.items():
         digests[name] = hashlib.sha256(weights).hexdigest()

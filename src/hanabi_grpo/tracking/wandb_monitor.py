@@ -1,4 +1,4 @@
-"""W&B, with REPORT_TO=wandb: a process of its own mirrors the run folder, see `mirror`."""
+"""W&B, with REPORT_TO=wandb: a separate process mirrors the run folder, see `mirror`."""
 
 import logging
 from pathlib import Path
@@ -10,9 +10,9 @@ logger = logging.getLogger(__name__)
 
 
 class WandbMonitor(Monitor):
-    """Starts the mirror before the first step, and lets it send the rest after the last one.
+    """Starts the mirror before the first step, and lets it send the rest after the last step.
 
-    The rows themselves go through `metrics.jsonl`, which the mirror reads.
+    The mirror reads the rows from `metrics.jsonl`.
     """
 
     name = "W&B"
@@ -22,7 +22,7 @@ class WandbMonitor(Monitor):
         self._mirror: Mirror | None = None
 
     def start(self, step: int) -> None:
-        """Start the mirror; W&B already knows the rows up to `step`.
+        """Start the mirror; W&B already has the rows up to `step`.
 
         Raises:
             SettingsError: W&B refuses the key, the entity or the project.
@@ -30,15 +30,15 @@ class WandbMonitor(Monitor):
         try:
             self._mirror = Mirror(self._run_folder, step)
         except OSError as error:
-            logger.warning("W&B: its mirror cannot be started (%s); training continues", error)
+            logger.warning("W&B: the mirror cannot be started (%s); training continues", error)
 
     def log(self, row: StepRow) -> None:
-        """Log what the mirror reported meanwhile; waits for nothing."""
+        """Log new messages of the mirror, without waiting."""
         if self._mirror is not None:
             self._mirror.check()
 
     def finish(self, exit_code: int) -> None:
-        """Let the mirror send the last adapters, and close it; also for a run that was stopped."""
+        """Let the mirror send the last adapters, and close it, even if the run was stopped."""
         mirror = self._mirror
         self._mirror = None
         if mirror is not None:

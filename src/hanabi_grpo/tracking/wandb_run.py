@@ -1,8 +1,8 @@
-"""The run at W&B: opened, refused or kept on this disk; and what is written into it.
+"""The run at W&B: opening it online or offline, and writing to it.
 
-`wandb.init` raises CommError for everything: its text alone tells a service that cannot be reached,
-or answers with 5xx only, from the service's own no (key, entity, project).
-`tests/unit/test_tracking.py` fails when a new version words it differently.
+`wandb.init` raises CommError in all cases. Only its text distinguishes a service that cannot be
+reached, or answers only with 5xx, from a refusal by the service (key, entity, project).
+`tests/unit/test_tracking.py` fails if a new version changes the wording.
 """
 
 import json
@@ -21,31 +21,31 @@ from hanabi_grpo.tracking.artifact import commit
 from hanabi_grpo.tracking.record import WandbRecord
 
 SECONDS = {
-    # Until a run that nobody answers for is kept on this disk.
+    # Until a run is recorded on this disk because W&B does not answer.
     "WANDB_INIT_TIMEOUT": 15,
-    # For what is on its way when training ends.
+    # For data that is still being sent when training ends.
     "WANDB_FINISH_TIMEOUT": 120,
-    # Until a service that does not answer is given up.
+    # Until a request to a service that does not answer is abandoned.
     "WANDB_HTTP_TIMEOUT": 15,
 }
-"""W&B's time limits where the environment names none, in seconds."""
+"""Defaults of W&B's time limits, in seconds; the environment overrides them."""
 
 MARGIN_SECONDS = 30.0
-"""For closing, beyond the service's time."""
+"""Time for closing, in addition to the service's time."""
 
 _OWN_VARIABLES = "WANDB_"
-"""Beginning of the variables that W&B itself reads, its key among them."""
+"""Prefix of the variables that W&B itself reads, including its key."""
 _NO_ANSWER = re.compile(
     r"timed out|deadline exceeded|giving up after|dial tcp|connection re|no such "
     r"host|\bEOF\b|error (5\d\d|408|429)",
     re.IGNORECASE,
 )
-"""In the text of an error of a service that cannot be reached."""
+"""Matches the error text of a service that cannot be reached."""
 
 _ERROR_LEVEL = b'"level":"ERROR"'
-"""In a line of the log of W&B's own process."""
+"""Marks an error in the log of W&B's own process."""
 _REQUEST_FAILED = "api: "
-"""Beginning of such a line's message for a request that failed and may have been repeated."""
+"""Prefix of the message for a failed request, which may have been retried."""
 
 
 class Unreachable(Exception):
@@ -57,11 +57,12 @@ def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str
 
     Args:
         run_folder: Where W&B's files go.
-        environ: The environment of this process; what it says of W&B stays.
+        environ: The environment of this process; its W&B variables take precedence.
 
     Returns:
-        It with W&B's folders and time limits, and without secrets of others than W&B. Keys of
-        clouds go too: artifacts are uploaded to W&B itself, never to a bucket by reference.
+        The environment with W&B's folders and time limits, and without any secrets except W&B's.
+        Cloud credentials are removed, too: artifacts are uploaded to W&B itself, never to a bucket
+        by reference.
     """
     folder = run_folder.resolve()
     defaults = {
@@ -70,7 +71,7 @@ def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str
         "WANDB_CACHE_DIR": str(folder / "wandb" / "cache"),
         "WANDB_INIT_TIMEOUT": str(SECONDS["WANDB_INIT_TIMEOUT"]),
         "WANDB_FINISH_TIMEOUT": str(SECONDS["WANDB_FINISH_TIMEOUT"]),
-        # Crash reports to W&B's maker are not what WANDB_MODE=offline promises.
+        # Crash reports to W&B's developers would break the promise of WANDB_MODE=offline.
         "WANDB_ERROR_REPORTING": "false",
     }
     return {**defaults, **without_secrets(environ, keep=(_OWN_VARIABLES,))}
@@ -78,9 +79,9 @@ def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str
 
 @contextmanager
 def hidden_secrets() -> Iterator[None]:
-    """Take the secrets of others than W&B out of this process's environment, and put them back.
+    """Temporarily remove all secrets except W&B's from this process's environment.
 
-    W&B's library starts a process of its own, which inherits what is there at that moment.
+    W&B's library starts its own process, which inherits the environment at that moment.
     """
     before = dict(os.environ)
     kept = without_secrets(before, keep=(_OWN_VARIABLES,))
@@ -98,7 +99,7 @@ def time_limit(environ: Mapping[str, str], name: str) -> float:
 
     Args:
         environ: The environment.
-        name: A variable of `SECONDS`, whose value counts where the environment has no number.
+        name: A variable of `SECONDS`, whose value is used if the environment has no number.
     """
     try:
         return max(0.0, float(environ.get(name, SECONDS[name])))
@@ -110,7 +111,7 @@ class WandbRun:
     """One open run."""
 
     def __init__(self, run: Any) -> None:
-        """Wrap what `open_run` opened."""
+        """Wrap a run of the wandb library, see `open_run`."""
         self._run = run
         self.mode = "offline" if run.offline else "online"
         """Either "online" or "offline"."""
@@ -118,14 +119,14 @@ class WandbRun:
         """The run's page; empty offline."""
 
     def log_row(self, row: Mapping[str, Any]) -> None:
-        """Send a row of `metrics.jsonl`, without figures of null."""
+        """Send a row of `metrics.jsonl`, without null values."""
         self._run.log({name: value for name, value in row.items() if value is not None})
 
     def log_samples(self, step: int, page: str) -> None:
         """Send sample games, an HTML page."""
         import wandb
 
-        # The page brings its own style and its own rules on what may run.
+        # The page has its own style and its own content security policy.
         self._run.log({"step": step, "samples/replay": wandb.Html(page, inject=False)})
 
     def log_artifact(
@@ -134,24 +135,24 @@ class WandbRun:
         """Send every file of a folder as a `model` artifact.
 
         Args:
-            folder: It must stay until the run is finished.
+            folder: The folder, which must exist until the run is finished.
             name: The artifact's name.
             aliases: Its aliases.
-            metadata: Its facts.
+            metadata: The artifact's metadata.
         """
         import wandb
 
         artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
-        # Not copied: what is in artifacts/ does not change.
+        # Not copied, because the content of artifacts/ does not change.
         artifact.add_dir(str(folder), policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact, aliases=list(aliases))
 
     def save_files(self, folder: Path, names: Sequence[str]) -> None:
-        """Send files as they are now; those that are missing are left out.
+        """Send files as they are now; missing files are skipped.
 
         Args:
-            folder: It must stay until the run is finished.
-            names: Of files in it, by which the run has them.
+            folder: The folder of the files, which must exist until the run is finished.
+            names: Names of the files in the folder and at W&B.
         """
         for name in names:
             if (folder / name).is_file():
@@ -167,7 +168,7 @@ class WandbRun:
         try:
             self._run.finish(exit_code=exit_code)
         except TimeoutError as error:
-            raise Unreachable("not everything went up in time") from error
+            raise Unreachable("not everything was uploaded in time") from error
         if self.mode == "online":
             failure = _given_up(log)
             if failure:
@@ -175,16 +176,16 @@ class WandbRun:
 
 
 def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: str) -> WandbRun:
-    """Open a run, or continue the one of the record's id.
+    """Open a run, or continue the run with the record's id.
 
     Args:
-        settings: Project, entity and name; all of them become the run's config.
+        settings: The run's settings, with project, entity and name; they become the run's config.
         run_folder: Where W&B's files go.
-        record: Has the run's id.
+        record: The record with the run's id.
         mode: "online" or "offline".
 
     Raises:
-        SettingsError: W&B refuses key, entity or project.
+        SettingsError: W&B refuses the key, the entity or the project.
         Unreachable: W&B does not answer in time.
     """
     import wandb
@@ -202,7 +203,7 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
             settings=wandb.Settings(
                 console="off",
                 quiet=True,
-                # A diff of the checkout may hold anything; the commit is in the config.
+                # A diff of the checkout may contain anything; the commit is in the config.
                 disable_git=True,
                 disable_code=True,
                 finish_timeout_raises=True,
@@ -212,8 +213,8 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
     except (wandb.errors.Error, ValueError) as error:
         is_comm_error = isinstance(error, wandb.errors.CommError)
         if is_comm_error and _NO_ANSWER.search(str(error)):
-            # W&B's own process would still hold the id, and refuse it to the run that is recorded
-            # instead.
+            # W&B's own process would still hold the id and refuse it to the offline run that
+            # replaces this one.
             wandb.teardown()
             raise Unreachable(str(error).splitlines()[0]) from error
         raise _refusal(settings, error) from error
@@ -227,23 +228,22 @@ def _refusal(settings: Settings, error: Exception) -> SettingsError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return SettingsError(
         f"WANDB_PROJECT={settings.wandb_project!r}{entity}: W&B refuses this run ({reason}). "
-        "Look at the key (.venv/bin/wandb login), the project and the entity; or record on this "
-        "disk with WANDB_MODE=offline, or nowhere with REPORT_TO=none."
+        "Check the key (.venv/bin/wandb login), the project and the entity; or record on this "
+        "disk with WANDB_MODE=offline, or turn W&B off with REPORT_TO=none."
     )
 
 
 def _given_up(log: Path) -> str:
-    """Return what W&B's own process could not send, according to its log; "" when nothing.
+    """Return what W&B's own process failed to send, according to its log; "" if nothing.
 
-    `finish` itself does not report it.
+    `finish` itself does not report this.
     """
     with suppress(OSError, ValueError):
         for line in read_bytes(log, MAX_LOG_BYTES).splitlines():
             if _ERROR_LEVEL not in line:
                 continue
             message = str(json.loads(line).get("msg", ""))
-            # A request that failed may have been sent again; what was given up has a line of its
-            # own.
+            # A failed request may have been retried; an abandoned one has a line of its own.
             if message and not message.startswith(_REQUEST_FAILED):
                 return message
     return ""

@@ -1,9 +1,9 @@
-"""The model of machines without a GPU: a small Qwen3 that this package makes for any environment.
+"""The model for machines without a GPU: a small Qwen3 that this package builds for any environment.
 
 - `tokenizer`: one token per word, with a ChatML template.
 - `recipe`: everything that the result depends on, the games that it learns from, and its hash.
-- `network`: the architecture and its supervised start.
-- `build`: the folder with its card, cached; and the check of `data/tiny-model`, the model of
+- `network`: the architecture and its supervised pretraining.
+- `build`: the cached folder with its card, and the check of `data/tiny-model`, the model for
   Hanabi's default board.
 """
 

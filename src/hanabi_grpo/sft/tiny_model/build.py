@@ -1,4 +1,4 @@
-"""Make the tiny model's folder: cached by recipe, and never seen half written."""
+"""Build the tiny model's folder: cached by recipe, and never visible half-written."""
 
 import json
 import platform
@@ -19,11 +19,11 @@ from hanabi_grpo.terminal import VisibleConsole
 from hanabi_grpo.training import quiet
 
 TINY_MANIFEST = "tiny_model.json"
-"""In a tiny model's folder: the recipe that made it."""
+"""File in a tiny model's folder with the recipe that built it."""
 _PACKAGES = ("hanabi-grpo", "torch", "transformers", "open_spiel")
-"""Packages whose versions the manifest names."""
+"""Packages whose versions the manifest records."""
 _DEFAULT_DEDUCTIONS = "possible"
-"""HANABI_DEDUCTIONS where it is not set; the shipped model learned from such prompts."""
+"""Default of HANABI_DEDUCTIONS; the shipped model was trained on such prompts."""
 _CARD = """\
 ---
 license: apache-2.0
@@ -32,14 +32,14 @@ tags: [{env}, grpo]
 
 # A tiny {title} player
 
-It has learned from games of noisy scripts: it mostly moves legally and plays badly, which is what \
-a run starts from on a machine without a GPU. It knows the {words} of its presets and nothing else.
+It was pretrained on games of noisy scripts: it makes mostly legal moves and plays badly. Runs on \
+machines without a GPU start from it. It knows the {words} of its presets and nothing else.
 
 | | |
 |---|---|
 {table}
 
-This makes it again; another processor, version or number of threads may round sums in another way:
+This command rebuilds it. Another processor, version or thread count may round sums differently:
 
 ```bash
 {command}
@@ -50,24 +50,24 @@ This makes it again; another processor, version or number of threads may round s
 
 
 def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
-    """Make a folder with the model, its tokenizer, a card and a manifest.
+    """Build a folder with the model, its tokenizer, a card and a manifest.
 
-    A folder that the same recipe made is kept. The folder is complete or absent.
+    A folder built from the same recipe is kept. The folder is either complete or absent.
 
     Args:
         out: The folder.
-        recipe: What the model is made from.
-        force: Make it even if it is complete, and replace a folder of another kind.
+        recipe: The recipe of the model.
+        force: Build the model even if it is complete, and replace any other folder.
 
     Returns:
         The folder.
 
     Raises:
         HanabiGrpoError: A preset is unknown or not for this number of players.
-        RunFolderError: `out` is a file, or a folder that holds something else.
+        RunFolderError: `out` is a file, or a folder with other content.
     """
     quiet.before_imports()
-    # Not at the top: looking at the shipped model needs no torch.
+    # Imported here, because checking the shipped model needs no torch.
     import torch
 
     from hanabi_grpo.sft.tiny_model.network import trained_model
@@ -81,9 +81,9 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
     if not force and out.exists() and any(out.iterdir()):
         reason = _reason_to_rebuild(out, recipe_hash)
         if reason is None:
-            console.print(f"tiny model: {out} is there already (recipe {recipe_hash})")
+            console.print(f"tiny model: {out} already exists (recipe {recipe_hash})")
             return out
-        console.print(f"tiny model: {out} is built again: {reason}")
+        console.print(f"tiny model: {out} is rebuilt: {reason}")
     with new_folder(out) as folder:
         with Progress(console=console) as progress:
             trained = trained_model(chat, recipe, progress)
@@ -92,7 +92,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         made_with: dict[str, Any] = {"python": platform.python_version()}
         for name in _PACKAGES:
             made_with[name] = version(name)
-        # Their number decides how sums are rounded.
+        # The number of threads affects the rounding of sums.
         made_with["threads"] = torch.get_num_threads()
         (folder / "README.md").write_text(_card(recipe, folder, made_with), encoding="utf-8")
         facts = {
@@ -109,25 +109,25 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
 
 
 def _figures_text(figures: Mapping[str, Any]) -> str:
-    """Return the figures of games that the model has not learned from as text."""
+    """Return the figures of held-out games as text."""
     from hanabi_grpo.sft.learning import belief_text
 
     text = (
-        f"on other games of its teacher: loss {figures['loss']:.3f} nats a token, agreement "
+        f"on held-out games of its teacher: loss {figures['loss']:.3f} nats per token, agreement "
         f"{figures['accuracy']:.3f}"
     )
     if beliefs := belief_text(figures):
-        text += f"; belief loss in nats an answer: {beliefs}"
+        text += f"; belief loss in nats per answer: {beliefs}"
     return text
 
 
 def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
-    """Say that the shipped model is there, and warn where it has learned from other prompts.
+    """Report the shipped model, and warn if it was trained on different prompts.
 
     Args:
         folder: The shipped model.
-        legal_moves: HANABI_LEGAL_MOVES of the rollouts to come.
-        deductions: HANABI_DEDUCTIONS of the rollouts to come.
+        legal_moves: HANABI_LEGAL_MOVES of the coming rollouts.
+        deductions: HANABI_DEDUCTIONS of the coming rollouts.
     """
     console = VisibleConsole(stderr=True, soft_wrap=True)
     manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
@@ -141,28 +141,28 @@ def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
     for setting in other_prompts:
         name, _, _ = setting.partition("=")
         console.print(
-            f"tiny model: {folder} has learned from other prompts than those of HANABI_{setting}. "
-            f"One that has learned from such: {make} --out outputs/tiny-laptop-{name.lower()}, "
-            "then MODEL=that folder"
+            f"tiny model: {folder} was not trained on prompts with HANABI_{setting}. To build one "
+            f"that is: {make} --out outputs/tiny-laptop-{name.lower()}, then set MODEL to that "
+            "folder"
         )
 
 
 def _reason_to_rebuild(out: Path, recipe_hash: str) -> str | None:
-    """Return why a folder must be built again; None where it is what the recipe makes."""
+    """Return why a folder must be rebuilt; None if it was built from this recipe."""
     manifest = out / TINY_MANIFEST
     if not manifest.exists():
         raise RunFolderError(
-            f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose "
-            "another folder, or replace it with --force."
+            f"{out}: holds files that this command did not create (no {TINY_MANIFEST}); choose "
+            "another folder, or replace them with --force."
         )
     made_by = json.loads(manifest.read_text(encoding="utf-8")).get("recipe_hash")
     if made_by == recipe_hash:
         return None
-    return f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
+    return f"it was built from another recipe ({made_by}, expected {recipe_hash})"
 
 
 def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
-    """Return the card in Markdown; the folder holds the weights already."""
+    """Return the card in Markdown; the folder already contains the weights."""
     facts = {
         **asdict(recipe),
         "presets": ", ".join(recipe.presets),

@@ -1,4 +1,4 @@
-"""The architecture of a tiny model and its supervised start."""
+"""The architecture of a tiny model and its supervised pretraining."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,29 +17,29 @@ from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
 _BETAS = (0.9, 0.98)
-"""Of AdamW."""
+"""Betas of AdamW."""
 _MAX_GRAD_NORM = 1.0
 _HELD_OUT_GAMES = 100
-"""Games of each preset behind those that it learns from; small boards have few other starts."""
+"""Games of each preset after the training games; small boards have few other starts."""
 _HELD_OUT_BATCH = 32
 
 
 _INITIALIZER_RANGE = 0.07
 """Standard deviation of initial weights.
 
-About 1/sqrt(hidden_size), as a narrow model needs it; from the usual 0.02 it learns little for 200
+About 1/sqrt(hidden_size), which a narrow model needs; with the usual 0.02 it learns little for 200
 steps.
 """
 _PARTS_SHARE = 0.4
-"""Of `_INITIALIZER_RANGE`, for the vectors of parts.
+"""Share of `_INITIALIZER_RANGE` for the vectors of parts.
 
-A word has about six parts, so it begins about as long as a word that has none.
+A word has about six parts, so its initial vector is about as long as that of a word without parts.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The sizes of a network; the width of a head is 32."""
+    """The sizes of a network; each attention head has width 32."""
 
     hidden_size: int
     intermediate_size: int
@@ -49,20 +49,20 @@ class _Shape:
 
 
 _USUAL_SHAPE = _Shape(128, 384, 3, 4, 2)
-"""0.6 M parameters beside the embeddings."""
+"""0.6 M parameters without the embeddings."""
 _SHAPE_OF_JOINED_WORDS = _Shape(192, 576, 2, 6, 3)
-"""0.9 M beside the embeddings.
+"""0.9 M parameters without the embeddings.
 
-Where a word says what takes several otherwise, fewer layers and more room in each learn faster.
+If one word carries the information of several, fewer but wider layers learn faster.
 """
 
 _SHAPE_OF_TEXT = _Shape(256, 768, 3, 8, 4)
-"""2.4 M beside the embeddings: a fact has to be found among hundreds of tokens."""
+"""2.4 M parameters without the embeddings: facts have to be found among hundreds of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """A tiny model and how well it does on games that it has not learned from."""
+    """A tiny model and its figures on held-out games."""
 
     model: Any
     held_out: Mapping[str, Mapping[str, Any]]
@@ -70,11 +70,11 @@ class TrainedModel:
 
 
 def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> TrainedModel:
-    """Return the model that a recipe makes.
+    """Build and train the model of a recipe.
 
     Args:
-        chat: That of `Recipe.chat`.
-        recipe: What the model is made from.
+        chat: The chat format from `Recipe.chat`.
+        recipe: The recipe.
         progress: Shows the games and the steps.
     """
     samples: list[Sample] = []
@@ -101,15 +101,15 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Train
 def untrained_model(
     tokenizer: Any, word_parts: Mapping[str, Sequence[str]], *, reads_text: bool = False
 ) -> tuple[Any, WordParts | None]:
-    """Return an untrained Qwen3 in float32, and what its words share.
+    """Return an untrained Qwen3 in float32, and the parts that its words share.
 
-    It has 0.6 M parameters and the embeddings of a few hundred words, 0.9 M and the embeddings of
-    thousands of words that share parts, or 2.4 M and the embeddings of pieces of text.
+    Without the embeddings, it has 0.6 M parameters for a few hundred words, 0.9 M for thousands of
+    words that share parts, or 2.4 M for pieces of text.
 
     Args:
         tokenizer: Its tokenizer.
         word_parts: See `Recipe.word_parts`.
-        reads_text: Whether it reads the full style.
+        reads_text: Whether it reads prompts in the full style.
     """
     token_ids = {
         "eos_token_id": tokenizer.eos_token_id,
@@ -148,14 +148,14 @@ def warm_start(
 ) -> Iterator[float]:
     """Train a model in place on the reply tokens of samples.
 
-    Single turns come first, then whole conversations, as the recipe says. Two runs agree bit for
-    bit only with the same number of threads.
+    Depending on the recipe, single turns come first, then whole conversations. Two runs are
+    bit-identical only with the same number of threads.
 
     Args:
         model: The model.
         samples: Conversations.
         recipe: Steps, learning rate and batch size.
-        parts: What the model's words share.
+        parts: The parts that the model's words share.
 
     Yields:
         The loss of each step, in nats per reply token.
@@ -174,7 +174,7 @@ def warm_start(
         turns = []
         for sample in samples:
             turns += single_turns(sample)
-    # Each step has as many replies as whole conversations of that number have.
+    # Each step has as many replies as `batch_size` whole conversations.
     batch_size = _batch_size(samples, recipe.batch_size)
     turns_per_step = round(batch_size * len(turns) / len(samples))
     batches_of_turns = length_batches(turns, recipe.seed, turns_per_step)
@@ -198,9 +198,9 @@ def warm_start(
 
 
 def _batch_size(samples: Sequence[Sample], num_conversations: int) -> int:
-    """Return how many samples have as many learned replies as so many whole conversations.
+    """Return how many samples have as many learned replies as some whole conversations.
 
-    An answer to a question is a sample of one reply.
+    An answer to a question is a sample with one reply.
     """
     num_whole = sum(sample.question_start is None for sample in samples)
     if num_whole == len(samples):
@@ -216,8 +216,8 @@ def _batch_size(samples: Sequence[Sample], num_conversations: int) -> int:
 def single_turns(sample: Sample) -> list[Sample]:
     """Return each turn of a Hanabi conversation as a conversation of its own.
 
-    The first turn and the others start alike only where there is no system message and line breaks
-    cost no token.
+    The first turn and later turns start in the same way only if there is no system message and line
+    breaks are not tokens.
     """
     if sample.question_start is not None:
         start = sample.question_start
@@ -233,7 +233,7 @@ def single_turns(sample: Sample) -> list[Sample]:
 
 
 def _ends_of_replies(sample: Sample) -> list[int]:
-    """Return the position behind the last token of each learned reply."""
+    """Return the position after the last token of each learned reply."""
     last = len(sample.ids) - 1
     ends = []
     for position, is_reply in enumerate(sample.is_reply):

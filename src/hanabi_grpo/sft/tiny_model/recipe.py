@@ -1,4 +1,4 @@
-"""What a tiny model is made from: its words, the games that it learns from, and the hash of all."""
+"""The recipe of a tiny model: its words, the games that it learns from, and a hash of them."""
 
 import hashlib
 import json
@@ -26,16 +26,16 @@ from hanabi_grpo.sft.tiny_model.tokenizer import build_text_tokenizer, build_tok
 from hanabi_grpo.types import Episode, ReplyKind
 
 _VERSION = 1
-"""Raised when architecture, loss or schedule changes, which no probe of the data would show."""
+"""Incremented when architecture, loss or schedule changes, which the data's probes do not show."""
 _PARTS_VERSION = 1
-"""The same, of what concerns models whose words share parts alone."""
+"""The same for changes that only concern models whose words share parts."""
 _NO_LIMIT = 1 << 30
-"""Tokens of a conversation: more than any game has."""
+"""Token limit of a conversation: more than any game has."""
 _HASH_CHARACTERS = 16
 _WORD_GAMES = 500
-"""Random games from which the words of an environment are read."""
+"""Number of random games from which the words of an environment are collected."""
 _TURNS = 96
-"""Conversations of a step where each turn is one."""
+"""Conversations per step if each turn is a conversation."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4},
     "tic_tac_toe": {"num_games": 12000, "steps": 1200},
@@ -43,15 +43,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "sokoban": {"num_games": 12000, "steps": 1200},
     **{name: {"num_games": 6000, "steps": 500} for name in WORKFLOWS},
 }
-"""Fields of a recipe that an environment has of its own.
+"""Default fields of a recipe for specific environments.
 
-Single turns suit Hanabi because an observation there is the whole state.
+Single turns suit Hanabi, because an observation there shows the whole state.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that decides the weights, apart from the number of threads.
+    """Everything that determines the weights, except the number of threads.
 
     Example:
         Recipe.of("hanabi", presets=("laptop", "mini"), players=2, seed=42)
@@ -61,36 +61,37 @@ class Recipe:
     presets: tuple[str, ...] = ("laptop",)
     """In the order in which their words are numbered.
 
-    One of another environment has its name in front, e.g. "kuhn_poker:kuhn_poker".
+    A preset of another environment has that name as a prefix, e.g. "kuhn_poker:kuhn_poker".
     """
     players: int = 2
-    """Where the environment's config has such a field, and likewise the next one."""
+    """Used if the environment's config has such a field; the same holds for the next field."""
     legal_moves: bool = False
-    """True where the prompts list the legal moves, as in the rollouts (HANABI_LEGAL_MOVES)."""
+    """Whether prompts list the legal moves, as in the rollouts (HANABI_LEGAL_MOVES)."""
     deductions: str = "possible"
-    """What the prompts work out (HANABI_DEDUCTIONS)."""
+    """The deductions that prompts contain (HANABI_DEDUCTIONS)."""
     style: str = PromptStyle.COMPACT.value
-    """Of the prompts: `compact`, a word for each fact, or `full`, English with the rules
+    """Style of the prompts: `compact`, one word per fact, or `full`, English with the rules
     (HANABI_OBSERVATION in Hanabi, HANABI_STYLE elsewhere)."""
     teacher: str | None = None
     """The script whose games it learns from; None: those of the environment."""
     memory: str | None = None
-    """What a prompt holds of earlier turns (HANABI_MEMORY); None: the environment's default."""
+    """How much of earlier turns a prompt contains (HANABI_MEMORY); None: the environment's
+    default."""
     seed: int = 0
-    """Of the games, the initial weights and the order of batches."""
+    """Seed of the games, the initial weights and the order of batches."""
     steps: int = 300
     """Optimizer steps."""
     num_games: int = 2000
-    """Of each preset."""
+    """Games of each preset."""
     noise: float = 0.4
     """Share of the teacher's actions that are random.
 
-    They are learned as well, so the model moves legally and plays badly.
+    They are learned as well, so the model makes legal moves and plays badly.
     """
     batch_size: int = 18
-    """Conversations of one step."""
+    """Conversations per step."""
     single_turn_share: float = 0.0
-    """Share of the steps, the first ones, that learn from conversations of one turn."""
+    """Share of the steps, starting from the first, that use conversations of one turn."""
     learning_rate: float = 3e-3
     beliefs: PerPlayer = 0.0
     """Share of the learned replies that answer questions about hidden cards (`sft.beliefs`)."""
@@ -101,16 +102,16 @@ class Recipe:
 
         Args:
             env: The environment.
-            fields: Fields of the recipe; one that is None has its default.
+            fields: Fields of the recipe; None: the default.
         """
         environment = registry.get(env)
         values = {"noise": environment.teacher_noise, **_DEFAULTS.get(env, {})}
         if fields.get("style") == PromptStyle.FULL:
-            # A first turn has the rules in front of it, and is unlike the others.
+            # The first turn starts with the rules, unlike the others.
             values["single_turn_share"] = 0.0
         first_preset = next(iter(environment.presets.values()))
         if first_preset.window is not None or fields.get("memory") == "turn":
-            # A conversation has one reply there; so a step learns about as many as elsewhere.
+            # A conversation has only one reply; this gives about as many replies per step as usual.
             values.setdefault("batch_size", _TURNS)
         for name, value in fields.items():
             if value is not None:
@@ -140,7 +141,7 @@ class Recipe:
             environment = registry.get(env or self.env)
             if not environment.knows_preset(preset):
                 known = ", ".join(environment.presets)
-                problems.append(f"--preset {name}: {environment.name} has {known}.")
+                problems.append(f"--preset {name}: no such preset; {environment.name} has {known}.")
                 continue
             given = {}
             for field, value in fields.items():
@@ -165,7 +166,7 @@ class Recipe:
         return ChatFormat.from_tokenizer(build_text_tokenizer(self._texts()))
 
     def _texts(self) -> Iterator[str]:
-        """Yield the texts of random games, and what the teachers reply in theirs."""
+        """Yield the texts of random games, and the teachers' replies in their games."""
         for setup in self.setups():
             yield from game_texts(setup, num_games=_WORD_GAMES)
             for episode in self._episodes(setup, _WORD_GAMES):
@@ -175,7 +176,7 @@ class Recipe:
     def samples(
         self, setup: Setup[Any], chat: ChatFormat, num_games: int, *, first_game: int = 0
     ) -> Iterator[Sample]:
-        """Play games of the teachers in turn, every legal reply learned.
+        """Play games of the teachers in turn; every legal reply is learned.
 
         Args:
             setup: The game.
@@ -220,7 +221,7 @@ class Recipe:
             probes.append(list(first_sample.ids))
         fields = asdict(self)
         if self.deductions == "possible":
-            # Left out, so that models from before there were others keep their hash.
+            # Left out, so that models from before the setting existed keep their hash.
             del fields["deductions"]
         if self.style == PromptStyle.COMPACT:
             del fields["style"]
@@ -230,7 +231,7 @@ class Recipe:
             if fields[optional] is None:
                 del fields[optional]
         if self.env == HANABI:
-            # Spelled so that a recipe of one board has the same hash in every version of the
+            # In this form, so that a recipe for one board has the same hash in every version of the
             # package.
             del fields["env"]
             first_preset, *more_presets = fields.pop("presets")
@@ -246,7 +247,7 @@ class Recipe:
     def words(self) -> tuple[str, ...]:
         """Return the words of all presets, in the order in which the tokenizer numbers them.
 
-        There are none in the full style, whose tokenizer reads any text.
+        Empty in the full style, whose tokenizer reads any text.
         """
         from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 
@@ -256,7 +257,7 @@ class Recipe:
             return ()
         for setup in self.setups():
             if setup.env == HANABI:
-                # In the order of the shipped tokenizer, in which random games would not meet them.
+                # In the order of the shipped tokenizer, which random games would not reproduce.
                 vocabulary = compact_vocabulary(setup.config.spec(), setup.config.deductions)
             else:
                 vocabulary = game_words(setup, num_games=_WORD_GAMES)
@@ -264,7 +265,7 @@ class Recipe:
         return tuple(words)
 
     def word_parts(self) -> dict[str, tuple[str, ...]]:
-        """Return what words of the presets share with others, see `Environment.word_parts`."""
+        """Return the parts that words of the presets share, see `Environment.word_parts`."""
         parts: dict[str, tuple[str, ...]] = {}
         if self.style != PromptStyle.COMPACT:
             return parts
@@ -276,11 +277,11 @@ class Recipe:
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
     """Return the policies that play in turn.
 
-    In Hanabi it is the hint bot, elsewhere the environment's `teachers`. Where it names none, it is
-    random play in every other game, else its scripts.
+    In Hanabi this is the hint bot, elsewhere the environment's `teachers`. If the environment names
+    no teachers, random play alternates with its scripts.
     """
     if setup.env == HANABI:
-        # It draws its noise itself, as when the shipped model was made.
+        # The bot draws its own noise, as when the shipped model was built.
         from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
         return [rule_bot("hint-bot", noise)]

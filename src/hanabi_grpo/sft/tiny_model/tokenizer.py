@@ -1,4 +1,4 @@
-"""Tokenizers of tiny models: words of the compact style, or byte pairs of whole phrases."""
+"""Tokenizers of tiny models: words of the compact style, or byte pairs that span whole phrases."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,25 +15,25 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-"""ChatML without a think block: the tiny model answers at once."""
+"""ChatML without a think block: the tiny model answers directly."""
 
 
 TEXT_VOCABULARY = 4096
-"""Tokens of `build_text_tokenizer`, at most; 256 are bytes."""
+"""Most tokens of `build_text_tokenizer`; 256 of them are bytes."""
 _LONGEST_TOKEN = 32
-"""Bytes. A phrase fits, a whole line with several facts does not, so that facts stay apart."""
+"""In bytes. Fits a phrase but not a line with several facts, so that facts stay separate."""
 
 
 def build_tokenizer(vocabulary: Sequence[str]) -> Any:
-    """Return a transformers tokenizer over these words.
+    """Return a transformers tokenizer with these words.
 
-    Text is split at whitespace, so line breaks of the chat template cost no token; decoding gives
-    the words back with single spaces between them. A word outside the vocabulary becomes `<unk>`.
+    Text is split at whitespace, so line breaks of the chat template are not tokens; decoding joins
+    the words with single spaces. A word outside the vocabulary becomes `<unk>`.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     roles = ("system", "user", "assistant")
-    # A dict keeps the order and drops what comes twice.
+    # A dict keeps the order and drops duplicates.
     words = dict.fromkeys((*_SPECIAL, _UNKNOWN, *_THINK, *roles, *vocabulary))
     numbers = {word: number for number, word in enumerate(words)}
     core = Tokenizer(models.WordLevel(numbers, unk_token=_UNKNOWN))
@@ -42,15 +42,15 @@ def build_tokenizer(vocabulary: Sequence[str]) -> Any:
 
 
 def build_text_tokenizer(texts: Iterable[str], size: int = TEXT_VOCABULARY) -> Any:
-    """Return a transformers tokenizer that reads any text, learned from these.
+    """Return a transformers tokenizer for any text, trained on these texts.
 
-    Byte-pair encoding over bytes as in Qwen and GPT-2, but pairs are merged across spaces within a
-    line (SuperBPE, Liu et al., arXiv 2503.13423). The sentences that an environment repeats become
-    a few tokens, and another text is spelled out in bytes.
+    Byte-level byte-pair encoding as in Qwen and GPT-2, but pairs are merged across spaces within a
+    line (SuperBPE, Liu et al., arXiv 2503.13423). Sentences that an environment repeats become a
+    few tokens, and any other text is spelled out in bytes.
 
     Args:
-        texts: What players read and write.
-        size: Most tokens, the special ones included.
+        texts: Texts that players read and write.
+        size: Most tokens, including the special ones.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -71,11 +71,11 @@ def build_text_tokenizer(texts: Iterable[str], size: int = TEXT_VOCABULARY) -> A
 
 
 def _chat_tokenizer(core: Any, **special_tokens: str) -> Any:
-    """Return a transformers tokenizer around one of `tokenizers`, with ChatML's tokens.
+    """Wrap a tokenizer of `tokenizers` as a transformers tokenizer with ChatML's tokens.
 
     Args:
         core: The tokenizer.
-        **special_tokens: Further ones of transformers, such as `unk_token`.
+        **special_tokens: Further special tokens of transformers, such as `unk_token`.
     """
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast

@@ -1,12 +1,12 @@
-"""Estimators of HANABI_ADVANTAGE: how much better a turn was than its alternatives.
+"""Advantage estimators of HANABI_ADVANTAGE: how much better a turn was than its alternatives.
 
-One class in one file each. `base` says what an estimator is, `arithmetic` is what they share, and
-this file finds the others by itself: to add an estimator, add a file with a subclass of
-`Estimator`. The settings' choices, the checks of what goes together and the table in
-docs/learning.md follow from the registry.
+Each estimator is one class in one file. `base` defines the interface, `arithmetic` holds shared
+code, and this file discovers all estimators automatically: to add one, add a file with a subclass
+of `Estimator`. The settings' choices, the checks of incompatible settings and the table in
+docs/learning.md are derived from the registry.
 
-Nothing here imports torch or another package above `hanabi_grpo.types`, so that the settings, a
-lower room than `training`, can read the registry.
+Nothing here imports torch or a package above `hanabi_grpo.types`, so that the settings, which are a
+lower layer than `training`, can read the registry.
 """
 
 import importlib
@@ -55,8 +55,8 @@ __all__ = [
 def _find_estimators() -> Mapping[str, type[Estimator]]:
     """Import every file of this package and return its estimators by name.
 
-    They come in an order that file names do not decide: those that compare within a group, those
-    that compare over a step, those with something learned; each kind by name.
+    The order does not depend on file names: first the estimators that compare within a group, then
+    those that compare over a step, then those that need something learned; each kind by name.
     """
     classes: list[type[Estimator]] = []
     for module_info in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
@@ -80,22 +80,22 @@ def _sort_key(estimator: type[Estimator]) -> tuple[int, int, str]:
 
 
 ESTIMATORS: Mapping[str, type[Estimator]] = _find_estimators()
-"""By name, the values of HANABI_ADVANTAGE."""
+"""All estimators by name, which is the value of HANABI_ADVANTAGE."""
 GROUP_ESTIMATORS: tuple[str, ...] = tuple(
     name for name, estimator in ESTIMATORS.items() if not estimator.learns_from_flat_groups()
 )
-"""Those to which a group whose games all earned the same teaches nothing."""
+"""Estimators that learn nothing from a group whose episodes all have the same return."""
 DISCOUNTED: tuple[str, ...] = tuple(
     name for name, estimator in ESTIMATORS.items() if estimator.discounts
 )
-"""Those that read HANABI_GAMMA."""
+"""Estimators that read HANABI_GAMMA."""
 
 
 _TABLE_HEAD = (
     "`HANABI_ADVANTAGE`",
-    "a turn's credit",
-    "compared with",
-    "divided by the deviation",
+    "credit of a turn",
+    "baseline",
+    "divided by the standard deviation",
     "source",
 )
 
@@ -113,11 +113,11 @@ def make_estimator(
 
     Args:
         name: HANABI_ADVANTAGE.
-        scale: HANABI_ADVANTAGE_SCALE; None: as the estimator's source does.
-        gae_lambda: HANABI_GAE_LAMBDA, which estimators with a critic read.
-        gamma: HANABI_GAMMA, which the `DISCOUNTED` ones read.
-        normalize: HANABI_NORMALIZE; None: as the estimator's source does.
-        normalize_over: HANABI_NORMALIZE_OVER; None: as the estimator's source does.
+        scale: HANABI_ADVANTAGE_SCALE; None: as in the estimator's source.
+        gae_lambda: HANABI_GAE_LAMBDA, read by estimators with a critic.
+        gamma: HANABI_GAMMA, read by the `DISCOUNTED` estimators.
+        normalize: HANABI_NORMALIZE; None: as in the estimator's source.
+        normalize_over: HANABI_NORMALIZE_OVER; None: as in the estimator's source.
 
     Raises:
         SettingsError: There is no estimator of this name.
@@ -137,12 +137,12 @@ def make_estimator(
 
 
 def names_needing(*needs: Learned) -> tuple[str, ...]:
-    """Return the names of the estimators for which one of these has to be learned."""
+    """Return the names of the estimators that need one of these to be learned."""
     return tuple(name for name, estimator in ESTIMATORS.items() if estimator.needs in needs)
 
 
 def estimators_table() -> str:
-    """Return the Markdown table of all estimators, as docs/learning.md has it."""
+    """Return the Markdown table of all estimators that docs/learning.md contains."""
     lines = [f"| {' | '.join(_TABLE_HEAD)} |", f"|{'---|' * len(_TABLE_HEAD)}"]
     for name, estimator in ESTIMATORS.items():
         label = f"`{name}`"

@@ -1,4 +1,4 @@
-"""The arithmetic that estimators share: games and turns beside the means of others."""
+"""The arithmetic that estimators share: comparing episodes and turns with means of others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -7,13 +7,13 @@ from math import hypot
 from hanabi_grpo.types import Episode, Turn
 
 TurnValues = list[list[float]]
-"""A number per game and own turn of one player; an empty list for a game without a turn of it.
+"""One number per episode and turn of one player; an empty list for an episode without its turns.
 
-Example: [[0.93, 0.93], [-1.06], [0.13]] for three games with 2, 1 and 1 turns of the player.
+Example: [[0.93, 0.93], [-1.06], [0.13]] for three episodes with 2, 1 and 1 turns of the player.
 """
 
 EPSILON = 1e-4
-"""Added to every standard deviation, so that games that are all alike divide by no 0."""
+"""Added to every standard deviation, so that identical returns do not cause a division by 0."""
 
 
 def compare_games(
@@ -22,16 +22,16 @@ def compare_games(
     compare: Callable[[Sequence[float]], Sequence[float]],
     value_of: Callable[[Episode, int], float] = Episode.reward,
 ) -> TurnValues:
-    """Give every turn of a game the same number: how its game compares with the others.
+    """Give every turn of an episode the same number: how the episode compares with the others.
 
     Args:
-        episodes: Games of one pool.
-        player: Number of the seat. Only games in which it had a turn are compared.
-        compare: Makes of the values of all these games an advantage for each.
-        value_of: (episode, player) -> the game's value; its return by default.
+        episodes: Episodes of one pool.
+        player: Number of the seat. Only episodes in which it had a turn are compared.
+        compare: Turns the values of all these episodes into one advantage each.
+        value_of: (episode, player) -> the episode's value; its return by default.
 
     Returns:
-        The advantage of each game, once for each of the player's turns in it.
+        The advantage of each episode, once for each of the player's turns in it.
     """
     num_turns = []
     game_values = []
@@ -56,21 +56,21 @@ def lambda_advantages(
 ) -> dict[int, float]:
     """Return A_k = Σ_j (γλ)^j δ_{k+j} at the turns of a chain.
 
-    δ_k = r_k + γ V(s_{k+1}) − V(s_k). r_k is what the player receives from turn k on and before the
-    next turn of the chain; behind the last one nothing is expected. Turns of one step have one
-    state, see `state_value`.
+    δ_k = r_k + γ V(s_{k+1}) − V(s_k). r_k is the player's reward from turn k until before the next
+    turn of the chain; the value after the last turn is 0. Turns of one step share a state, see
+    `state_value`.
 
-    Source: generalised advantage estimation (arXiv 1506.02438), equation 16.
+    Source: generalized advantage estimation (arXiv 1506.02438), equation 16.
 
     Args:
-        episode: One game.
+        episode: The episode.
         player: Number of the seat whose rewards count.
-        chain: V(s_k) by the number of the turn that was made in s_k, see `LearnedValues.chain`.
+        chain: V(s_k) by the number of the turn taken in s_k, see `LearnedValues.chain`.
         decay: λ, from 0 to 1.
-        gamma: γ, what a state further along the chain is worth.
+        gamma: γ, the discount per state of the chain.
 
     Returns:
-        The advantage of each turn of the chain, by its number.
+        The advantage of each turn of the chain, by turn number.
     """
     advantages: dict[int, float] = {}
     reward = 0.0
@@ -95,15 +95,15 @@ def lambda_advantages(
 def state_value(values: Sequence[tuple[int, float]], player: int) -> float:
     """Return the value of the state in which a step's players were asked.
 
-    It is the player's own where it has one, else the mean over the others. Of a player that calls
-    tools only the first value counts: behind a call the state shows what the player has chosen, and
-    what is taken off for it would take the call's doing off.
+    This is the player's own value if it has one, else the mean over the other players. For a player
+    that calls tools, only its first value counts: after a call, the state reveals the player's
+    choice, so subtracting its value would also subtract the effect of the call.
 
     Args:
         values: (player, value) of the step's turns, the last turn first.
         player: Number of the seat.
     """
-    # What comes last stays.
+    # A dict keeps the last value of each player, which is its first turn.
     first_of_player = dict(values)
     if player in first_of_player:
         return first_of_player[player]
@@ -117,21 +117,21 @@ def token_advantages(
     decay: float,
     gamma: float = 1.0,
 ) -> dict[int, list[float]]:
-    """Return GAE over the tokens of a player's replies, by the number of the turn.
+    """Return GAE over the tokens of a player's replies, by turn number.
 
-    The chain is of the player's own tokens: s_k is what stands before one. What the player is paid
-    from a turn on until its next one is paid with the turn's last token; the state behind that is
-    the first one of its next turn.
+    The chain consists of the player's own tokens: s_k is the context before token k. The rewards
+    between a turn and the player's next turn are credited to the turn's last token, whose successor
+    state is the first state of the next turn.
 
-    Source: generalised advantage estimation (arXiv 1506.02438), equation 16, over tokens as in
+    Source: generalized advantage estimation (arXiv 1506.02438), equation 16, over tokens as in
     PPO of language models.
 
     Args:
-        episode: One game.
+        episode: The episode.
         player: Number of the seat.
-        values: V before each token of the reply, by the number of the turn; at least one each.
-        decay: λ, from 0 to 1, from token to token.
-        gamma: γ, from token to token.
+        values: V before each token of the reply, by turn number; at least one value each.
+        decay: λ per token, from 0 to 1.
+        gamma: γ per token.
     """
     advantages: dict[int, list[float]] = {}
     reward = 0.0
@@ -153,7 +153,7 @@ def token_advantages(
 
 
 def _steps_backwards(episode: Episode) -> list[list[tuple[int, Turn]]]:
-    """Return the numbered turns of each of the game's steps, the last step and turn first."""
+    """Return the numbered turns of each step of the episode, the last step and turn first."""
     backwards = list(enumerate(episode.turns))
     backwards.reverse()
     steps = []
@@ -163,7 +163,7 @@ def _steps_backwards(episode: Episode) -> list[list[tuple[int, Turn]]]:
 
 
 def mean_of_others(values: TurnValues, game: int) -> float | None:
-    """Return the mean over the turns of all games but one; None where they have no turn."""
+    """Return the mean over the turns of all episodes but one; None if those have no turns."""
     others = flatten([*values[:game], *values[game + 1 :]])
     if not others:
         return None
@@ -171,7 +171,7 @@ def mean_of_others(values: TurnValues, game: int) -> float | None:
 
 
 def flatten(values: TurnValues) -> list[float]:
-    """Return the values of all turns of all games in one list."""
+    """Return the values of all turns of all episodes in one list."""
     flat: list[float] = []
     for game in values:
         flat.extend(game)
@@ -179,25 +179,25 @@ def flatten(values: TurnValues) -> list[float]:
 
 
 def divisor(values: Sequence[float], scaled: bool) -> float:
-    """Return std + ε, or 1 where `scaled` is false."""
+    """Return std + ε, or 1 if `scaled` is false."""
     if not scaled:
         return 1.0
     return deviation(values) + EPSILON
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean, 0 of nothing."""
+    """Return the mean; 0 for an empty sequence."""
     if not values:
         return 0.0
     return sum(values) / len(values)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation (divided by n − 1), 0 of fewer than two values."""
+    """Return the sample standard deviation (divided by n − 1); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     average = mean(values)
-    # Not by squares: those of large values are infinite, and such a divisor would make every
-    # advantage a quiet 0.
+    # No explicit squares: they overflow to infinity for large values, and an infinite divisor would
+    # silently make every advantage 0.
     distances = [value - average for value in values]
     return hypot(*distances) / (len(values) - 1) ** 0.5

@@ -1,4 +1,4 @@
-"""What an estimator is: its row in the table of the documentation, and its formula."""
+"""The interface of an estimator: its row in the documentation's table, and its formula."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,25 +11,25 @@ from hanabi_grpo.training.estimators.returns import discounted_return
 from hanabi_grpo.types import Episode
 
 Scale = Literal["std", "none"]
-"""Of HANABI_ADVANTAGE_SCALE: divide by the standard deviation, or not."""
+"""Values of HANABI_ADVANTAGE_SCALE: divide by the standard deviation, or not."""
 EstimatorState = Mapping[str, float]
-"""What an estimator remembers from step to step, as the JSON object of a checkpoint.
+"""What an estimator remembers between steps, stored as a JSON object in checkpoints.
 
-Empty before the first step, and always for an estimator that remembers nothing.
+Empty before the first step, and always for an estimator without a state.
 """
 
 
 class Pool(StrEnum):
-    """Which games an estimator compares."""
+    """Which episodes an estimator compares."""
 
     GROUP = "group"
-    """Those of one group: NUM_GENERATIONS episodes of the same task."""
+    """The episodes of one group: NUM_GENERATIONS episodes of the same task."""
     STEP = "step"
-    """All of a step's episodes that are on the same board."""
+    """All of a step's episodes on the same board."""
 
 
 class Learned(StrEnum):
-    """What has to be learned beside the model for an estimator, see `training.learned`."""
+    """What an estimator needs to have learned besides the model, see `training.learned`."""
 
     NOTHING = "nothing"
     CRITIC = "critic"
@@ -39,21 +39,21 @@ class Learned(StrEnum):
     CREDIT_SUM = "credit sum"
     """Each player's share of the team's return; the shares add up to it."""
     CREDIT_MIXER = "credit mixer"
-    """Each player's share of the team's return; a monotone network makes the return of them."""
+    """Each player's share of the team's return; a monotone network mixes them into the return."""
 
     @property
     def is_critic(self) -> bool:
-        """True where a critic says what a state is worth."""
+        """True if a critic estimates the value of a state."""
         return self in (Learned.CRITIC, Learned.CENTRAL_CRITIC)
 
     @property
     def is_credit(self) -> bool:
-        """True where the team's return is shared out among its players."""
+        """True if the team's return is divided among its players."""
         return self in (Learned.CREDIT_SUM, Learned.CREDIT_MIXER)
 
 
 class LearnedValues:
-    """What was learned about a step's episodes; this base class stands for nothing learned.
+    """What was learned about a step's episodes; in this base class, nothing was learned.
 
     Subclasses in `training.learned` override the one method that their estimators read.
     """
@@ -66,8 +66,8 @@ class LearnedValues:
             player: Number of the seat.
 
         Returns:
-            The value of the state in which each turn was made, by the turn's number in the
-            episode. Without a critic 0 at each of the player's own turns.
+            The value of the state in which each turn was taken, by the turn's number in the
+            episode. Without a critic, 0 at each of the player's own turns.
         """
         turns = enumerate(episode.turns)
         return {number: 0.0 for number, turn in turns if turn.player == player}
@@ -80,13 +80,15 @@ class LearnedValues:
             player: Number of the seat.
 
         Returns:
-            By the turn's number in the episode, without turns that have no reply. None: turns are
-            credited, not tokens (HANABI_GAE_UNIT).
+            The values by the turn's number in the episode; turns without a reply are left out.
+            None: credit goes to turns, not tokens (HANABI_GAE_UNIT).
         """
         return None
 
     def share(self, episode: Episode, player: int) -> float:
-        """Return the player's part in the episode's return, in points; unlearned, its own return.
+        """Return the player's share of the episode's return, in points.
+
+        If nothing was learned, this is the player's own return.
 
         Args:
             episode: One of the step's episodes.
@@ -100,40 +102,40 @@ class EstimatorOptions:
     """The settings of a run that estimators read."""
 
     scale: Scale | None = None
-    """HANABI_ADVANTAGE_SCALE; None: as the estimator's source does."""
+    """HANABI_ADVANTAGE_SCALE; None: as in the estimator's source."""
     gae_lambda: float = 1.0
-    """HANABI_GAE_LAMBDA, for estimators with a critic; 1: what comes later does not fade."""
+    """HANABI_GAE_LAMBDA, for estimators with a critic; 1: later TD errors count fully."""
     gamma: float = 1.0
-    """HANABI_GAMMA, for estimators that `discounts`; 1: what comes later is worth as much."""
+    """HANABI_GAMMA, for estimators with `discounts`; 1: later rewards count fully."""
     normalize: Method | None = None
-    """HANABI_NORMALIZE; None: as the estimator's source does."""
+    """HANABI_NORMALIZE; None: as in the estimator's source."""
     normalize_over: Over | None = None
-    """HANABI_NORMALIZE_OVER; None: as the estimator's source does."""
+    """HANABI_NORMALIZE_OVER; None: as in the estimator's source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatorContext:
-    """What an estimator may know beside the games that it compares."""
+    """What an estimator may use besides the episodes that it compares."""
 
     state: EstimatorState = field(default_factory=dict)
-    """Of the steps before this one, see `Estimator.next_state`."""
+    """The state after the previous step, see `Estimator.next_state`."""
     values: LearnedValues = field(default_factory=LearnedValues)
-    """What was learned beside the model, for this step's episodes."""
+    """What was learned besides the model, for this step's episodes."""
 
 
 NOTHING_KNOWN = EstimatorContext()
-"""Before the first step, and without anything learned."""
+"""The context before the first step, with nothing learned."""
 
 
 class Estimator:
-    """One way to say how much better a turn was than its alternatives, for one player at a time.
+    """Estimates how much better a turn was than its alternatives, for one player at a time.
 
-    R_i is the player's return of game i, discounted by HANABI_GAMMA where that is set. Games in
-    which it had no turn enter no mean and no deviation.
+    R_i is the player's return in episode i, discounted by HANABI_GAMMA if that is set. Episodes in
+    which the player had no turn are part of no mean and no standard deviation.
 
-    A subclass in a file of its own in this package is found by itself: its `name` is a value of
-    HANABI_ADVANTAGE from then on, and its row is in the documentation's table. Estimators hold no
-    state: what one remembers goes in by the context, and comes out of `next_state`.
+    A subclass in its own file in this package is discovered automatically: its `name` becomes a
+    value of HANABI_ADVANTAGE, and its row appears in the documentation's table. Estimator objects
+    are stateless: the state comes in with the context, and `next_state` returns the new one.
 
     Example:
         >>> Grpo().advantages(games_of_one_task, player=0)
@@ -141,31 +143,31 @@ class Estimator:
     """
 
     name: ClassVar[str]
-    """Of HANABI_ADVANTAGE."""
+    """Its value of HANABI_ADVANTAGE."""
     credit: ClassVar[str]
-    """What a turn is credited with, as a cell of the documentation's table."""
+    """The credit of a turn, as a cell of the documentation's table."""
     compared_with: ClassVar[str]
-    """What that is compared with, as the next cell."""
+    """What the credit is compared with, as the next cell."""
     source: ClassVar[str]
     """The paper, as the last cell."""
     pool: ClassVar[Pool]
-    """Which games are compared."""
+    """Which episodes are compared."""
     divides_by_deviation: ClassVar[bool]
-    """Whether the source divides by the standard deviation; HANABI_ADVANTAGE_SCALE overrules it."""
+    """Whether the source divides by the standard deviation; HANABI_ADVANTAGE_SCALE overrides it."""
     needs: ClassVar[Learned] = Learned.NOTHING
-    """What `training` must learn beside the model."""
+    """What `training` must learn besides the model."""
     once_a_game: ClassVar[bool] = True
-    """Whether a game counts once among the credits that are compared, since all its turns are
-    credited alike; else each turn counts."""
+    """Whether an episode counts once among the compared credits, because all its turns have the
+    same credit; else each turn counts."""
     discounts: ClassVar[bool] = False
-    """Whether HANABI_GAMMA is read."""
+    """Whether the estimator reads HANABI_GAMMA."""
     credits_within_group: ClassVar[bool] = False
-    """Whether credits themselves come from a comparison with other games of the group."""
+    """Whether the credits are themselves a comparison with the group's other episodes."""
     is_experimental: ClassVar[bool] = False
-    """True for one that has not beaten the default in any comparison (docs/results.md)."""
+    """True if the estimator has not beaten the default in any comparison (docs/results.md)."""
 
     def __init__(self, options: EstimatorOptions | None = None) -> None:
-        """Take a run's options; without any, those of the estimator's source."""
+        """Store a run's options; None: those of the estimator's source."""
         self.options = options or EstimatorOptions()
 
     @property
@@ -177,16 +179,16 @@ class Estimator:
 
     @property
     def over(self) -> Over:
-        """With which credits one is compared in this run, by its paper or HANABI_NORMALIZE_OVER."""
+        """Which credits are compared in this run: as in the paper, or HANABI_NORMALIZE_OVER."""
         if self.options.normalize_over is not None:
             return self.options.normalize_over
         return Over.GROUP if self.pool is Pool.GROUP else Over.ENVIRONMENT
 
     @property
     def method(self) -> Method | None:
-        """How credits are normalised by the settings; None: by `advantages`, as in the paper.
+        """How the settings normalize credits; None: `advantages` does it, as in the paper.
 
-        HANABI_NORMALIZE_OVER alone keeps the paper's way: divided by the deviation, or not.
+        HANABI_NORMALIZE_OVER alone does not change whether the standard deviation divides.
         """
         if self.options.normalize is not None:
             return self.options.normalize
@@ -204,18 +206,19 @@ class Estimator:
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return what each turn of a player is credited with, before it is compared with others.
+        """Return the credit of each turn of a player, before it is compared with others.
 
-        With HANABI_GAE_UNIT=token it is each token of its replies, in their order.
+        With HANABI_GAE_UNIT=token, it is the credit of each token of the player's replies, in
+        order.
 
-        HANABI_NORMALIZE compares these. By default it is R_i for every turn of game i. What is
-        compared with something learned, remembered or met before (a critic, a moving baseline, the
-        same history) is a credit already.
+        HANABI_NORMALIZE compares these credits. By default the credit is R_i for every turn of
+        episode i. A comparison with something learned, remembered or seen before (a critic, a
+        moving baseline, the same history) is part of the credit.
 
         Args:
             episodes: As in `advantages`.
             player: Number of the seat.
-            context: What is known beside these games.
+            context: What is known besides these episodes.
         """
         values: TurnValues = []
         for episode in episodes:
@@ -224,7 +227,7 @@ class Estimator:
         return values
 
     def game_return(self, episode: Episode, player: int) -> float:
-        """Return R_i of one game, see `Estimator`."""
+        """Return R_i of one episode, see `Estimator`."""
         return discounted_return(episode, player, self.options.gamma)
 
     def advantages(
@@ -233,15 +236,15 @@ class Estimator:
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return the advantage of each turn of a player, game by game.
+        """Return the advantage of each turn of a player, episode by episode.
 
-        By default credits are centered at their mean, and divided by their deviation where that is
-        the source's way.
+        By default the mean of the credits is subtracted, and the result is divided by their
+        standard deviation if the source does so.
 
         Args:
-            episodes: Games of one `pool`, in all of which the player's seat is trained.
+            episodes: Episodes of one `pool`; the player's seat is trained in all of them.
             player: Number of the seat.
-            context: What is known beside these games.
+            context: What is known besides these episodes.
         """
         credits = self.credits(episodes, player, context)
         return normalize(credits, self._own_method, once_a_game=self.once_a_game)
@@ -249,10 +252,10 @@ class Estimator:
     def next_state(
         self, state: EstimatorState, episodes: Sequence[Episode], player: int
     ) -> EstimatorState:
-        """Return the state after a step; nothing for an estimator that remembers nothing.
+        """Return the state after a step; empty for an estimator without a state.
 
         Args:
-            state: That of all players before the step, or after the players before this one.
+            state: The state before the step, updated by the players before this one.
             episodes: All of the step's episodes in which the player's seat is trained.
             player: Number of the seat.
         """
@@ -260,19 +263,19 @@ class Estimator:
 
     @classmethod
     def learns_from_flat_groups(cls) -> bool:
-        """Tell whether a group whose games all earned the same can move anything.
+        """Tell whether a group whose episodes all have the same return yields a gradient.
 
-        It cannot where the group is all that its games are compared with. What was learned may
-        tell such games apart all the same. Normalisation over more than the group, by the settings,
-        is `compares_more_than_a_group`.
+        It does not if its episodes are compared only with each other. Learned values may still
+        distinguish the episodes of a flat group. For settings that normalize over more than the
+        group, see `compares_more_than_a_group`.
         """
         return cls.pool is Pool.STEP or cls.needs is not Learned.NOTHING
 
     def compares_more_than_a_group(self) -> bool:
-        """Tell whether an episode has something to be compared with beside those of its group.
+        """Tell whether an episode is compared with more than the episodes of its group.
 
-        It does where credits of the whole step or board are compared, or where nothing is
-        subtracted that would leave an only episode at 0. NUM_GENERATIONS=1 needs it.
+        This holds if credits are compared over the whole step or board, or if no mean is subtracted
+        that would give a single episode an advantage of 0. NUM_GENERATIONS=1 requires it.
         """
         if self.credits_within_group:
             return False

@@ -1,4 +1,4 @@
-"""Moving baseline: the whole game's return beside the mean of earlier steps."""
+"""Moving baseline: the episode's return compared with the mean of earlier steps."""
 
 from collections.abc import Sequence
 
@@ -14,24 +14,24 @@ from hanabi_grpo.training.estimators.base import (
 from hanabi_grpo.types import SHARED_ADAPTER, Episode, player_name
 
 DECAY = 0.9
-"""What is kept of a moving baseline in each step: its memory is about ten steps."""
+"""Decay of a moving baseline per step: its memory is about ten steps."""
 
 
 class MovingBaseline(Estimator):
-    """R_i − b for every turn of game i; scaled, divided by (std R + ε).
+    """R_i − b for every turn of episode i; scaled, divided by (std R + ε).
 
-    b is the player's baseline on this board and in this seat before the step (`next_state`), or
-    without one the mean of these games. No game enters the baseline that it is compared with, so
-    the gradient is unbiased while nothing is divided.
+    b is the player's baseline on this board and in this seat before the step (`next_state`); if
+    there is none yet, the mean over these episodes. No episode is part of the baseline that it is
+    compared with, so the gradient is unbiased as long as nothing is divided.
 
-    Source: REINFORCE with a reinforcement baseline, Williams 1992; one baseline for each player is
-    SPIRAL's role-conditioned advantage (arXiv 2506.24119), which moves it with every game instead
-    of every step.
+    Source: REINFORCE with a reinforcement baseline, Williams 1992; one baseline per player is
+    SPIRAL's role-conditioned advantage (arXiv 2506.24119), which updates it after every game
+    instead of every step.
     """
 
     name = "baseline"
-    credit = "the whole game's return"
-    compared_with = "earlier steps: the player's moving mean"
+    credit = "return of the whole episode"
+    compared_with = "the player's moving mean over earlier steps"
     source = "Williams 1992; per player as SPIRAL, arXiv 2506.24119"
     pool = Pool.STEP
     divides_by_deviation = False
@@ -43,7 +43,7 @@ class MovingBaseline(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return R_i − b for every turn of game i, see `Estimator.credits`."""
+        """Return R_i − b for every turn of episode i, see `Estimator.credits`."""
         return self._above_baseline(episodes, player, context, is_divided=False)
 
     def advantages(
@@ -76,9 +76,9 @@ class MovingBaseline(Estimator):
     def next_state(
         self, state: EstimatorState, episodes: Sequence[Episode], player: int
     ) -> EstimatorState:
-        """Return the baselines after a step: b ← 0.9·b + 0.1·mean R for each board of its games.
+        """Return the baselines after a step: b ← 0.9·b + 0.1·mean R for each board it played.
 
-        At a player's first games on a board b is mean R.
+        In the player's first step on a board, b is mean R.
 
         Args:
             state: Baselines by player and board, see `baseline_key`: {"player_0 9f3c…": 1.75}.
@@ -100,14 +100,14 @@ class MovingBaseline(Estimator):
 
 
 def baseline_key(episode: Episode, seat: int) -> str:
-    """Return the name of the baseline that a game belongs to, in a checkpoint: "player_0 9f3c…".
+    """Return the name of an episode's baseline in a checkpoint: "player_0 9f3c…".
 
-    A player that HANABI_SWAP_EVERY has put into another seat has one of its own there, "player_1 in
-    player_0 9f3c…": seats are not worth the same, and what one player earns must not move another.
-    Players who share an adapter are told apart by their seats.
+    A player that HANABI_SWAP_EVERY has moved to another seat has a separate baseline there,
+    "player_1 in player_0 9f3c…": the values of seats differ, and one player's returns must not move
+    another player's baseline. Players who share an adapter are distinguished by their seats.
 
     Args:
-        episode: The game.
+        episode: The episode.
         seat: Number of the seat that is trained in it.
     """
     own_seat = player_name(seat)

@@ -1,4 +1,4 @@
-"""IPPO: what came from a turn on, beside what the player's own critic expected."""
+"""IPPO: the return-to-go of a turn compared with the value from the player's own critic."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,23 +15,23 @@ from hanabi_grpo.types import Episode
 
 
 class Ippo(Estimator):
-    """A_it − mean A for turn t of game i, A by GAE; scaled, divided by (std A + ε).
+    """A_it − mean A for turn t of episode i, A by GAE; scaled, divided by (std A + ε).
 
-    With HANABI_GAE_UNIT=token t are the tokens of its replies (`token_advantages`). Else A_it is
-    that of `lambda_advantages` along the player's chain of turns; HANABI_GAMMA discounts
-    along that chain, which in a team's game is of all its turns. Mean and deviation are
-    over all turns of this player in the step.
+    With HANABI_GAE_UNIT=token, t runs over the tokens of the player's replies (`token_advantages`).
+    Otherwise A_it comes from `lambda_advantages` along the player's chain of turns. HANABI_GAMMA
+    discounts along that chain, which in a team game consists of all turns. Mean and standard
+    deviation are over all turns of this player in the step.
 
-    The critic (`training.learned.critic`) is a bias while it is wrong and λ < 1; along a team's
-    chain below λ = 1 even a perfect one is, see there.
+    An imperfect critic (`training.learned.critic`) introduces bias if λ < 1. Along a team's chain,
+    even a perfect critic does, as explained there.
 
-    Source: independent PPO (arXiv 2011.09533) with generalised advantage estimation (arXiv
-    1506.02438); turns in the place of tokens as in MARSHAL (arXiv 2510.15414).
+    Source: independent PPO (arXiv 2011.09533) with generalized advantage estimation (arXiv
+    1506.02438); turns instead of tokens as in MARSHAL (arXiv 2510.15414).
     """
 
     name = "ippo"
-    credit = "what came from the turn on, fading"
-    compared_with = "what the player's critic expected; all turns of the step: the mean"
+    credit = "λ-return from the turn on"
+    compared_with = "the value from the player's critic, then the mean over the step's turns"
     source = "independent PPO, arXiv 2011.09533; GAE, arXiv 1506.02438"
     pool = Pool.STEP
     divides_by_deviation = True
@@ -66,7 +66,7 @@ class Ippo(Estimator):
     def _token_credits(
         self, episode: Episode, player: int, tokens: Mapping[int, Sequence[float]]
     ) -> list[float]:
-        """Return the advantage of each token of the player's replies, in their order."""
+        """Return the advantage of each token of the player's replies, in order."""
         by_turn = token_advantages(
             episode, player, tokens, self.options.gae_lambda, self.options.gamma
         )

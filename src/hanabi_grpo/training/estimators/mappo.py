@@ -1,4 +1,4 @@
-"""MAPPO: IPPO with a critic that sees what all players see. Experimental."""
+"""MAPPO: IPPO with a critic that sees the observations of all players. Experimental."""
 
 from hanabi_grpo.training.estimators.base import Learned
 from hanabi_grpo.training.estimators.ippo import Ippo
@@ -7,13 +7,13 @@ from hanabi_grpo.training.estimators.ippo import Ippo
 class Mappo(Ippo):
     """The formula of `ippo`, with values of the joint state.
 
-    Only the trainer has a central critic: no prompt says anything of it.
+    The central critic exists only in the trainer; nothing of it appears in a prompt.
 
     Source: MAPPO (arXiv 2103.01955).
     """
 
     name = "mappo"
-    compared_with = "what a critic of the joint state expected; all turns of the step: the mean"
+    compared_with = "the value from a joint-state critic, then the mean over the step's turns"
     source = "MAPPO, arXiv 2103.01955"
     needs = Learned.CENTRAL_CRITIC
     is_experimental = True

@@ -1,12 +1,12 @@
-"""HANABI_NORMALIZE and HANABI_NORMALIZE_OVER: normalisation as a choice of its own.
+"""HANABI_NORMALIZE and HANABI_NORMALIZE_OVER: normalization independent of the estimator.
 
-An estimator says what a turn is credited with (`Estimator.credits`) and compares these credits as
-its paper does. With one of the two settings the credits are compared as the settings say instead:
-`Over` is with which, `Method` is how.
+An estimator assigns each turn a credit (`Estimator.credits`) and compares these credits as in its
+paper. The two settings override that comparison: `Over` chooses which credits are compared,
+`Method` chooses how.
 
-Source: ROLL's and MARSHAL's `reward_normalization`, whose `grouping` (state, tags, batch) is `Over`
-(group, environment, step) and whose `method` (identity, mean, mean_std) is `Method`. Their
-`asym_clip` is HANABI_ADVANTAGE_CLIP behind it.
+Source: `reward_normalization` of ROLL and MARSHAL. Their `grouping` (state, tags, batch) is `Over`
+(group, environment, step), and their `method` (identity, mean, mean_std) is `Method`. Their
+`asym_clip` is HANABI_ADVANTAGE_CLIP, which is applied afterwards.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from hanabi_grpo.training.estimators.arithmetic import divisor, mean
 
 
 class Over(StrEnum):
-    """Whose credits one player's credits are compared with, values of HANABI_NORMALIZE_OVER."""
+    """Which of a player's credits are compared with each other: HANABI_NORMALIZE_OVER."""
 
     GROUP = "group"
-    """Those of the group: NUM_GENERATIONS episodes that were played together."""
+    """The episodes of a group: NUM_GENERATIONS episodes that were played together."""
     TASK = "task"
-    """All episodes of the same task, also of several groups: where a dataset repeats a task, or
-    partners take other seats."""
+    """All episodes of the same task, across groups: a dataset may repeat a task, and partners may
+    take other seats."""
     ENVIRONMENT = "environment"
     """All of a step's episodes on the same board."""
     STEP = "step"
-    """All of a step's episodes, whatever their board pays."""
+    """All of a step's episodes, whatever the reward scale of their board."""
 
 
 class Method(StrEnum):
-    """What becomes of credits that are compared, values of HANABI_NORMALIZE."""
+    """How credits are normalized: the values of HANABI_NORMALIZE."""
 
     NONE = "none"
-    """They stay as they are."""
+    """x, unchanged."""
     MEAN = "mean"
     """x − mean."""
     STD = "std"
@@ -43,25 +43,26 @@ class Method(StrEnum):
 
     @property
     def is_centered(self) -> bool:
-        """True where the mean is subtracted."""
+        """True if the mean is subtracted."""
         return self in (Method.MEAN, Method.MEAN_STD)
 
     @property
     def is_divided(self) -> bool:
-        """True where the deviation divides."""
+        """True if the credits are divided by the standard deviation."""
         return self in (Method.STD, Method.MEAN_STD)
 
 
 def normalize(
     values: Sequence[Sequence[float]], method: Method, *, once_a_game: bool
 ) -> list[list[float]]:
-    """Return credits after a method, among each other.
+    """Normalize credits with each other.
 
     Args:
-        values: Per game the credits of one player's turns; games without a turn enter no mean.
-        method: Of HANABI_NORMALIZE.
-        once_a_game: A game counts once, by its first turn, for estimators that credit all turns of
-            a game alike; else each turn counts.
+        values: The credits of one player's turns, per episode; an episode without turns does not
+            count.
+        method: The method of HANABI_NORMALIZE.
+        once_a_game: Count each episode once, by its first turn, for estimators that give all turns
+            of an episode the same credit; else count each turn.
     """
     counted: list[float] = []
     for game in values:

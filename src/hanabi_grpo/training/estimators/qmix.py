@@ -1,11 +1,11 @@
-"""QMIX: as VDN, with shares that a monotone network mixes. Experimental."""
+"""QMIX: like VDN, but a monotone network mixes the shares. Experimental."""
 
 from hanabi_grpo.training.estimators.base import Learned
 from hanabi_grpo.training.estimators.vdn import Vdn
 
 
 class Qmix(Vdn):
-    """The formula of `vdn`, with shares that QMIX's mixer makes the return of.
+    """The formula of `vdn`, with shares that QMIX's mixer combines into the return.
 
     Source: this project; the shares are those of QMIX (arXiv 1803.11485).
     """

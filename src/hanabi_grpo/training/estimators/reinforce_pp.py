@@ -1,4 +1,4 @@
-"""REINFORCE++: the whole game's return, normalised over all turns of the step."""
+"""REINFORCE++: the episode's return, normalized over all turns of the step."""
 
 from hanabi_grpo.training.estimators.base import (
     Estimator,
@@ -7,17 +7,17 @@ from hanabi_grpo.training.estimators.base import (
 
 
 class ReinforcePp(Estimator):
-    """(R_i − μ) / (σ + ε) for every turn of game i; unscaled R_i − μ.
+    """(R_i − μ) / (σ + ε) for every turn of episode i; unscaled R_i − μ.
 
-    μ and σ are over all turns of this player in the step, each with the return of its game. The
+    μ and σ are over all turns of this player in the step, each with the return of its episode. The
     source counts tokens instead, and has a KL term in the reward.
 
-    Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalisation.
+    Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalization.
     """
 
     name = "reinforce_pp"
-    credit = "the whole game's return"
-    compared_with = "all turns of the step: the mean"
+    credit = "return of the whole episode"
+    compared_with = "the mean over the step's turns"
     source = "REINFORCE++, arXiv 2501.03262"
     pool = Pool.STEP
     divides_by_deviation = True

@@ -1,4 +1,4 @@
-"""Return to go: what came from a turn on, among all turns of the step."""
+"""Return-to-go of a turn, compared with all turns of the step."""
 
 from collections.abc import Sequence
 
@@ -14,19 +14,19 @@ from hanabi_grpo.types import Episode
 
 
 class ReturnToGo(Estimator):
-    """G_it − mean G for turn t of game i; scaled (G_it − mean G) / (std G + ε).
+    """G_it − mean G for turn t of episode i; scaled (G_it − mean G) / (std G + ε).
 
-    G_it is what the player receives from its turn t on, that turn included, whoever moved.
-    Mean and deviation are over all turns of this player in the step: GAE with λ = 1 and that mean
-    in the place of a value function.
+    G_it is the sum of the player's rewards from its turn t on, including that turn, no matter who
+    moved. Mean and standard deviation are over all turns of this player in the step. This is GAE
+    with λ = 1 and that mean instead of a value function.
 
-    Source: MARSHAL (arXiv 2510.15414), turn-level estimator, normalised over the batch for each
+    Source: MARSHAL (arXiv 2510.15414), turn-level estimator, normalized over the batch for each
     agent; not divided.
     """
 
     name = "return_to_go"
-    credit = "what came from the turn on"
-    compared_with = "all turns of the step: the mean"
+    credit = "return-to-go of the turn"
+    compared_with = "the mean over the step's turns"
     source = "MARSHAL, arXiv 2510.15414"
     pool = Pool.STEP
     divides_by_deviation = False

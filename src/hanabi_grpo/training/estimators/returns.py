@@ -1,11 +1,11 @@
-"""Returns: what a player receives in a game, or from a turn on, discounted over its own turns.
+"""Returns of an episode, and returns-to-go of a turn, discounted over the player's own turns.
 
     G_k = r_k + γ G_{k+1},   R = r_0 + G_1
 
-r_k is what the player receives from its k-th turn on and before its next one, whoever moved; r_0
-what it received before its first. γ is HANABI_GAMMA, counted over the player's own turns, since
-turns of others, and how many there are, are none of its choices. A call of a tool has the G_k of
-the turn that it is a part of. At γ = 1 these are plain sums.
+r_k is the player's reward from its k-th turn until before its next turn, no matter who moved; r_0
+is its reward before its first turn. γ is HANABI_GAMMA, applied once per turn of the player, since
+the player does not choose the turns of others or their number. A tool call has the G_k of the turn
+that it belongs to. With γ = 1, these are plain sums.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from hanabi_grpo.types import Episode
 
 
 def returns_to_go(episodes: Sequence[Episode], player: int, gamma: float = 1.0) -> TurnValues:
-    """Return G_k of each own turn of a player: what it receives from that turn on.
+    """Return G_k of each of a player's turns: its discounted reward from that turn on.
 
     Args:
-        episodes: The games.
+        episodes: The episodes.
         player: Number of the seat.
         gamma: HANABI_GAMMA.
     """
@@ -31,18 +31,18 @@ def returns_to_go(episodes: Sequence[Episode], player: int, gamma: float = 1.0) 
             if turn.player == player:
                 last_first.append(total)
                 if not turn.follows_call:
-                    # What came before this turn is not later than itself.
+                    # A tool call and the reply after it are one turn, discounted once.
                     total *= gamma
         returns.append(last_first[::-1])
     return returns
 
 
 def discounted_return(episode: Episode, player: int, gamma: float = 1.0) -> float:
-    """Return R of a player: r_0 and the return from its first turn on.
+    """Return R of a player: r_0 plus the return-to-go of its first turn.
 
     Args:
-        episode: The game.
-        player: Number of the seat; without a turn it has the plain sum.
+        episode: The episode.
+        player: Number of the seat; without any turn, its return is the plain sum.
         gamma: HANABI_GAMMA.
     """
     if gamma == 1:

@@ -1,4 +1,4 @@
-"""RLOO: the whole game's return beside the mean of the group's other games."""
+"""RLOO: the episode's return compared with the mean of the group's other episodes."""
 
 from collections.abc import Sequence
 
@@ -14,18 +14,18 @@ from hanabi_grpo.types import Episode
 
 
 class Rloo(Estimator):
-    """R_i − 1/(K − 1) Σ_{j≠i} R_j for every turn of game i of K; scaled, divided by (std R + ε).
+    """R_i − 1/(K − 1) Σ_{j≠i} R_j for every turn of episode i of K; scaled, over (std R + ε).
 
-    It is unbiased while nothing is divided, and K/(K − 1) times R_i − mean R. A game without others
-    gets 0.
+    This is K/(K − 1) times R_i − mean R, and unbiased as long as nothing is divided. An episode
+    without others gets 0.
 
     Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; for language
     models Ahmadian et al. (arXiv 2402.14740), the RLOO estimator.
     """
 
     name = "rloo"
-    credit = "the whole game's return"
-    compared_with = "its group: the mean of the other games"
+    credit = "return of the whole episode"
+    compared_with = "the mean of the group's other episodes"
     source = "RLOO, arXiv 2402.14740"
     pool = Pool.GROUP
     divides_by_deviation = False
@@ -46,7 +46,7 @@ class Rloo(Estimator):
             scale = divisor(returns, self.scaled)
             values = []
             for game, own_return in enumerate(returns):
-                # Not the sum of all less the own return: that cancels digits of large returns.
+                # Not the total minus the own return: that would cancel digits of large returns.
                 others = sum(returns[:game]) + sum(returns[game + 1 :])
                 values.append((own_return - others / num_others) / scale)
             return values

@@ -1,4 +1,4 @@
-"""State baseline: what came from a turn on, beside the other games with the same history."""
+"""State baseline: the return-to-go compared with other episodes with the same history."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,31 +27,32 @@ _ANY_TURN = 2
 
 
 class _Peers(NamedTuple):
-    """Turns that a turn may be compared with: of the same state, of the same number, or all."""
+    """Turns that a turn may be compared with: same state, same number, or all."""
 
     kind: int
     number: int
 
 
 class StateBaseline(Estimator):
-    """G_it − mean G for turn t of game i, the mean over turns of the same state.
+    """G_it − mean G for turn t of episode i, the mean over turns in the same state.
 
-    Scaled, it is divided by (std G + ε), the deviation over all turns of the group.
+    Scaled, it is divided by (std G + ε), the standard deviation over all turns of the group.
 
-    G_it is what the player receives from its turn t on. A state is what the
-    player has seen and said before the turn, token by token: the conversation of the whole game so
-    far, or of HANABI_MEMORY. The mean is over the turns of *other* games of the group that met the
-    state; where none did, over those with the same number among their game's turns, then over all.
-    So the gradient is unbiased while nothing is divided. The game's own turns stay out: with
-    HANABI_MEMORY=turn it may meet a state twice, and what came after the one depends on the other.
+    G_it is the player's return-to-go at its turn t. A state is everything that the player has seen
+    and said before the turn, token by token: the conversation of the whole episode so far, or the
+    part kept by HANABI_MEMORY. The mean is over the turns of *other* episodes of the group that
+    reached the state. If none did, it is over the other episodes' turns with the same number, then
+    over all their turns. The gradient is therefore unbiased as long as nothing is divided. The
+    episode's own turns are excluded: with HANABI_MEMORY=turn, an episode may reach a state twice,
+    and the two returns-to-go are not independent.
 
-    Source: GiGPO (arXiv 2505.10978), which adds this to the game's advantage, discounts, and has
-    the game in the mean.
+    Source: GiGPO (arXiv 2505.10978), which adds this term to the episode's advantage, discounts,
+    and includes the episode itself in the mean.
     """
 
     name = "state_baseline"
-    credit = "what came from the turn on"
-    compared_with = "its group: the mean of the other games that met the same history"
+    credit = "return-to-go of the turn"
+    compared_with = "the mean of the group's other episodes with the same history"
     source = "GiGPO's step term, arXiv 2505.10978"
     pool = Pool.GROUP
     divides_by_deviation = False
@@ -65,7 +66,7 @@ class StateBaseline(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return what each turn is above its baseline, undivided, see `Estimator.credits`."""
+        """Return G minus its baseline for each turn, undivided, see `Estimator.credits`."""
         return self._above_baseline(episodes, player, is_divided=False)
 
     def advantages(
@@ -74,7 +75,7 @@ class StateBaseline(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Compare each return-to-go with the nearest turns of other games, see the class."""
+        """Compare each return-to-go with the nearest turns of other episodes, see the class."""
         return self._above_baseline(episodes, player, is_divided=self.scaled)
 
     def _above_baseline(
@@ -83,7 +84,8 @@ class StateBaseline(Estimator):
         returns = returns_to_go(episodes, player, self.options.gamma)
         peers = _peers_of_turns(episodes, player)
 
-        # What each kind of peers received, game by game, so that a game can leave itself out.
+        # The returns of each kind of peers, episode by episode, so that an episode can leave itself
+        # out.
         returns_of: dict[_Peers, TurnValues] = defaultdict(lambda: [[] for _ in episodes])
         for game, game_returns in enumerate(returns):
             for value, kinds in zip(game_returns, peers[game], strict=True):
@@ -106,12 +108,12 @@ class StateBaseline(Estimator):
 def _nearest_mean(
     returns_of: Mapping[_Peers, TurnValues], kinds: Sequence[_Peers], game: int
 ) -> float | None:
-    """Return the mean of the nearest peers of a turn in other games; None where it has none.
+    """Return the mean over a turn's nearest peers in other episodes; None if it has no peers.
 
     Args:
-        returns_of: What each kind of peers received, game by game.
-        kinds: Of the turn, the nearest first.
-        game: Number of the turn's own game, which is left out.
+        returns_of: The returns of each kind of peers, episode by episode.
+        kinds: The turn's kinds of peers, the nearest first.
+        game: Number of the turn's own episode, which is left out.
     """
     for kind in kinds:
         mean = mean_of_others(returns_of[kind], game)
@@ -121,7 +123,7 @@ def _nearest_mean(
 
 
 def _peers_of_turns(episodes: Sequence[Episode], player: int) -> list[list[list[_Peers]]]:
-    """Return per game and own turn the peers to compare it with, the nearest first."""
+    """Return each turn's peers per episode, the nearest first."""
     history_numbers: dict[tuple[int, object], int] = {}
     peers = []
     for episode in episodes:
@@ -141,14 +143,14 @@ def _peers_of_turns(episodes: Sequence[Episode], player: int) -> list[list[list[
 def number_states(
     episode: Episode, player: int, history_numbers: dict[tuple[int, object], int]
 ) -> list[int]:
-    """Return a number for the state of each own turn, equal where all that was said is equal.
+    """Return a number for the state at each of a player's turns; equal conversations share one.
 
     Args:
-        episode: One game.
+        episode: The episode.
         player: Number of the seat.
-        history_numbers: Grows. (number of the history before, tokens of the next message, or for a
-            script its text) -> number of the history with it. It is the tree of all
-            conversations, so that none is kept or compared as a whole.
+        history_numbers: (number of the history so far, tokens of the next message, or its text for
+            a script) -> number of the history including that message. New entries are added. It is
+            the tree of all conversations, so that none is stored or compared as a whole.
     """
     states = []
     history = _ROOT

@@ -1,4 +1,4 @@
-"""Turn credit, the default: the game's return, and a penalty where it was earned."""
+"""Turn credit, the default: the episode's return, with penalties at the turn that incurred them."""
 
 from collections.abc import Sequence
 from math import hypot
@@ -20,32 +20,32 @@ from hanabi_grpo.types import TURN_PARTS, Episode, Turn
 
 
 class TurnCredit(Estimator):
-    """(S_i − mean S + p_it − mean p) / σ for turn t of game i; unscaled without σ.
+    """(S_i − mean S + p_it − mean p) / σ for turn t of episode i; unscaled without σ.
 
-    S_i is the player's return of game i without the parts of single turns (`TURN_PARTS`), and p_it
-    the sum of those for turn t. Both means are over the other games of the group; a game without
-    others gets 0. A penalty reaches the reply that earned it and the calls of tools before it in
-    its turn, and no other, and likewise a debate's `later_rounds`, in which what follows a reply is
-    counted already.
+    S_i is the player's return in episode i without the reward parts of single turns (`TURN_PARTS`),
+    and p_it is the sum of those parts for turn t. Both means are over the other episodes of the
+    group; an episode without others gets 0. A penalty counts only for the reply that incurred it
+    and the tool calls before that reply in the same turn. The same holds for a debate's
+    `later_rounds`, which already include what follows a reply.
 
-    Unscaled, the expectation is ∇E[S] + E[Σ_t ∇E[p_t | h_t]], h_t being what the player knows
-    before its turn t: the gradient of the game's return and of what a reply costs where it is made,
-    with these histories as often as they come. The baselines are of other games, so they add
-    nothing to it. The gradient of E[S + Σ_t p_t] has the further term E[Σ_t ∇log π(a_t | h_t)
-    Σ_{u>t} p_u]: a reply is not credited with the penalties of its player's later replies, which it
-    may provoke, or spare by ending the game. Where these do not depend on it, as with no bad
-    replies at all, the term is 0. `rloo` has it, and its noise.
+    Unscaled, the expected gradient is ∇E[S] + E[Σ_t ∇E[p_t | h_t]], where h_t is what the player
+    knows before its turn t: the gradient of the episode's return, plus that of each reply's own
+    penalty, with histories weighted by their frequency. The baselines come from other episodes, so
+    they do not change it. The gradient of E[S + Σ_t p_t] has the additional term E[Σ_t ∇log π(a_t |
+    h_t) Σ_{u>t} p_u]: a reply gets no credit for the penalties of the player's later replies, which
+    it may provoke, or prevent by ending the episode. If those do not depend on the reply, for
+    example without any bad replies, the term is 0. `rloo` includes this term, and its noise.
 
-    σ = sqrt(var S + var p) + ε, over games and over turns, divides both, so the weights of points
-    and penalties (HANABI_REWARD_SCORE and the others) keep their ratio. Tasks whose returns differ
-    little weigh more by it, as in GRPO.
+    σ = sqrt(var S + var p) + ε, over episodes and over turns, divides both, so the weights of
+    points and penalties (HANABI_REWARD_SCORE and the others) keep their ratio. As in GRPO, tasks
+    whose returns vary little therefore weigh more.
 
     Source: this project; S alone is RLOO's estimator.
     """
 
     name = "turn"
-    credit = "the game's return, and of penalties the turn's own"
-    compared_with = "its group: the mean of the other games"
+    credit = "return of the whole episode, but only the turn's own penalties"
+    compared_with = "the mean of the group's other episodes"
     source = "this project"
     pool = Pool.GROUP
     divides_by_deviation = True
@@ -70,7 +70,7 @@ class TurnCredit(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Compare scores and penalties with those of the other games, see `TurnCredit`."""
+        """Compare scores and penalties with those of the other episodes, see `TurnCredit`."""
         penalties = _penalties(episodes, player)
         scores = _scores(episodes, player)
         scale = 1.0
@@ -94,8 +94,8 @@ class TurnCredit(Estimator):
 def _penalties(episodes: Sequence[Episode], player: int) -> TurnValues:
     """Return p_it for each of the player's turns.
 
-    A call of a tool has what its turn costs from the call on: the penalty of the reply that ends
-    the turn, and with HANABI_KL_IN=reward its own cost and that of the calls behind it.
+    A tool call is charged what its turn costs from the call on: the penalty of the reply that ends
+    the turn and, with HANABI_KL_IN=reward, the KL cost of the call itself and of later calls.
     """
     penalties: TurnValues = []
     for episode in episodes:
@@ -110,7 +110,7 @@ def _penalties(episodes: Sequence[Episode], player: int) -> TurnValues:
 
 
 def _scores(episodes: Sequence[Episode], player: int) -> TurnValues:
-    """Return [S_i] for each game in which the player had a turn, and [] for the others."""
+    """Return [S_i] for each episode in which the player had a turn, and [] for the others."""
     scores: TurnValues = []
     for episode in episodes:
         if not episode.trajectory(player):
@@ -122,6 +122,6 @@ def _scores(episodes: Sequence[Episode], player: int) -> TurnValues:
 
 
 def _sum_parts(turn: Turn, player: int, *, of_turn: bool) -> float:
-    """Return what a turn pays the player in parts of single turns, or in all other parts."""
+    """Return the sum of a turn's rewards in `TURN_PARTS`, or in all other parts."""
     parts = turn.rewards[player].items()
     return sum(value for part, value in parts if (part in TURN_PARTS) == of_turn)

@@ -1,4 +1,4 @@
-"""VDN: the player's learned share of the team's return, where shares add up. Experimental."""
+"""VDN: the player's learned share of the team's return, a sum of shares. Experimental."""
 
 from collections.abc import Sequence
 
@@ -15,23 +15,23 @@ from hanabi_grpo.types import Episode
 
 
 class Vdn(Estimator):
-    """(q_i − mean q) / (std q + ε) for every turn of game i; unscaled q_i − mean q.
+    """(q_i − mean q) / (std q + ε) for every turn of episode i; unscaled q_i − mean q.
 
-    q_i is the player's learned share of what game i paid the team, and the penalties of its
-    replies.
+    q_i is the player's learned share of the team's return in episode i, plus the penalties of the
+    player's replies.
 
-    It is divided by default: a share is smaller than the return, the more so the more players there
-    are, and HANABI_ENTROPY_BONUS would outweigh it.
+    By default it is divided by the standard deviation: a share is smaller than the return, and more
+    so with more players, so that HANABI_ENTROPY_BONUS would outweigh it.
 
-    The heads that learn the shares (`training.learned.credit`) are always a bias while they are
-    wrong.
+    The heads that learn the shares (`training.learned.credit`) introduce bias as long as they are
+    imperfect.
 
     Source: this project; the shares are those of VDN (arXiv 1706.05296).
     """
 
     name = "vdn"
     credit = "the player's learned share of the team's return (a sum of shares)"
-    compared_with = "its group: the mean"
+    compared_with = "the group's mean"
     source = "shares of VDN, arXiv 1706.05296"
     pool = Pool.GROUP
     divides_by_deviation = True
@@ -44,7 +44,7 @@ class Vdn(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return q_i for every turn of game i, see `Estimator.credits`."""
+        """Return q_i for every turn of episode i, see `Estimator.credits`."""
 
         def keep(shares: Sequence[float]) -> Sequence[float]:
             return shares

@@ -1,20 +1,21 @@
-"""HANABI_CRITIC=adapter: a critic that learns its features, with a LoRA adapter of its own.
+"""HANABI_CRITIC=adapter: a critic that learns its features, with its own LoRA adapter.
 
-    V(s) = head(h(s)),   h(s) = what the output head would read, of base model + critic's LoRA
+    V(s) = head(h(s)),   h(s) = input of the output head, from base model + critic's LoRA
 
-The hidden states are those of the frozen base model with the critic's adapter in the place of the
-player's, read before a reply, or before each of its tokens (HANABI_GAE_UNIT=token). So values are
-of what the player's conversation says, and neither player nor base model learns of them. There is
-one critic for each of the run's adapters, of the same rank and alpha, and no second model.
+The hidden states are those of the frozen base model with the critic's adapter instead of the
+player's, read before a reply, or before each of its tokens (HANABI_GAE_UNIT=token). A value
+therefore depends on the player's conversation only, and neither the player's adapter nor the base
+model is trained by it. There is one critic for each of the run's adapters, with the same rank and
+alpha, and no second model.
 
-The critic's weights are no parameters of the model: the trainer's optimizer, the adapters that go
-to the server, references and earlier versions never see them. They have an optimizer of their own
-and are in the checkpoint, where the state of other critics is.
+The critic's weights are not parameters of the model, so they are not part of the trainer's
+optimizer, the adapters sent to the server, references or earlier versions. They have their own
+optimizer and are saved in the checkpoint with the state of other critics.
 
-Every process computes its share of the turns. Gradients are added up over the processes, so that
-all hold the same critic.
+Every process computes its share of the turns. Gradients are summed over the processes, so that all
+of them have the same critic.
 
-Source: the critic of ROLL and MARSHAL (arXiv 2510.15414), which is a model of its own there.
+Source: the critic of ROLL and MARSHAL (arXiv 2510.15414), where it is a separate model.
 """
 
 import contextlib
@@ -54,18 +55,18 @@ from hanabi_grpo.training.policy import Policy, without_checkpointing
 from hanabi_grpo.types import Episode, adapter_of
 
 PASSES = 4
-"""Updates of a critic from a step's turns."""
+"""Updates of a critic per step, each over all of the step's turns."""
 
 
 class State(NamedTuple):
-    """Where a value is: before a token of a reply."""
+    """The state of a value: before a token of a reply."""
 
     game: int
     """Number of the game in the step."""
     turn: int
     """Number of the turn in the game."""
     token: int
-    """Number of the token in the reply; 0 alone where turns have the values."""
+    """Number of the token in the reply; always 0 if there is one value per turn."""
 
     @property
     def place(self) -> TurnPlace:
@@ -77,12 +78,12 @@ class AdapterCritic(nn.Module):
     """LoRA matrices for each layer of the model that carries adapters, and a value head."""
 
     def __init__(self, model: Any, rank: int, alpha: int) -> None:
-        """Make a critic whose value is 0 everywhere, and whose LoRA adds nothing yet.
+        """Create a critic whose value is 0 everywhere, and whose LoRA is initially 0.
 
         Args:
-            model: PEFT's, whose base layers the critic adds to.
-            rank: Of its matrices.
-            alpha: What they add is multiplied by alpha over rank.
+            model: The PEFT model, to whose base layers the critic adds its LoRA.
+            rank: Rank of its matrices.
+            alpha: Their product is multiplied by alpha / rank.
         """
         super().__init__()
         self.scale = alpha / rank
@@ -91,7 +92,7 @@ class AdapterCritic(nn.Module):
         for layer in lora_layers(model):
             base: Any = layer.get_base_layer()
             down = torch.empty(rank, base.in_features)
-            # As PEFT begins its own.
+            # PEFT's own initialization.
             nn.init.kaiming_uniform_(down, a=5**0.5)
             self.down.append(nn.Parameter(down))
             self.up.append(nn.Parameter(torch.zeros(base.out_features, rank)))
@@ -99,8 +100,8 @@ class AdapterCritic(nn.Module):
 
     @contextlib.contextmanager
     def in_use(self, model: Any) -> Iterator[None]:
-        """Let the model's layers compute the base model and this adapter, for a while."""
-        # The pass before may have been one of several players, see `row_owners`.
+        """Temporarily make the model's layers compute the base model with this adapter."""
+        # The previous pass may have contained several players, see `row_owners`.
         layers = lora_layers(model)
         use_adapter(model, layers[0].active_adapters[0])
         with contextlib.ExitStack() as stack:
@@ -111,7 +112,7 @@ class AdapterCritic(nn.Module):
             yield
 
     def values(self, model: Any, batch: MicroBatch) -> torch.Tensor:
-        """Return [marked tokens] values of a micro-batch's states; within `in_use`."""
+        """Return [marked tokens] values of a micro-batch's states; call it within `in_use`."""
         hidden = reply_states(model, model, batch.ids, batch.reply_mask, batch.tree)
         normalized = nn.functional.layer_norm(hidden, hidden.shape[-1:])
         values: torch.Tensor = self.head(normalized)[:, 0]
@@ -131,12 +132,12 @@ class TokenValues(LearnedValues):
     """Values before each token of the replies of a step's trained players."""
 
     episodes: Sequence[Episode]
-    """Kept alive, since the next mapping is by their identity."""
+    """Kept alive, because the next mapping uses their ids as keys."""
     by_episode: Mapping[int, Mapping[int, Sequence[float]]]
-    """By id(episode) and the number of the turn: the value before each token, in points."""
+    """By id(episode) and turn number: the value before each token, in points."""
 
     def token_chain(self, episode: Episode, player: int) -> Mapping[int, Sequence[float]]:
-        """Return the values before each token of the player's replies, by the turn's number."""
+        """Return the values before each token of the player's replies, by turn number."""
         own = {}
         for number, values in self.by_episode[id(episode)].items():
             if episode.turns[number].player == player:
@@ -150,11 +151,11 @@ class _Share:
 
     batch: MicroBatch
     states: Sequence[State]
-    """In the order of the marked tokens; none in a share that holds nothing."""
+    """In the order of the marked tokens; empty if the share is empty."""
 
 
 class AdapterCritics:
-    """The critics of a run; it has the methods of `ValueLearner`, which the loop calls."""
+    """The critics of a run; has the methods of `ValueLearner` that the loop calls."""
 
     def __init__(
         self,
@@ -166,15 +167,15 @@ class AdapterCritics:
         cut: CutPlan,
         pad_id: int,
     ) -> None:
-        """Make a critic for each adapter of the run.
+        """Create a critic for each adapter of the run.
 
         Args:
-            settings: Of the run.
-            specs: Of the boards that are played, by hash.
-            policy: The model with all adapters, whole on every process.
-            accelerator: Knows the processes.
-            cut: How a player's rows become micro-batches.
-            pad_id: Token that fills rows.
+            settings: The run's settings.
+            specs: Specs of the boards that are played, by hash.
+            policy: The model with all adapters, complete on every process.
+            accelerator: accelerate's handle of the processes.
+            cut: How a player's rows are cut into micro-batches.
+            pad_id: Token for padding rows.
         """
         self._specs = specs
         self._policy = policy
@@ -206,12 +207,12 @@ class AdapterCritics:
 
         Args:
             groups: The step's groups.
-            trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
-            players: Per seat the player of the run that sits in it.
+            trained_seats: The adapter trained in each seat, see `seats.SeatAssignment`.
+            players: The player of the run in each seat.
 
         Returns:
-            As "<adapter>/value_explained" how much of its targets' variance each critic had
-            explained, and the values before the learning.
+            The values before learning, and as "<adapter>/value_explained" the share of its targets'
+            variance that each critic had explained.
         """
         episodes = flatten_groups(groups)
         shares = self._shares(groups, trained_seats, players)
@@ -233,11 +234,11 @@ class AdapterCritics:
         return Observation(metrics=metrics, values=learned)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return copies of all that a resumed run needs, by "<adapter>|<key>"."""
+        """Return copies of everything that a resumed run needs, by "<adapter>|<key>"."""
         return states_of(self._learners)
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back; a critic that is not in it stays new."""
+        """Restore a `state`; a critic that is not in it stays newly initialized."""
         restore_states(self._learners, state)
 
     def _shares(
@@ -246,7 +247,7 @@ class AdapterCritics:
         trained_seats: Sequence[str],
         players: Sequence[str],
     ) -> Mapping[str, Sequence[_Share]]:
-        """Return this process's micro-batches of each critic, equally many on every process."""
+        """Return this process's micro-batches of each critic; every process has equally many."""
         episodes = flatten_groups(groups)
         shares: dict[str, list[_Share]] = defaultdict(list)
         for seat, player in enumerate(players):
@@ -258,7 +259,7 @@ class AdapterCritics:
                         turn = episodes[place.game].turns[place.turn]
                         num_states = len(turn.reply_ids) if self._of_tokens else 1
                         states.extend(State(*place, token) for token in range(num_states))
-                # The number of tokens would divide a loss of the policy, and there is none.
+                # The number of tokens would divide a policy loss, which does not exist here.
                 batch = collate(
                     rows,
                     player,
@@ -272,9 +273,9 @@ class AdapterCritics:
         return shares
 
     def _evaluate(self, name: str, shares: Sequence[_Share]) -> dict[State, float]:
-        """Return a critic's value of each state on all processes, as a share of what a board pays.
+        """Return a critic's value of each state on all processes, as a share of the board's span.
 
-        Sorted, and the same on every process.
+        The result is sorted, and equal on every process.
         """
         critic: AdapterCritic = self._learners[name].head
         model = self._policy.model
@@ -288,7 +289,7 @@ class AdapterCritics:
     def _learned_values(
         self, episodes: Sequence[Episode], shown: Mapping[str, dict[State, float]]
     ) -> LearnedValues:
-        """Turn shares into points, in place, and return them as the estimator reads them."""
+        """Convert shares to points, in place, and return them in the form the estimator reads."""
         by_turn: dict[int, dict[int, list[float]]] = {id(episode): {} for episode in episodes}
         for values in shown.values():
             for state, share in values.items():
@@ -305,7 +306,7 @@ class AdapterCritics:
     def _targets(
         self, episodes: Sequence[Episode], states: Sequence[State], values: LearnedValues
     ) -> dict[State, float]:
-        """Return V + A of some states of one critic, as a share of what a board pays."""
+        """Return V + A of some states of one critic, as a share of the board's span."""
         spans = [self._span(episode) for episode in episodes]
         if not self._of_tokens:
             targets = lambda_targets(
@@ -330,7 +331,7 @@ class AdapterCritics:
         return {state: found[state] for state in states}
 
     def _learn(self, name: str, shares: Sequence[_Share], targets: Mapping[State, float]) -> None:
-        """Take some updates of a critic toward its targets."""
+        """Update a critic several times toward its targets."""
         learner = self._learners[name]
         critic: AdapterCritic = learner.head
         model = self._policy.model
@@ -350,7 +351,7 @@ class AdapterCritics:
         learner.steps += 1
 
     def _add_up(self, critic: AdapterCritic) -> None:
-        """Add the gradients of all processes up."""
+        """Sum the gradients over all processes."""
         parameters = [*critic.parameters()]
         if self._accelerator.num_processes == 1:
             return
@@ -365,5 +366,5 @@ class AdapterCritics:
             parameter.grad = gradient.view_as(parameter).clone()
 
     def _span(self, episode: Episode) -> float:
-        """Return what the episode's board pays, from its worst to its best game."""
+        """Return the difference between the best and the worst return on the episode's board."""
         return self._specs[episode.spec_hash].span

@@ -3,33 +3,34 @@
     q_p = Σ_{turns t of p} head_p(h(t)),   Q_tot = mixer(q_1 … q_n)
     loss = mean over games, and over their steps k, of (Q_k − R)²
 
-Q_k is Q_tot of what was said up to step k, in which the heads' values of earlier steps are fixed:
-each turn explains what the turns before it have left unexplained. This decides whose doing it was
-where moves are seen. A later turn's features show what happened before it, so that its head could
-explain the earlier moves as well: fitted all at once, as in the sources, the first of two players
-who are paid for the same move gets nothing of its own share (`tests/exact_game.py`), and in Hanabi
-a turn's message shows nearly everything that a game was paid for so far. With perfect heads a
-turn's value is E[R | what is known with it] − E[R | what was known before]. Only its own move is
-in it beside what its player could not change, so that the mean gradient is that of the return.
+Q_k is Q_tot of everything said up to step k, where the heads' values of earlier steps are held
+fixed: each turn explains what earlier turns have left unexplained. This assigns credit correctly if
+players see each other's moves. A later turn's features show what happened before it, so that its
+head could also explain the earlier moves. Fitted all at once, as in the sources, the first of two
+players who are rewarded for the same move gets nothing for its own share (`tests/exact_game.py`),
+and in Hanabi a turn's message shows nearly everything that was rewarded so far. With perfect heads,
+a turn's value is E[R | known after the turn] − E[R | known before it]. Apart from what its player
+could not change, it depends only on the player's own move, so that the mean gradient is that of the
+return.
 
-h(t) are the features of a turn (`features`): its reply's pooled hidden states, its message, its
-reply, all detached. R is what the game paid the team: the mean over its seats without the penalties
-of replies, as a share of what the board pays.
+h(t) are the features of a turn (`features`): its reply's pooled hidden states, its message and its
+reply, all detached. R is the team's return: the mean over the seats without the penalties of
+replies, as a share of the board's span.
 
 - `vdn`: Q_tot = Σ_p q_p (arXiv 1706.05296).
-- `qmix`: Q_tot = w₂ᵀ ELU(W₁ q + b₁) + b₂. A hypernetwork makes all four of the state s, W₁ and w₂
-  through |·|, so that Q_tot never falls when a q_p rises (arXiv 1803.11485). s are the first
-  messages of all seats, averaged over the games of the group: they tell tasks apart, but say hardly
-  anything of what a reply changed, which b₂ could otherwise explain instead of the q_p.
+- `qmix`: Q_tot = w₂ᵀ ELU(W₁ q + b₁) + b₂. A hypernetwork computes all four from the state s, W₁ and
+  w₂ through |·|, so that Q_tot never falls when a q_p rises (arXiv 1803.11485). s consists of the
+  first messages of all seats, averaged over the episodes of the group. They distinguish tasks but
+  contain hardly any effects of replies, which b₂ could otherwise explain instead of the q_p.
 
-A game has one return, so whole games are mixed and not single turns: a player's share is the sum
-over its turns, and each of them is credited with it.
+An episode has one return, so whole episodes are mixed, not single turns: a player's share is the
+sum over its turns, and each of its turns gets the share as credit.
 
-How a share becomes an advantage is this project's: q_p − mean q_p over the group
-(`estimators.vdn`). With `qmix` q_p has no unit, so it is multiplied by the mean of ∂Q_tot / ∂q_p
-over the step's games, one positive number per seat. A penalty is added to its own player's share
-unchanged, and no head learns from it. The heads learn from a step's games before they evaluate
-them; otherwise the rewards of these games would not reach the advantages.
+The advantage is this project's: q_p − mean q_p over the group (`estimators.vdn`). With `qmix`, q_p
+has no unit, so it is multiplied by the mean of ∂Q_tot / ∂q_p over the step's episodes, one positive
+number per seat. A penalty is added unchanged to the share of the player that incurred it, and no
+head learns from it. The heads learn from a step's episodes before they evaluate them; otherwise the
+rewards of these episodes would not reach the advantages.
 """
 
 import math
@@ -58,24 +59,24 @@ from hanabi_grpo.training.learned.heads import (
 from hanabi_grpo.types import REPLY_PARTS, Episode, adapter_of
 
 PASSES = 16
-"""Over a step's games, each one update."""
+"""Passes over a step's episodes; each pass is one update."""
 MIXER_WIDTH = 32
-"""Of QMIX's hidden layer, as in its source."""
+"""Width of QMIX's hidden layer, as in its source."""
 TURN_WIDTHS = 3
-"""A turn's features are this many times as wide as the model: see `features`."""
+"""Width of a turn's features, in multiples of the model's width: see `features`."""
 
 
 class MonotoneMixer(nn.Module):
-    """QMIX's mixer: its output never falls when a part rises, whatever the state."""
+    """QMIX's mixer: in any state, its output never falls when a part rises."""
 
     def __init__(self, num_seats: int, num_features: int) -> None:
-        """Make the hypernetworks.
+        """Create the hypernetworks.
 
-        They are linear, and for the last bias with one hidden layer, as in the source.
+        As in the source, they are linear; the one of the last bias has one hidden layer.
 
         Args:
-            num_seats: Parts of a game.
-            num_features: Of a state.
+            num_seats: Number of parts of an episode.
+            num_features: Number of features of a state.
         """
         super().__init__()
         self.first = nn.Linear(num_features, num_seats * MIXER_WIDTH)
@@ -84,7 +85,7 @@ class MonotoneMixer(nn.Module):
         bias_input = nn.Linear(num_features, MIXER_WIDTH)
         bias_output = nn.Linear(MIXER_WIDTH, 1)
         self.last_bias = nn.Sequential(bias_input, nn.ReLU(), bias_output)
-        # All tasks have the same value until something was learned.
+        # All tasks have the same value until something has been learned.
         for layer in (self.first_bias, bias_output):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -104,7 +105,7 @@ class AdapterTurns:
     """A step's turns of one adapter."""
 
     cells: torch.Tensor
-    """[turns] (game · seats + seat) · stages + stage of each, see `_CreditStep.num_stages`."""
+    """[turns] (game · seats + seat) · stages + stage, see `_CreditStep.num_stages`."""
     features: torch.Tensor
     """[turns, size]."""
 
@@ -115,13 +116,14 @@ class CreditNetwork(nn.Module):
     def __init__(
         self, adapters: Sequence[str], width: int, num_seats: int, *, is_monotone: bool
     ) -> None:
-        """Make the network.
+        """Create the network.
 
         Args:
-            adapters: Names, a head for each.
-            width: The model's: a turn has three parts of it, a state one for each seat.
-            num_seats: Of a game.
-            is_monotone: Mix the parts as QMIX; else they are summed as in VDN.
+            adapters: Adapter names; each has a head.
+            width: Width of the model. The features of a turn have three parts of this width, those
+                of a state one per seat.
+            num_seats: Number of seats.
+            is_monotone: Mix the parts as in QMIX; else sum them as in VDN.
         """
         super().__init__()
         self.heads = nn.ModuleDict()
@@ -129,7 +131,7 @@ class CreditNetwork(nn.Module):
             self.heads[name] = value_head(TURN_WIDTHS * width)
         self.mixer = MonotoneMixer(num_seats, num_seats * width) if is_monotone else None
         self.start = nn.Parameter(torch.zeros(()))
-        """What VDN's parts are added to: nobody's doing."""
+        """Bias of VDN's sum, which is no player's share."""
 
     def total(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return [games] Q_tot of [games, seats] parts and [games, size] states."""
@@ -138,11 +140,11 @@ class CreditNetwork(nn.Module):
         return self.mixer(parts, states)
 
     def parts(self, turns: Mapping[str, AdapterTurns], shape: Sequence[int]) -> torch.Tensor:
-        """Return the heads' values of all turns, 0 where there is none.
+        """Return the heads' values of all turns; 0 where there is no turn.
 
         Args:
-            turns: The step's, by adapter.
-            shape: Games, seats and stages.
+            turns: The step's turns, by adapter.
+            shape: Numbers of games, seats and stages.
 
         Returns:
             [games, seats, stages]; a player's q is the sum over stages.
@@ -154,7 +156,7 @@ class CreditNetwork(nn.Module):
         return parts.view(*shape)
 
     def start_at(self, mean: float) -> None:
-        """Predict the mean return of a step for every game, before anything was learned."""
+        """Predict a step's mean return for every episode, before anything has been learned."""
         with torch.no_grad():
             if self.mixer is not None:
                 self.mixer.last_bias[-1].bias.fill_(mean)
@@ -164,40 +166,40 @@ class CreditNetwork(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnShares(LearnedValues):
-    """Each player's learned part in a step's episodes."""
+    """Each player's learned share of the returns of a step's episodes."""
 
     episodes: Sequence[Episode]
-    """Kept alive, since the next mapping is by their identity."""
+    """Kept alive, because the next mapping uses their ids as keys."""
     by_episode: Mapping[int, Sequence[float]]
-    """By id(episode): the part of each seat, in points, without penalties of replies."""
+    """By id(episode): the share of each seat, in points, without penalties of replies."""
 
     def share(self, episode: Episode, player: int) -> float:
-        """Return a player's part in an episode, in points: its q, and its replies' penalties."""
+        """Return a player's share of an episode, in points: its q plus its replies' penalties."""
         penalties = episode.reward(player, *sorted(REPLY_PARTS))
         return self.by_episode[id(episode)][player] + penalties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CreditStep:
-    """A step's games as the network sees them."""
+    """A step's episodes as the network's input."""
 
     episodes: Sequence[Episode]
     turns: Mapping[str, AdapterTurns]
-    """By adapter; without those that had no turn."""
+    """By adapter; adapters without a turn are left out."""
     num_stages: int
-    """Most steps of a game in which trained players said something; the first is stage 0."""
+    """Largest number of steps of an episode with turns of trained players; the first is stage 0."""
     stages: torch.Tensor
-    """[games, stages] 1 where the game has the stage, over how many it has; else 0."""
+    """[games, stages] 1 / (number of the episode's stages) at its stages, else 0."""
     states: torch.Tensor
     """[games, seats · width], see `Credits._see_tasks`."""
     spans: torch.Tensor
-    """[games] what each game's board pays, from its worst to its best game."""
+    """[games] difference between the best and the worst return on each episode's board."""
     targets: torch.Tensor
-    """[games] what each game paid the team, as a share of its span."""
+    """[games] the team's return in each episode, as a share of its span."""
 
 
 class Credits(Learners):
-    """The heads and the mixer of a run."""
+    """A run's credit heads and mixer."""
 
     reads_replies = True
 
@@ -208,13 +210,13 @@ class Credits(Learners):
         specs: Mapping[str, EnvSpec],
         width: int,
     ) -> None:
-        """Make what the run's estimator needs.
+        """Create what the run's estimator needs.
 
         Args:
-            settings: Of the run.
+            settings: The run's settings.
             adapters: Names of its adapters.
-            specs: Of the boards that are played, by hash.
-            width: The model's.
+            specs: Specs of the boards that are played, by hash.
+            width: Width of the model.
         """
         self._adapters = adapters
         self._specs = specs
@@ -233,15 +235,15 @@ class Credits(Learners):
     def observe(
         self, groups: Sequence[Sequence[Episode]], turns: Sequence[PlayerTurns]
     ) -> Observation:
-        """Learn from a step's games, then compute each player's share of their returns.
+        """Learn from a step's episodes, then compute each player's share of their returns.
 
         Args:
             groups: The step's groups.
             turns: The features of trained players' turns, from all processes.
 
         Returns:
-            The shares, and as "credit_explained" how much of the returns' variance was explained
-            before the learning; without any turn shares of 0 and no metric.
+            The shares, and as "credit_explained" the share of the returns' variance that was
+            explained before learning. Without any turns, shares of 0 and no metric.
         """
         step = self._see_step(groups, sort_by_place(turns))
         if not step.turns:
@@ -264,12 +266,12 @@ class Credits(Learners):
         return network
 
     def _parts(self, step: _CreditStep) -> torch.Tensor:
-        """Return [games, seats, stages] the heads' values."""
+        """Return the heads' values, [games, seats, stages]."""
         shape = (len(step.episodes), self._num_seats, step.num_stages)
         return self._network.parts(step.turns, shape)
 
     def _loss(self, step: _CreditStep) -> torch.Tensor:
-        """Return the mean square of what each stage leaves unexplained, see the module."""
+        """Return the mean squared error after each stage, see the module."""
         parts = self._parts(step)
         earlier = (parts.cumsum(2) - parts).detach()
         loss = torch.zeros(())
@@ -280,7 +282,7 @@ class Credits(Learners):
         return loss / len(step.episodes)
 
     def _shares(self, step: _CreditStep) -> ReturnShares:
-        """Return each player's part in points: q times the slope of Q_tot, averaged over games."""
+        """Return each player's share in points: q times the mean slope of Q_tot over episodes."""
         parts = self._parts(step).sum(2)
         returns = self._network.total(parts, step.states)
         [slopes] = torch.autograd.grad(returns.sum(), parts)
@@ -289,7 +291,7 @@ class Credits(Learners):
         return _shares_by_episode(step.episodes, shares)
 
     def _see_step(self, groups: Sequence[Sequence[Episode]], turns: StepTurns) -> _CreditStep:
-        """Return a step's games as the network sees them."""
+        """Return a step's episodes as the network's input."""
         episodes = flatten_groups(groups)
         games = []
         seats = []
@@ -332,15 +334,15 @@ class Credits(Learners):
     def _see_tasks(
         self, group_sizes: Sequence[int], turns: StepTurns, seats: Sequence[int]
     ) -> torch.Tensor:
-        """Return the state of each game's task: the first message of each seat, over the group.
+        """Return the state of each episode's task: each seat's mean first message in the group.
 
         Args:
-            group_sizes: Games of each of the step's groups.
-            turns: Of the step.
-            seats: Number of the seat that made each.
+            group_sizes: Number of episodes in each of the step's groups.
+            turns: The step's turns.
+            seats: Seat number of each turn.
 
         Returns:
-            [games, seats · width] means over each group, 0 for a seat without any turn in it.
+            [games, seats · width] means over each group; 0 for a seat without any turn in it.
         """
         group_of_game: list[int] = []
         for group, size in enumerate(group_sizes):
@@ -368,7 +370,7 @@ class Credits(Learners):
         return states[group_of_game]
 
     def _cells(self, numbers: Sequence[int], seats: Sequence[int]) -> torch.Tensor:
-        """Return number · seats + seat of each pair: its place in a flattened table."""
+        """Return number · seats + seat of each pair: its index in a flattened table."""
         cells = []
         for number, seat in zip(numbers, seats, strict=True):
             cells.append(number * self._num_seats + seat)
@@ -376,7 +378,7 @@ class Credits(Learners):
 
 
 def _stages(episodes: Sequence[Episode], places: Sequence[TurnPlace]) -> list[int]:
-    """Return for each turn how many steps of its game with other such turns came before it."""
+    """Return, for each turn, how many earlier steps of its episode have such turns."""
     steps_of_game: dict[int, set[int]] = defaultdict(set)
     for place in places:
         steps_of_game[place.game].add(episodes[place.game].turns[place.turn].step)
@@ -392,7 +394,7 @@ def _stages(episodes: Sequence[Episode], places: Sequence[TurnPlace]) -> list[in
 
 
 def _shares_by_episode(episodes: Sequence[Episode], shares: torch.Tensor) -> ReturnShares:
-    """Return [games, seats] shares as the estimators read them."""
+    """Return [games, seats] shares in the form the estimators read."""
     by_episode = {}
     for episode, episode_shares in zip(episodes, shares.tolist(), strict=True):
         by_episode[id(episode)] = episode_shares
@@ -400,9 +402,9 @@ def _shares_by_episode(episodes: Sequence[Episode], shares: torch.Tensor) -> Ret
 
 
 def team_return(episode: Episode) -> float:
-    """Return what a game paid, the mean over its seats, without the parts for replies.
+    """Return an episode's return, the mean over its seats, without the parts for replies.
 
-    Those are penalties (`REPLY_PARTS`), which belong to the player that made the reply.
+    Those parts are penalties (`REPLY_PARTS`), which belong to the player that gave the reply.
     """
     payments = []
     for turn in episode.turns:

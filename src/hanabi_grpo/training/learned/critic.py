@@ -5,24 +5,24 @@
 GAE (arXiv 1506.02438), by default without a discount (HANABI_GAMMA=1). h(s) are the features of
 the turn's prompt (`features`), detached: a critic never changes the model.
 
-s_k are the states in which a player was asked for a reply. Where all players are paid alike
+s_k are the states in which a player was asked for a reply. If all players get the same reward
 (`EnvSpec.payoff`), every value estimates the same return, so the team's turns form one chain;
-elsewhere a player's chain consists of its own turns.
+otherwise a player's chain consists of its own turns.
 
-- `ippo`: one critic per adapter, which sees that player's conversation (with HANABI_CRITIC=adapter
+- `ippo`: one critic per adapter, which sees that player's conversation (for HANABI_CRITIC=adapter
   see `adapter_critic`): independent PPO (arXiv 2011.09533), over turns instead of tokens as in
   MARSHAL (arXiv 2510.15414).
 - `mappo`, experimental: central critics, which see the joint state (`joint_features`), as in MAPPO
-  (arXiv 2103.01955): one for a team, elsewhere one per seat. They exist in the trainer only; no
+  (arXiv 2103.01955): one for a team, otherwise one per seat. They exist in the trainer only; no
   prompt contains anything of the joint state.
 
-**Bias.** Any critic is a bias while it is wrong and λ < 1. With one critic for each player, a
-team's chain is biased below λ = 1 even if every critic is perfect: V(s_{k+1}) is what the *next*
-player expects, and that player does not know what the mover knew (in Hanabi, the next player's own
-cards), so a part of what the move did shows in no value. On marshal-mini at λ = .95 the chain over
-the team's turns keeps .947 of the slope of the true advantages, and a chain of the player's own
-turns .978. At λ = 1 the values in between cancel, so nothing is lost, for more noise; in games of
-many turns, as on the full board, λ = .99 is worth a try.
+**Bias.** An imperfect critic introduces bias if λ < 1. With one critic per player, a team's chain
+is biased for λ < 1 even if every critic is perfect: V(s_{k+1}) is what the *next* player expects,
+and that player does not know what the mover knew (in Hanabi, the next player's own cards), so part
+of the move's effect appears in no value. On marshal-mini with λ = .95, the chain over the team's
+turns keeps .947 of the slope of the true advantages, and a chain of the player's own turns .978.
+With λ = 1 the values in between cancel, so nothing is lost, at the price of more noise; in games
+with many turns, as on the full board, λ = .99 is worth a try.
 """
 
 from collections import defaultdict
@@ -52,21 +52,21 @@ from hanabi_grpo.training.learned.heads import (
 from hanabi_grpo.types import Episode, adapter_of
 
 PASSES = 4
-"""Over a step's turns, to learn from them."""
+"""Training passes over a step's turns."""
 MINIBATCH = 512
-"""Turns of one update."""
+"""Turns per update."""
 TEAM = "team"
-"""The payoff of games that pay all players alike, and the name of a team's central critic."""
+"""Payoff of games that reward all players equally, and the name of a team's central critic."""
 
 
 class Critic(Learner):
     """One value head."""
 
     def __init__(self, num_features: int, rate: float, seed: str) -> None:
-        """Make a head whose value is 0 everywhere.
+        """Create a head whose value is 0 everywhere.
 
         Args:
-            num_features: Of one state.
+            num_features: Number of features of a state.
             rate: Learning rate.
             seed: See `Learner`.
         """
@@ -82,10 +82,10 @@ class Critic(Learner):
 
         Args:
             features: [turns, size].
-            targets: [turns] what each state turned out to be worth.
+            targets: [turns] target value of each state.
 
         Returns:
-            The share of the targets' variance that it had explained before.
+            The share of the targets' variance that was explained before learning.
         """
         before = self.values(features)
         if self.steps == 0:
@@ -103,19 +103,19 @@ class Critic(Learner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticValues(LearnedValues):
-    """The critics' values of a step's states, from before they learned from this step."""
+    """The critics' values of a step's states, computed before they learned from this step."""
 
     episodes: Sequence[Episode]
-    """Kept alive, since the next mapping is by their identity."""
+    """Kept alive, because the next mapping uses their ids as keys."""
     by_episode: Mapping[int, Mapping[int, float]]
-    """By id(episode): the value in points of each state in which a trained player was asked, by the
-    number of the turn.
+    """By id(episode) and turn number: the value, in points, of each state in which a trained player
+    was asked.
     """
     team_boards: frozenset[str]
-    """Hashes of the boards that pay all players alike."""
+    """Hashes of the boards that reward all players equally."""
 
     def chain(self, episode: Episode, player: int) -> Mapping[int, float]:
-        """Return the values on a player's chain, by turn number: the team's, or its own turns'."""
+        """Return the values on a player's chain by turn number: the team's turns, or its own."""
         values = self.by_episode[id(episode)]
         if episode.spec_hash in self.team_boards:
             return values
@@ -147,13 +147,13 @@ class Critics(Learners):
         specs: Mapping[str, EnvSpec],
         num_features: int,
     ) -> None:
-        """Make those that the run's estimator needs.
+        """Create the critics that the run's estimator needs.
 
         Args:
-            settings: Of the run.
+            settings: The run's settings.
             adapters: Names of its adapters.
-            specs: Of the boards that are played, by hash.
-            num_features: Of one turn.
+            specs: Specs of the boards that are played, by hash.
+            num_features: Number of features of a turn.
         """
         self._adapters = adapters
         self._specs = specs
@@ -165,7 +165,7 @@ class Critics(Learners):
         self._team_boards = frozenset(boards)
         if self._is_central:
             names = self._central_names()
-            # The joint state: every seat's features, and which seat is asked.
+            # The joint state: every seat's features, and the seat to act (one-hot).
             num_features = self._num_seats * (num_features + 1)
         else:
             names = list(adapters)
@@ -176,7 +176,7 @@ class Critics(Learners):
             self.by_name[name] = Critic(num_features, rate, seed)
 
     def _central_names(self) -> list[str]:
-        """Return the names of the central critics: a team's, and each seat's where they differ."""
+        """Return the names of the central critics: a team's, and each seat's on other boards."""
         names = []
         if self._team_boards:
             names.append(TEAM)
@@ -194,8 +194,8 @@ class Critics(Learners):
             turns: The features of trained players' turns, from all processes.
 
         Returns:
-            The values before the learning, and as "<critic>/value_explained" how much of its
-            targets' variance each critic had explained.
+            The values before learning, and as "<critic>/value_explained" the share of its targets'
+            variance that each critic had explained.
         """
         episodes = flatten_groups(groups)
         critic_turns = self._assign_turns(episodes, sort_by_place(turns))
@@ -216,7 +216,7 @@ class Critics(Learners):
         return Observation(metrics=metrics, values=values)
 
     def _assign_turns(self, episodes: Sequence[Episode], turns: StepTurns) -> list[_CriticTurns]:
-        """Return each critic's turns; a critic without any is left out."""
+        """Return each critic's turns; a critic without turns is left out."""
         features = turns.features
         if self._is_central and turns.places:
             features = joint_features(episodes, turns.places, features, self._num_seats)
@@ -256,7 +256,7 @@ class Critics(Learners):
         return CriticValues(episodes=episodes, by_episode=by_episode, team_boards=self._team_boards)
 
     def _span(self, episode: Episode) -> float:
-        """Return what the episode's board pays, from its worst to its best game."""
+        """Return the difference between the best and the worst return on the episode's board."""
         return self._specs[episode.spec_hash].span
 
 
@@ -269,16 +269,16 @@ def lambda_targets(
     decay: float,
     gamma: float,
 ) -> torch.Tensor:
-    """Return [turns] V(s_k) + A_k, as a share of what the board pays.
+    """Return [turns] V(s_k) + A_k, as a share of the board's span.
 
-    These are GAE's λ-returns, the targets of a value function. Turns of one step, calls of tools
-    and the action, have one.
+    These are GAE's λ-returns, the targets of a value function. All turns of one step (tool calls
+    and the action) have the same target.
 
     Args:
-        episodes: The step's.
-        places: Of the turns.
+        episodes: The step's episodes.
+        places: Places of the turns.
         values: The critics' values of the states.
-        spans: Per episode what its board pays.
+        spans: Span of each episode's board.
         decay: HANABI_GAE_LAMBDA.
         gamma: HANABI_GAMMA.
     """
@@ -302,7 +302,7 @@ def lambda_targets(
 
 
 def _seat_critic(seat: int) -> str:
-    """Return the name of a seat's central critic, where seats are not paid alike."""
+    """Return the name of a seat's central critic, for boards that reward seats differently."""
     return f"seat_{seat}"
 
 
@@ -312,25 +312,26 @@ def joint_features(
     features: torch.Tensor,
     num_seats: int,
 ) -> torch.Tensor:
-    """Return the features of the joint state in which each turn was asked.
+    """Return the features of the joint state at each turn.
 
-    They are those of every seat's own latest prompt, itself in its player's conversation: of the
-    same step where it was asked in it, else of an earlier one, 0 before its first or where no
-    trained player sits. The seat that is asked is the first, the others follow in turn order; at
-    the end its number, one-hot. No reply to this state is in it: of a seat that calls tools the
-    others' states have the first prompt of the step, and each turn has its own.
+    They are those of every seat's latest prompt, each in its own player's conversation: the prompt
+    of the same step if the seat was asked in it, else of an earlier step; 0 before its first prompt
+    or for a seat without a trained player. The seat to act comes first, the others follow in turn
+    order, and its one-hot number comes last. The joint state contains no replies to it: for a seat
+    that calls tools, the other seats' states have its first prompt of the step, and each of its own
+    turns has its own prompt.
 
     Args:
-        episodes: All of the step's.
-        places: Of the turns, sorted.
+        episodes: All of the step's episodes.
+        places: Places of the turns, sorted.
         features: [turns, size] of each turn, as its own player sees it.
-        num_seats: How many there is room for.
+        num_seats: Number of seats in the result.
 
     Returns:
         [turns, seats · size + seats].
     """
     row_of = {place: row for row, place in enumerate(places)}
-    # The row behind the last one is all 0.
+    # The row after the last one is all 0.
     empty_row = len(places)
     joint_rows: list[list[int]] = []
     asked_seats: list[int] = []

@@ -1,15 +1,15 @@
-"""What critics and heads of credit see of a turn.
+"""The features of a turn, which critics and credit heads read.
 
-A turn's features are parts of the model's width, each brought to mean 0 and deviation 1:
+A turn's features consist of parts of the model's width, each normalized to mean 0 and standard
+deviation 1:
 
-1. hidden states of the model with the player's adapter, where its output head reads them. For
-   critics at the last token of the prompt; for credit at the reply's own tokens, pooled to their
-   mean;
-2. the mean of the turn's message in the model's embeddings;
-3. for credit alone the mean of its reply in them.
+1. hidden states of the model with the player's adapter, as its output head reads them: for critics
+   at the last token of the prompt, for credit the mean over the reply's own tokens;
+2. the mean input embedding of the turn's message;
+3. for credit only, the mean input embedding of its reply.
 
-The first alone explained .10 of the returns in Full Hanabi with a tiny model, the second .5. All
-are detached.
+With a tiny model in Full Hanabi, the first part alone explained .10 of the variance of the returns,
+the second .5. All features are detached.
 """
 
 from collections.abc import Sequence
@@ -27,30 +27,30 @@ from hanabi_grpo.types import Episode, Turn, is_trained
 
 
 class Span(NamedTuple):
-    """Some neighbouring tokens of a row."""
+    """Consecutive tokens of a row."""
 
     start: int
     end: int
-    """Position behind the last one."""
+    """Position after the last token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow(TokenRow):
-    """One sequence of a player, with a mask of where hidden states are read.
+    """One sequence of a player, with a mask of the positions at which hidden states are read.
 
-    As everywhere, a mask at a token stands for the hidden state that predicts it, one position
-    before. For prompts it marks the first token of each reply, which is predicted from the last
-    token of the prompt. For replies it marks the token behind each token of a reply, so that the
-    hidden state that is read has seen that token. To have one behind the last reply too, its last
-    token is repeated there; nothing is computed at the repetition itself.
+    As elsewhere, a mask at a token refers to the hidden state that predicts it, one position
+    before. For prompts, it marks the first token of each reply, which is predicted from the last
+    token of the prompt. For replies, it marks the token after each token of a reply, so that the
+    hidden state has seen that token. The last token of the last reply is repeated, so that there is
+    a token after it; nothing is computed at the repetition itself.
     """
 
     places: list[TurnPlace] = field(default_factory=list)
-    """Place in the step of each of the row's turns."""
+    """Places of the row's turns in the step."""
     messages: list[Span] = field(default_factory=list)
     """Tokens of each turn's message."""
     replies: list[Span] = field(default_factory=list)
-    """Tokens of each turn's reply; empty where only prompts are read."""
+    """Tokens of each turn's reply; empty if only prompts are read."""
 
     def add_turn(
         self, turn: Turn, place: TurnPlace, *, replies: bool, each_token: bool = False
@@ -58,10 +58,10 @@ class TurnRow(TokenRow):
         """Append a turn's tokens and mark where its hidden states are read.
 
         Args:
-            turn: With a reply of one token or more.
-            place: Of the turn in the step.
-            replies: Read along the reply, not at the end of the prompt.
-            each_token: Read before each token of the reply; not with `replies`.
+            turn: A turn whose reply has at least one token.
+            place: Place of the turn in the step.
+            replies: Read along the reply instead of at the end of the prompt.
+            each_token: Read before each token of the reply; cannot be combined with `replies`.
         """
         message_start = len(self.ids)
         reply_start = message_start + len(turn.prompt_ids)
@@ -72,7 +72,7 @@ class TurnRow(TokenRow):
         self.ids.extend(turn.reply_ids)
         self.places.append(place)
         self.messages.append(message)
-        # For replies one longer than the tokens so far: see the class.
+        # For replies, one longer than the tokens so far, see the class.
         length = reply.end + 1 if replies else reply.end
         num_missing = length - len(self.mask)
         self.mask.extend([False] * num_missing)
@@ -86,7 +86,7 @@ class TurnRow(TokenRow):
             self.mask[reply.start] = True
 
     def finish(self, *, replies: bool) -> None:
-        """Make the columns equally long, once all turns are there."""
+        """Make the columns equally long, after all turns have been added."""
         if replies:
             self.ids.append(self.ids[-1])
         self.logprobs.extend([0.0] * len(self.ids))
@@ -103,14 +103,14 @@ def turn_rows(
 ) -> list[TurnRow]:
     """Return the sequences of a trained player, cut as in `batching.sequences_of`.
 
-    Turns without a reply, in a conversation that is full, are left out.
+    Turns without a reply, because the conversation is full, are left out.
 
     Args:
         groups: The step's groups.
         player: Number of the seat.
-        trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
-        replies: Mark the replies, not the ends of the prompts.
-        each_token: Mark each token of the replies, to be predicted.
+        trained_seats: The adapter trained in each seat, see `seats.SeatAssignment`.
+        replies: Mark the replies instead of the ends of the prompts.
+        each_token: Mark each token of the replies as predicted.
     """
     rows: list[TurnRow] = []
     for game, episode in enumerate(flatten_groups(groups)):
@@ -137,7 +137,7 @@ def span_means(
     Args:
         embeddings: The model's input embeddings.
         ids: [rows, tokens].
-        spans: Per row its spans of tokens.
+        spans: Spans of tokens in each row.
 
     Returns:
         [spans, width] in float32, without a gradient; 0 for a span without tokens.
@@ -167,13 +167,13 @@ def turn_features(
 ) -> torch.Tensor:
     """Return the features of a micro-batch's turns, row by row.
 
-    Rows without turns call the model as any other, so that no process waits for another.
+    Rows without turns also call the model, so that no process waits for another.
 
     Args:
-        model: What is called: the model, or a wrapper of it.
+        model: The module to call: the model or a wrapper of it.
         unwrapped: The model itself, with the player's adapter in use.
-        batch: Of `micro_batch.collate`.
-        rows: What it was made of.
+        batch: The result of `micro_batch.collate`.
+        rows: The rows of the micro-batch.
         replies: Whether the rows mark replies.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Small networks that learn beside the model, from features that are detached from it.
+"""Small networks that are learned besides the model, from features that are detached from it.
 
-Each is on the CPU and has an optimizer of its own.
+Each network is on the CPU and has its own optimizer.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from hanabi_grpo.training.estimators import LearnedValues
 from hanabi_grpo.types import Episode
 
 HIDDEN_WIDTH = 64
-"""Of the one hidden layer of a head."""
+"""Width of a head's single hidden layer."""
 MAX_NORM = 1.0
-"""Of an update's gradient."""
+"""Largest gradient norm of an update; larger gradients are clipped."""
 _SEED_BYTES = 8
 
 
 class TurnPlace(NamedTuple):
-    """Where a turn stands in a step."""
+    """The place of a turn in a step."""
 
     game: int
     """Number of the game in the step."""
@@ -35,7 +35,7 @@ class TurnPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerTurns:
-    """Some turns of one player, as one process computed them."""
+    """Some turns of one player, computed by one process."""
 
     player: str
     """E.g. "player_0"."""
@@ -46,7 +46,7 @@ class PlayerTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTurns:
-    """All turns of a step that trained players made, as columns sorted by place."""
+    """All turns of trained players in a step, as columns sorted by place."""
 
     players: Sequence[str]
     places: Sequence[TurnPlace]
@@ -56,11 +56,11 @@ class StepTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the networks return for a step's episodes."""
+    """The networks' results for a step's episodes."""
 
     metrics: Mapping[str, float]
     values: LearnedValues
-    """Of these episodes, for the estimator."""
+    """Values of these episodes, for the estimator."""
 
 
 def value_head(num_features: int) -> nn.Sequential:
@@ -73,7 +73,7 @@ def value_head(num_features: int) -> nn.Sequential:
 
 
 def explained_variance(targets: torch.Tensor, predictions: torch.Tensor) -> float:
-    """Return the share of the targets' variance that was predicted; 0 where they do not vary."""
+    """Return the share of the targets' variance that was predicted; 0 if they do not vary."""
     variance = float(targets.var(unbiased=False))
     if not variance:
         return 0.0
@@ -84,15 +84,15 @@ class Learner:
     """A module on the CPU, its optimizer, and the number of steps that it has learned from."""
 
     def __init__(self, make: Callable[[], nn.Module], rate: float, seed: str) -> None:
-        """Make the module.
+        """Create the module.
 
         Args:
             make: Returns the new module.
             rate: Learning rate.
-            seed: Draws the module's weights, whatever was drawn before.
+            seed: Seed of the module's weights, independent of the global random state.
         """
         digest = hashlib.sha256(seed.encode()).digest()
-        # torch takes 63 bits.
+        # torch accepts 63 bits.
         number = int.from_bytes(digest[:_SEED_BYTES]) >> 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number)
@@ -101,18 +101,18 @@ class Learner:
         self.steps = 0
 
     def update(self, loss: torch.Tensor) -> None:
-        """Take one step down a loss."""
+        """Take one optimizer step on a loss."""
         self.optimizer.zero_grad()
         loss.backward()
         self.step()
 
     def step(self) -> None:
-        """Take one step down the gradient that is there."""
+        """Take one optimizer step with the present gradient."""
         nn.utils.clip_grad_norm_(self.head.parameters(), MAX_NORM)
         self.optimizer.step()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return copies of all that a resumed run needs.
+        """Return copies of everything that a resumed run needs.
 
         Keys are "head.<parameter>", "optimizer.<number of the parameter>.<moment>" and "steps".
         """
@@ -126,10 +126,10 @@ class Learner:
         return state
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back.
+        """Restore a `state`.
 
         Raises:
-            RunFolderError: It is of another network.
+            RunFolderError: The state belongs to a different network.
         """
         parameters: dict[str, torch.Tensor] = {}
         moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -144,9 +144,9 @@ class Learner:
             self.head.load_state_dict(parameters)
         except RuntimeError as error:
             raise RunFolderError(
-                "what the checkpoint has learned beside the model does not fit this version's "
-                f"networks ({' '.join(str(error).split())}). Go on with the version that wrote it, "
-                "or begin a new run with HANABI_START_FROM at the checkpoint."
+                "the critics or credit networks in the checkpoint do not match those of this "
+                f"version ({' '.join(str(error).split())}). Continue with the version that wrote "
+                "it, or start a new run with HANABI_START_FROM set to the checkpoint."
             ) from error
         optimizer_state = self.optimizer.state_dict()
         optimizer_state["state"] = dict(moments)
@@ -159,10 +159,10 @@ def _copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
 
 
 class Learners(ABC):
-    """All networks that a run learns beside the model, by name."""
+    """All networks that a run learns besides the model, by name."""
 
     reads_replies: ClassVar[bool]
-    """Whether the features of a turn include its reply, or its prompt alone."""
+    """Whether the features of a turn include its reply, or only its prompt."""
     by_name: Mapping[str, Learner]
     """E.g. the critic of each adapter."""
 
@@ -182,7 +182,7 @@ class Learners(ABC):
         return states_of(self.by_name)
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back; a network that is not in it stays new."""
+        """Restore a `state`; a network that is not in it stays newly initialized."""
         restore_states(self.by_name, state)
 
 
@@ -196,7 +196,7 @@ def states_of(learners: Mapping[str, Learner]) -> dict[str, torch.Tensor]:
 
 
 def restore_states(learners: Mapping[str, Learner], state: Mapping[str, torch.Tensor]) -> None:
-    """Put what `states_of` returned back; a learner that is not in it stays new."""
+    """Restore the result of `states_of`; a learner that is not in it stays newly initialized."""
     for name, learner in learners.items():
         prefix = f"{name}|"
         learner_state = {}
@@ -208,7 +208,7 @@ def restore_states(learners: Mapping[str, Learner], state: Mapping[str, torch.Te
 
 
 def sort_by_place(turns: Sequence[PlayerTurns]) -> StepTurns:
-    """Return all turns in one order, the same on every process."""
+    """Return all turns in a fixed order, which is the same on every process."""
     players: list[str] = []
     places: list[TurnPlace] = []
     features: list[torch.Tensor] = []

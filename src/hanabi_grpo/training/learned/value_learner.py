@@ -1,4 +1,4 @@
-"""The object through which the training loop uses all that is learned beside the model."""
+"""The training loop's interface to everything that is learned besides the model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,19 +19,19 @@ from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.types import Episode
 
 CRITIC_WIDTHS = 2
-"""A critic's features of a turn are this many times as wide as the model: see `features`."""
+"""Width of a critic's features of a turn, in multiples of the model's width: see `features`."""
 
 
 def make_learners(
     settings: Settings, adapter_names: Sequence[str], specs: Mapping[str, EnvSpec], width: int
 ) -> Learners | None:
-    """Return the networks that the run's estimator needs; None where it needs none.
+    """Return the networks that the run's estimator needs; None if it needs none.
 
     Args:
-        settings: Of the run.
-        adapter_names: Of its players, or the shared one.
-        specs: Of the boards that are played, by hash.
-        width: The model's, of several base models the widest one's.
+        settings: The run's settings.
+        adapter_names: Adapters of the players, or the shared one.
+        specs: Specs of the boards that are played, by hash.
+        width: Width of the model; with several base models, of the widest one.
     """
     needs = ESTIMATORS[settings.advantage].needs
     if needs.is_critic:
@@ -42,15 +42,15 @@ def make_learners(
 
 
 def widened(features: torch.Tensor, width: int, widest: int) -> torch.Tensor:
-    """Return the features of a narrower base model as wide as those of a team's widest.
+    """Pad the features of a narrower base model to the width of the team's widest one.
 
     Args:
         features: [turns, parts · width].
-        width: Of the base model.
-        widest: Of all base models.
+        width: Width of the base model.
+        widest: Largest width of all base models.
 
     Returns:
-        [turns, parts · widest], each part filled up with zeros.
+        [turns, parts · widest], each part padded with zeros.
     """
     if width == widest:
         return features
@@ -59,7 +59,7 @@ def widened(features: torch.Tensor, width: int, widest: int) -> torch.Tensor:
 
 
 class ValueLearner:
-    """Shows each step's episodes to a run's critics or heads of credit.
+    """Passes each step's episodes to a run's critics or credit heads.
 
     Every process computes the features of its share of the turns. The networks exist on every
     process and stay equal, because all of them learn from all turns in the same order.
@@ -74,14 +74,14 @@ class ValueLearner:
         cut: CutPlan,
         pad_id: int,
     ) -> None:
-        """Take what features are computed with.
+        """Store what is needed to compute features.
 
         Args:
-            learners: Of `make_learners`.
+            learners: The result of `make_learners`.
             policy: The model with all adapters.
-            accelerator: Knows the processes.
-            cut: How a player's rows become micro-batches.
-            pad_id: Token that fills rows.
+            accelerator: accelerate's handle of the processes.
+            cut: How a player's rows are cut into micro-batches.
+            pad_id: Token for padding rows.
         """
         self._learners = learners
         self._policy = policy
@@ -99,8 +99,8 @@ class ValueLearner:
 
         Args:
             groups: The step's groups.
-            trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
-            players: Per seat the player of the run that sits in it.
+            trained_seats: The adapter trained in each seat, see `seats.SeatAssignment`.
+            players: The player of the run in each seat.
 
         Returns:
             Metrics, and the values that the estimator reads for these episodes.
@@ -112,11 +112,11 @@ class ValueLearner:
         return self._learners.observe(groups, gather_object(turns))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return copies of all that a resumed run needs."""
+        """Return copies of everything that a resumed run needs."""
         return self._learners.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back; a network that is not in it stays new."""
+        """Restore a `state`; a network that is not in it stays newly initialized."""
         self._learners.restore(state)
 
     def _look_at(
@@ -126,14 +126,14 @@ class ValueLearner:
         player: str,
         trained_seats: Sequence[str],
     ) -> list[PlayerTurns]:
-        """Return this process's share of a player's turns, one item for each micro-batch."""
+        """Return this process's share of a player's turns, one item per micro-batch."""
         replies = self._learners.reads_replies
         all_rows = turn_rows(groups, seat, trained_seats, replies=replies)
         turns = []
         model = self._policy.model
         unwrapped = self._policy.model_of(player)
         for rows in cut_rows(all_rows, self._cut):
-            # The number of tokens would divide a loss, and there is none.
+            # The number of tokens would divide a loss, which does not exist here.
             batch = collate(rows, player, 1, self._pad_id, model.device, self._cut.shares_prefixes)
             features = turn_features(model, unwrapped, batch, rows, replies=replies)
             width = unwrapped.config.get_text_config().hidden_size

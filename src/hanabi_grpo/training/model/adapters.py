@@ -1,8 +1,7 @@
-"""All that touches PEFT: make, select, switch off, export and save the players' adapters.
+"""All uses of PEFT: create, select, disable, export and save the players' adapters.
 
-PEFT's own selection also toggles `requires_grad`, which would take the other players' parameters
-out of the optimizer's groups. Here only the layers' selection changes; every adapter stays
-trainable.
+PEFT's own selection also toggles `requires_grad`, which would remove the other players' parameters
+from the optimizer's groups. Here only the layers' selection changes; every adapter stays trainable.
 """
 
 import contextlib
@@ -24,11 +23,11 @@ from hanabi_grpo.training.model.team_model import TeamModel
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 ALL_LINEAR = "all-linear"
-"""PEFT's `target_modules` for every linear layer but the output head."""
+"""PEFT's `target_modules` for every linear layer except the output head."""
 WEIGHTS_FILE = "adapter_model.safetensors"
-"""PEFT's name of an adapter's weights."""
+"""PEFT's name of an adapter's weight file."""
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""By the bytes of an element: what its bits are read as for a checksum."""
+"""By the bytes of an element: the integer type with which its bits enter a checksum."""
 _CHECKSUM_FACTOR = 1_000_003
 _CHECKSUM_MODULUS = 2**61
 
@@ -55,15 +54,15 @@ def add_adapters(
 ) -> PeftModel:
     """Wrap a base model with one trainable adapter per name.
 
-    The weights are float32 whatever the base model's type, and depend on `seed` and the name's
-    position only.
+    The weights are float32 for any type of the base model, and depend only on `seed` and the name's
+    position.
 
     Args:
         model: The base model; its own parameters are frozen.
-        names: Of the adapters; the first one is in use afterwards.
-        rank: LORA_RANK, of all or by adapter.
-        alpha: LORA_ALPHA, of all or by adapter.
-        seed: Of the first adapter's weights; each further one has the next.
+        names: Names of the adapters; the first one is active afterwards.
+        rank: LORA_RANK, for all adapters or by adapter.
+        alpha: LORA_ALPHA, for all adapters or by adapter.
+        seed: Seed of the first adapter's weights, incremented for each further adapter.
     """
     configs = _lora_configs(dict.fromkeys(names, covered_layers(model)), rank, alpha)
     with torch.random.fork_rng(devices=[]):
@@ -85,16 +84,16 @@ def add_team_adapters(
     alpha: Mapping[str, int],
     seed: int,
 ) -> TeamModel:
-    """Wrap several base models, each with the trainable adapters of its players, as one.
+    """Wrap several base models, each with the trainable adapters of its players, as one model.
 
-    An adapter's weights are those that `add_adapters` would give it on its own base model.
+    An adapter's weights are those that `add_adapters` would give it on its base model.
 
     Args:
-        models: The base models by name, that of the first adapter first.
+        models: The base models by name, starting with that of the first adapter.
         base_of: The name of each adapter's base model, in the order of the adapters.
         rank: LORA_RANK by adapter.
         alpha: LORA_ALPHA by adapter.
-        seed: Of the first adapter's weights; each further one has the next.
+        seed: Seed of the first adapter's weights, incremented for each further adapter.
     """
     positions = {name: position for position, name in enumerate(base_of)}
     layers_of = {base: covered_layers(model) for base, model in models.items()}
@@ -124,10 +123,10 @@ def add_team_adapters(
 
 
 def covered_layers(model: torch.nn.Module) -> str | list[str]:
-    """Return the `target_modules` by which PEFT adapts what servers take, see `is_covered`.
+    """Return the `target_modules` for which servers accept adapters, see `is_covered`.
 
-    Of a dense model these are all linear layers. Of a mixture of experts PEFT would adapt the
-    experts and the router, too, as parameters.
+    For a dense model, these are all linear layers. For a mixture of experts, PEFT would also adapt
+    the experts and the router, as parameters.
 
     Args:
         model: A base model.
@@ -149,9 +148,9 @@ def _lora_configs(
     """Return a configuration for each adapter.
 
     Args:
-        layers: By adapter what it covers, see `covered_layers`.
-        rank: LORA_RANK, of all or by adapter.
-        alpha: LORA_ALPHA, of all or by adapter.
+        layers: The layers of each adapter, see `covered_layers`.
+        rank: LORA_RANK, for all adapters or by adapter.
+        alpha: LORA_ALPHA, for all adapters or by adapter.
     """
     configs = {}
     for name, target_modules in layers.items():
@@ -165,7 +164,7 @@ def _lora_configs(
 
 
 def _train_adapters_alone(model: torch.nn.Module) -> None:
-    """Freeze the base models' parameters, and let adapters be trained in float32."""
+    """Freeze the base models' parameters, and make the adapters trainable in float32."""
     for name, parameter in model.named_parameters():
         is_lora = "lora_" in name
         parameter.requires_grad_(is_lora)
@@ -174,7 +173,7 @@ def _train_adapters_alone(model: torch.nn.Module) -> None:
 
 
 def part_of(model: PeftModel, adapter: str) -> PeftModel:
-    """Return the base model of an adapter with the adapters on it; of one model it is all of it."""
+    """Return an adapter's base model with its adapters; the model itself if there is only one."""
     return model.part_of(adapter) if isinstance(model, TeamModel) else model
 
 
@@ -189,15 +188,15 @@ def lora_layers(model: torch.nn.Module) -> list[LoraLayer]:
 
 
 def check_served(model: PeftModel) -> None:
-    """Refuse a model whose adapters no rollout server takes.
+    """Refuse a model whose adapters rollout servers do not support.
 
-    PEFT adapts experts and routers as parameters where `is_mixture` did not find them.
+    PEFT adapts experts and routers as parameters if `is_mixture` did not recognize them.
 
     Args:
-        model: A base model with the adapters on it.
+        model: A base model with its adapters.
 
     Raises:
-        SettingsError: Some of them are not on linear layers.
+        SettingsError: Some adapters are not on linear layers.
     """
     parameters = {
         layer.parameter_name for layer in lora_layers(model) if isinstance(layer, ParamWrapper)
@@ -205,15 +204,15 @@ def check_served(model: PeftModel) -> None:
     if parameters:
         name = getattr(model.get_base_model(), "name_or_path", "")
         raise SettingsError(
-            f"MODEL={name}: its adapters would be on parameters that are no linear layers "
-            f"({', '.join(sorted(parameters))}), which rollout servers do not take. It seems to be "
-            "a mixture of experts of a kind that is not known here. Take another model, e.g. "
+            f"MODEL={name}: its adapters would be on parameters that are not linear layers "
+            f"({', '.join(sorted(parameters))}), which rollout servers do not support. The model "
+            "seems to be an unsupported kind of mixture of experts. Choose another model, e.g. "
             "Qwen/Qwen3-8B."
         )
 
 
 def use_adapter(model: torch.nn.Module, name: str) -> None:
-    """Let the next forward pass use one player's adapter, on its base model."""
+    """Make the next forward pass use one player's adapter, on its base model."""
     for layer in lora_layers(model):
         layer._active_adapter = [name]
     if isinstance(model, TeamModel):
@@ -221,9 +220,9 @@ def use_adapter(model: torch.nn.Module, name: str) -> None:
 
 
 def use_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
-    """Let the next forward pass be one of several players, whose rows `row_owners` tells apart.
+    """Make the next forward pass serve several players, whose rows `row_owners` distinguishes.
 
-    PEFT's own layers would add up what all of these adapters say of every row.
+    PEFT's own layers would add all of these adapters to every row.
     """
     for layer in lora_layers(model):
         layer._active_adapter = list(names)
@@ -231,7 +230,7 @@ def use_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def using_in(layer: LoraLayer, name: str) -> Iterator[None]:
-    """Let one layer use one player's adapter, for a while."""
+    """Temporarily make one layer use one player's adapter."""
     before = layer._active_adapter
     layer._active_adapter = [name]
     try:
@@ -242,7 +241,7 @@ def using_in(layer: LoraLayer, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def base_only(model: torch.nn.Module) -> Iterator[None]:
-    """Switch every adapter off: the reference policy is the base model."""
+    """Disable every adapter: the reference policy is the base model."""
     layers = lora_layers(model)
     for layer in layers:
         layer._disable_adapters = True
@@ -255,7 +254,7 @@ def base_only(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scaled_by(model: torch.nn.Module, name: str, factor: float) -> Iterator[None]:
-    """Let an adapter add so many times what it adds, for a while."""
+    """Temporarily scale an adapter's output by a factor."""
     layers = [layer for layer in lora_layers(model) if name in layer.scaling]
     scales = [layer.scaling[name] for layer in layers]
     for layer in layers:
@@ -274,7 +273,7 @@ def trainable_parameters(
 
     Args:
         model: With or without adapters.
-        adapter: Only the parameters of the adapter of this name; None: all of the model.
+        adapter: Only the parameters of this adapter; None: of the whole model.
     """
     parameters = {}
     for name, parameter in model.named_parameters():
@@ -285,28 +284,28 @@ def trainable_parameters(
 
 
 def base_checksum(model: torch.nn.Module) -> str:
-    """Return a checksum of every frozen parameter's bits, computed where the parameters are.
+    """Return a checksum of every frozen parameter's bits, computed on the parameters' device.
 
-    Of a team it covers all base models; `base_checksums` has each player's.
+    For a team, it covers all base models; `base_checksums` has each player's.
 
-    Under ZeRO-3 it covers this rank's shards, so that it depends on the number of processes.
+    With ZeRO-3, it covers this rank's shards and therefore depends on the number of processes.
     """
     total = 0
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             continue
-        # ZeRO-3 leaves an empty tensor in the place of a weight that is divided.
+        # ZeRO-3 replaces a sharded weight by an empty tensor.
         held = getattr(parameter, "ds_tensor", parameter)
         integer = _INTEGER_OF_SIZE[held.element_size()]
         bits = held.detach().contiguous().view(integer)
-        # Position counts too, so that two swapped parameters do not cancel.
+        # Positions count, too, so that two swapped parameters change the checksum.
         total = total * _CHECKSUM_FACTOR + int(bits.sum(dtype=torch.int64))
         total %= _CHECKSUM_MODULUS
     return f"{total:016x}"
 
 
 def base_checksums(model: PeftModel, names: Sequence[str]) -> dict[str, str]:
-    """Return the checksum of each adapter's base model; nothing where all have the same."""
+    """Return the checksum of each adapter's base model; empty if all have the same one."""
     if not isinstance(model, TeamModel):
         return {}
     return {name: base_checksum(part_of(model, name).base_model) for name in names}
@@ -315,13 +314,13 @@ def base_checksums(model: PeftModel, names: Sequence[str]) -> dict[str, str]:
 def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return one adapter's tensors in PEFT's file naming, on the CPU.
 
-    PEFT's own call copies the whole model's state first, which is most of the time of a weight
-    sync.
+    PEFT's own function first copies the whole model's state, which would take most of the time of a
+    weight sync.
 
     Args:
-        model: Carries the adapter.
-        name: Of the adapter.
-        dtype: Of the tensors that are returned.
+        model: The model with the adapter.
+        name: Name of the adapter.
+        dtype: Type of the returned tensors.
     """
     tensors = {}
     for key, value in _parameters_of(model, name).items():
@@ -343,41 +342,41 @@ def export_adapter(model: PeftModel, name: str, dtype: torch.dtype) -> tuple[byt
     """Return one adapter for the rollout server, as safetensors bytes and PEFT's configuration.
 
     Args:
-        model: Carries the adapter.
-        name: Of the adapter.
-        dtype: Of the weights that are sent.
+        model: The model with the adapter.
+        name: Name of the adapter.
+        dtype: Type of the weights that are sent.
     """
     config = adapter_config_for_wire(part_of(model, name).peft_config[name].to_dict())
     return to_safetensors(adapter_tensors(model, name, dtype)), config
 
 
 def load_adapter(model: PeftModel, name: str, folder: Path) -> None:
-    """Put the tensors of a saved adapter into the model, see `put_tensors`."""
+    """Load the tensors of a saved adapter into the model, see `put_tensors`."""
     put_tensors(model, name, load_file(folder / WEIGHTS_FILE), str(folder))
 
 
 def put_tensors(
     model: PeftModel, name: str, saved: Mapping[str, torch.Tensor], source: str
 ) -> None:
-    """Put tensors in PEFT's file naming into one adapter, bit by bit.
+    """Copy tensors in PEFT's file naming into one adapter, bit for bit.
 
     Args:
-        model: Carries the adapter.
-        name: Of the adapter.
+        model: The model with the adapter.
+        name: Name of the adapter.
         saved: The tensors.
         source: Where they come from, for the error message.
 
     Raises:
-        RunFolderError: They are others than this adapter has.
+        RunFolderError: Their names or shapes differ from those of the adapter.
     """
     parameters = _parameters_of(model, name)
     saved_shapes = {key: value.shape for key, value in saved.items()}
     own_shapes = {key: value.shape for key, value in parameters.items()}
     if saved_shapes != own_shapes:
         raise RunFolderError(
-            f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model "
-            f"({len(parameters)} tensors); take the MODEL and LORA_RANK that they were trained "
-            "with."
+            f"{source}: its {len(saved)} tensors do not match those of adapter {name} of this "
+            f"model ({len(parameters)} tensors); use the MODEL and LORA_RANK that they were "
+            "trained with."
         )
     fill(parameters, saved)
 
@@ -391,7 +390,7 @@ def copy_parameters(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 def fill(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
     """Copy values into parameters in place.
 
-    In place, because optimizers and DeepSpeed hold on to the tensors themselves.
+    In place, because optimizers and DeepSpeed keep references to the tensors.
     """
     for name, value in values.items():
         parameters[name].copy_(value)
@@ -401,7 +400,7 @@ def fill(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tens
 def holding(
     parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
 ) -> Iterator[None]:
-    """Let parameters hold other values for a while; the present ones come back bit by bit."""
+    """Temporarily give parameters other values; the present ones are restored bit for bit."""
     present = copy_parameters(parameters)
     try:
         fill(parameters, values)
@@ -419,7 +418,7 @@ def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
     config = copy.copy(part_of(model, name).peft_config[name])
     config.inference_mode = True
     if isinstance(config.target_modules, set):
-        # A set has another order in each process; the same adapter is to be the same bytes.
+        # The order of a set differs between processes; the same adapter should be the same bytes.
         config.target_modules = sorted(config.target_modules)
     config.save_pretrained(str(folder))
     tensors = adapter_tensors(model, name, torch.float32)

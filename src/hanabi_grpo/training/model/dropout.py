@@ -1,28 +1,28 @@
-"""No dropout, whatever the model's configuration says.
+"""No dropout, whatever the model's configuration contains.
 
-A trainer's logprobs must be those by which the sampler drew. Dropout would make them others at each
-pass: noise in the ratio of two policies, and a gap to the sampler that stops the run. Some models
-are published with a share of 0.1, which vLLM never reads.
+The trainer's logprobs must equal those that the sampler drew from. Dropout would change them in
+each pass: noise in the importance ratio, and a mismatch with the sampler that stops the run. Some
+models are published with a dropout of 0.1, which vLLM ignores.
 
-A warm start has none either, so that its seed decides what is learned, and a resumed one ends bit
-by bit where an undisturbed one does.
+A warm start has no dropout either, so that its seed determines the result, and a resumed warm start
+is bit-identical to an uninterrupted one.
 """
 
 import torch
 
 _PART_OF_NAME = "drop"
-"""What names of shares have in common: `attention_dropout`, `attn_pdrop`, `layerdrop`."""
+"""Common part of the attribute names: `attention_dropout`, `attn_pdrop`, `layerdrop`."""
 
 
 def switch_off_dropout(model: torch.nn.Module) -> dict[str, float]:
-    """Let a model compute in training mode what it computes when it is served.
+    """Make a model compute the same in training mode as when it is served.
 
     Args:
-        model: Its modules of dropout are set to 0, and so are the shares that other modules keep
+        model: Its dropout modules are set to 0, as are the probabilities that other modules store
             for attention and `functional.dropout`.
 
     Returns:
-        The shares that were above 0, by the name of the attribute or of the class, names ascending.
+        The probabilities that were above 0, by the name of the attribute or class, sorted.
     """
     shares: dict[str, float] = {}
     for module in model.modules():

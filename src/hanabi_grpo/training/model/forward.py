@@ -1,21 +1,21 @@
-"""The forward pass of a micro-batch, computed where the loss reads it.
+"""The forward pass of a micro-batch, computed only where the loss reads it.
 
-A sequence is a whole game of one player, and most of its tokens are prompts, which carry no loss
-(`shared_prefixes`). `tests/conformance/test_forward_seams.py` holds values and gradients equal to
-those of ms-swift's own pass.
+A sequence is a whole episode of one player, and most of its tokens are prompts, which have no loss
+(`shared_prefixes`). `tests/conformance/test_forward_seams.py` checks that values and gradients
+equal those of ms-swift's own pass.
 
-Sequences are padded on the right, where causal attention never looks, so no mask is passed and the
+Sequences are padded on the right, which causal attention never sees, so no mask is passed and the
 attention kernel may use its causal shortcut.
 
 **LoRA as one operation**, for models in float32. PEFT computes base(x) + B(A(x)) · scale with a
 product and a sum over the whole output, which for a small model on a CPU cost about as much as the
 matrix products. Here both are part of the product with B (`addmm`), and the gradients are written
-out:
+explicitly:
 
     y = x Wᵀ + b + s (x Aᵀ) Bᵀ,   h = x Aᵀ,   e = s (∂y B)
     ∂B = s ∂yᵀ h,   ∂A = eᵀ x,   ∂x = ∂y W + e A
 
-In a pass of several players (`row_owners`) that is done for each player's rows by themselves.
+In a pass of several players (`row_owners`), this is done separately for each player's rows.
 """
 
 import contextlib
@@ -59,18 +59,19 @@ def reply_logps(
     """Return the logprobs of reply tokens, in nats.
 
     Args:
-        model: What is called: the model, or DDP's or DeepSpeed's wrapper of it.
+        model: The module to call: the model, or DDP's or DeepSpeed's wrapper of it.
         unwrapped: The model itself; its active adapter is used.
         ids: [rows, tokens], padded on the right.
-        mask: [rows, tokens - 1], True where the token at the next position is a reply's.
-        temperature: That the replies were sampled at.
-        tree: Of `ids` and `mask`, for a model that shares prefixes; None: each row by itself.
-        whole_logits: For a model that does more than its output head, or ZeRO-3: logits as it
-            computes them, all at once. Without it they are the head's, in float32 and in chunks
+        mask: [rows, tokens - 1], True if the token at the next position belongs to a reply.
+        temperature: Sampling temperature of the replies.
+        tree: Prefix tree of `ids` and `mask`, for a model that shares prefixes; None: each row
+            separately.
+        whole_logits: For a model whose logits are more than its output head's, or for ZeRO-3: use
+            the model's logits, all at once. Otherwise they are the head's, in float32 and in chunks
             (`output_head`).
 
     Returns:
-        [rows, tokens - 1] of the tokens in `mask`; 0 at all others.
+        [rows, tokens - 1] logprobs of the tokens in `mask`; 0 at all others.
     """
     head = unwrapped.get_output_embeddings()
     states, choices = _states_and_choices(
@@ -81,16 +82,16 @@ def reply_logps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerRows:
-    """One player's part of a pass of several."""
+    """One player's part of a forward pass of several players."""
 
     adapter: str
-    """The player's."""
+    """The player's adapter."""
     ids: torch.Tensor
     """[rows, tokens], padded on the right."""
     mask: torch.Tensor
-    """[rows, tokens - 1], True where the token at the next position is a reply's."""
+    """[rows, tokens - 1], True if the token at the next position belongs to a reply."""
     tree: PrefixTree
-    """Of `ids` and `mask`."""
+    """Prefix tree of `ids` and `mask`."""
 
 
 def shared_reply_logps(
@@ -105,11 +106,11 @@ def shared_reply_logps(
     """Return `reply_logps` of several players from one forward pass, see `row_owners`.
 
     Args:
-        model: What is called, as in `reply_logps`.
+        model: The module to call, as in `reply_logps`.
         unwrapped: The model itself, which shares prefixes.
-        owners: That the model's layers ask, see `can_share_passes`.
-        parts: The players' rows, at least two.
-        temperature: That the replies were sampled at.
+        owners: The row owners that the model's layers use, see `can_share_passes`.
+        parts: The rows of at least two players.
+        temperature: Sampling temperature of the replies.
         whole_logits: As in `reply_logps`.
     """
     owned = []
@@ -146,14 +147,14 @@ def _logps_of(
     *,
     whole_logits: bool,
 ) -> torch.Tensor:
-    """Return [rows, tokens - 1] logprobs of the tokens in a mask, 0 at all others.
+    """Return [rows, tokens - 1] logprobs of the tokens in a mask; 0 at all others.
 
     Args:
         head: The model's output head.
-        states: [1, positions, …] logits, or what the head reads.
-        choices: What is asked at each position.
+        states: [1, positions, …] logits, or inputs of the head.
+        choices: The requested tokens at each position.
         mask: [rows, tokens - 1].
-        temperature: That the tokens were sampled at.
+        temperature: Sampling temperature of the tokens.
         whole_logits: Whether the states are logits.
     """
     if whole_logits:
@@ -179,21 +180,21 @@ def reply_law(
     sampling: FilteredSampling | None = None,
     whole_logits: bool = False,
 ) -> TokenLaw:
-    """Return the law of the reply tokens, in their order, without a gradient.
+    """Return the distribution statistics of the reply tokens, in order, without a gradient.
 
     Args:
-        model: What is called, as in `reply_logps`.
+        model: The module to call, as in `reply_logps`.
         unwrapped: The model itself; its active adapter is used.
         ids: [rows, tokens], padded on the right.
-        mask: [rows, tokens - 1], True where the token at the next position is a reply's.
-        temperature: That the replies were sampled at.
-        tree: Of `ids` and `mask`, for a model that shares prefixes.
-        ceiling: Most nats that a surprise counts, see `output_head.TokenLaw`.
-        sampling: What the replies were drawn with; None: every token could be drawn.
+        mask: [rows, tokens - 1], True if the token at the next position belongs to a reply.
+        temperature: Sampling temperature of the replies.
+        tree: Prefix tree of `ids` and `mask`, for a model that shares prefixes.
+        ceiling: Upper limit of a surprise in nats, see `output_head.TokenLaw`.
+        sampling: The token filter that the replies were sampled with; None: no filter.
         whole_logits: As in `reply_logps`.
 
     Returns:
-        All of it [reply tokens].
+        A `TokenLaw` whose tensors have shape [reply tokens].
     """
     states, choices = _states_and_choices(
         model, unwrapped, ids, mask, tree, whole_logits=whole_logits
@@ -228,14 +229,14 @@ def reply_states(
     mask: torch.Tensor,
     tree: PrefixTree | None = None,
 ) -> torch.Tensor:
-    """Return what the output head reads for each reply token.
+    """Return the output head's input for each reply token.
 
     Args:
-        model: What is called, as in `reply_logps`.
+        model: The module to call, as in `reply_logps`.
         unwrapped: The model itself; its active adapter is used.
         ids: [rows, tokens], padded on the right.
-        mask: [rows, tokens - 1], True where the token at the next position is looked at.
-        tree: Of `ids` and `mask`, for a model that shares prefixes.
+        mask: [rows, tokens - 1], True if the token at the next position is requested.
+        tree: Prefix tree of `ids` and `mask`, for a model that shares prefixes.
 
     Returns:
         [tokens in mask, width] in float32.
@@ -256,15 +257,15 @@ def _states_and_choices(
     *,
     whole_logits: bool,
 ) -> "tuple[torch.Tensor, _Choices]":
-    """Return [1, positions, …] logits or what the head reads, and what is asked at each position.
+    """Return [1, positions, …] logits or head inputs, and the requested tokens at each position.
 
     Args:
-        model: As in `reply_logps`, and so are the others.
+        model: As in `reply_logps`, like the other arguments.
         unwrapped: The model itself.
         ids: [rows, tokens].
         mask: [rows, tokens - 1].
-        tree: Of `ids` and `mask`.
-        whole_logits: Logits, not what the head reads.
+        tree: Prefix tree of `ids` and `mask`.
+        whole_logits: Return logits instead of head inputs.
     """
     head = unwrapped.get_output_embeddings()
     targets = ids[:, 1:][mask]
@@ -277,28 +278,28 @@ def _states_and_choices(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choices:
-    """Tokens whose logprobs are computed, and where each reply token is among them."""
+    """Tokens whose logprobs are computed, and the position of each reply token among them."""
 
     tokens: torch.Tensor
     """[positions, choices] ids; several replies may be predicted from one position of a tree."""
     of_replies: Any
-    """Index into [positions, choices] that takes each reply token's, in their order."""
+    """Index into [positions, choices] that selects the reply tokens, in order."""
 
 
 def _one_choice_each(targets: torch.Tensor) -> _Choices:
-    """Return the choices where every reply token is predicted from a position of its own."""
+    """Return the choices if every reply token is predicted from its own position."""
     return _Choices(tokens=targets[:, None], of_replies=...)
 
 
 def _choices_of_nodes(nodes: torch.Tensor, targets: torch.Tensor, num_nodes: int) -> _Choices:
-    """Return the different reply tokens that are predicted at each node of a tree.
+    """Return the distinct reply tokens that are predicted at each node of a tree.
 
     Args:
-        nodes: [replies] the node that predicts each.
+        nodes: [replies] node that predicts each reply token.
         targets: [replies] token ids.
-        num_nodes: Nodes that predict any.
+        num_nodes: Number of nodes that predict reply tokens.
     """
-    # A pair of a node and a token as one number, so that `unique` sorts by node.
+    # Encode a pair of node and token as one number, so that `unique` sorts by node.
     base = int(targets.max()) + 1 if len(targets) else 1
     pairs, pair_of_reply = (nodes * base + targets).unique(return_inverse=True)
     pair_nodes = pairs // base
@@ -316,13 +317,13 @@ def can_share_passes(
 ) -> str | None:
     """Return why several players cannot share a forward pass of a model; None: they can.
 
-    A trial gives the values of passes of their own, and every layer with adapters meets all rows of
-    the pass in their order.
+    They can if, in a trial, the values equal those of separate passes, and every layer with
+    adapters gets all rows of the pass in order.
 
     Args:
-        model: With all adapters and joined products, which shares prefixes.
-        owners: That its layers ask.
-        adapter_names: Of the run, at least two.
+        model: The model with all adapters and joined products, which shares prefixes.
+        owners: The row owners that its layers use.
+        adapter_names: Names of the run's adapters, at least two.
     """
     layers = lora_layers(model)
     if not all(_is_joined(layer) for layer in layers):
@@ -348,7 +349,9 @@ def can_share_passes(
                 alone = reply_logps(model, model, part.ids, part.mask, 1.0, part.tree)
                 gap = float((logps - alone).abs().max() / alone.abs().max())
                 if gap > largest_gap(model.get_input_embeddings().weight.dtype):
-                    return f"logprobs differ by {gap:.2g} of the largest from those of a pass alone"
+                    return (
+                        f"logprobs differ from those of separate passes by {gap:.2g} of the largest"
+                    )
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)
     finally:
@@ -361,14 +364,14 @@ def _is_joined(layer: LoraLayer) -> bool:
 
 
 def join_lora_products(model: torch.nn.Module, owners: RowOwners | None = None) -> int:
-    """Let every LoRA layer over a plain linear layer use the joined operation where it holds.
+    """Make every LoRA layer over a plain linear layer use the joined operation where it applies.
 
-    Not for ZeRO-3, which gathers the weights of a module when it is called, and here no inner
-    module is.
+    Not for ZeRO-3, which gathers a module's weights when the module is called; the joined operation
+    calls no inner modules.
 
     Args:
-        model: With all adapters.
-        owners: Of the rows, where passes of several players are to be computed.
+        model: The model with all adapters.
+        owners: The row owners, if passes of several players are computed.
 
     Returns:
         The number of these layers.
@@ -387,7 +390,7 @@ def _layer_forward(
     if args or options:
         return Linear.forward(layer, x, *args, **options)
     names = layer.active_adapters
-    # None: all rows are one player's.
+    # None: all rows belong to one player.
     shared = owners if owners is not None and owners.is_shared else None
     if shared is None and len(names) != 1:
         return Linear.forward(layer, x)
@@ -413,13 +416,13 @@ def _layer_forward(
 
 
 def _with_adapter(layer: Linear, name: str, x: torch.Tensor) -> torch.Tensor:
-    """Return what PEFT's own layer makes of an input with one adapter."""
+    """Return the output of PEFT's own layer with one adapter."""
     with using_in(layer, name):
         return Linear.forward(layer, x)
 
 
 def _can_join(layer: Linear, name: str, x: torch.Tensor) -> bool:
-    """Tell whether the joined operation is what PEFT's layer would compute of this input."""
+    """Tell whether the joined operation computes the same as PEFT's layer for this input."""
     if layer.disable_adapters or layer.merged or name not in layer.lora_A:
         return False
     base_weight = layer.base_layer.weight
@@ -430,7 +433,7 @@ def _can_join(layer: Linear, name: str, x: torch.Tensor) -> bool:
 
 
 class _JoinedLora(torch.autograd.Function):
-    """y = x Wᵀ + b + s (x Aᵀ) Bᵀ of each owner's rows, see the head of this file."""
+    """y = x Wᵀ + b + s (x Aᵀ) Bᵀ for each owner's rows, see the top of this file."""
 
     @staticmethod
     def forward(
@@ -445,13 +448,13 @@ class _JoinedLora(torch.autograd.Function):
         """Return y.
 
         Args:
-            ctx: Keeps what the gradients need.
+            ctx: Stores what the gradients need.
             x: [rows, inputs].
             weight: W, [outputs, inputs], frozen.
             bias: b, [outputs], frozen.
-            lengths: Rows of each owner, which sum up to all rows.
-            scales: s of each.
-            matrices: A [rank, inputs] and B [outputs, rank] of each; ranks may differ.
+            lengths: Number of rows of each owner; they sum to all rows.
+            scales: s of each owner.
+            matrices: A [rank, inputs] and B [outputs, rank] of each owner; ranks may differ.
 
         Returns:
             [rows, outputs].
@@ -498,5 +501,5 @@ class _JoinedLora(torch.autograd.Function):
             matrix_gradients += [low_gradient.t() @ rows, up_gradient]
             if of_rows is not None:
                 torch.mm(of_output, weight, out=of_rows).addmm_(low_gradient, down)
-        # Neither the frozen weight and bias nor lengths and scales have one.
+        # The frozen weight and bias, the lengths and the scales have no gradient.
         return x_gradient, None, None, None, None, *matrix_gradients

@@ -1,12 +1,12 @@
 """Logprobs from hidden states, through the output head in float32 and in chunks.
 
-With 151,936 tokens in the vocabulary and 35,000 of a reply logits take 10 GB in bfloat16, and with
-a float32 copy and a gradient several times as much. Here the model returns what its head reads, and
-the head is called with `CHUNK` tokens at a time; in the backward pass again, so that one chunk is
-held and never the logits of a whole micro-batch.
+With a vocabulary of 151,936 tokens and 35,000 reply tokens, logits take 10 GB in bfloat16, and
+several times as much with a float32 copy and a gradient. Here the model returns the input of its
+head, and the head is called with `CHUNK` tokens at a time, and again in the backward pass, so that
+only one chunk is in memory, never the logits of a whole micro-batch.
 
-The head is called as the module that it is, with its weights in float32, so that a bias or an
-adapter on it counts.
+The head is called as a module, with its weights in float32, so that a bias or an adapter on it is
+included.
 """
 
 import contextlib
@@ -23,20 +23,21 @@ from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.training.model.shared_prefixes import largest_gap
 
 CHUNK = 1024
-"""Tokens whose logits are held at once."""
+"""Number of tokens whose logits are in memory at once."""
 LAW_CHUNK = 256
-"""Tokens whose law is computed at once: with a token filter, a sorted copy of their logits, its
-order and its sums take 11 GB for 1,024 tokens of a vocabulary of 151,936 (one H200)."""
+"""Number of tokens whose law is computed at once: with a token filter, a sorted copy of their
+logits, its order and its sums take 11 GB for 1,024 tokens of a vocabulary of 151,936 (one H200).
+"""
 _TRIAL_TOKENS = 8
 _TRIAL_LOGIT = 300
-"""Largest logit of a trial: a soft cap, 30 in Gemma 2, is seen in larger ones alone."""
+"""Largest logit of a trial: a soft cap, 30 in Gemma 2, only shows in larger logits."""
 
 
 @contextlib.contextmanager
 def forward_as(
     module: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[None]:
-    """Let a function take the place of a module's own."""
+    """Temporarily replace a module's forward function."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -48,20 +49,20 @@ def forward_as(
 
 
 def return_hidden_states(head: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Let the model return as its logits what its output head would read.
+    """Make the model return the input of its output head as its logits.
 
-    As its output, for DeepSpeed begins a backward pass where it meets the gradient of what the
-    model returned.
+    It must be the model's output, because DeepSpeed starts a backward pass at the gradient of the
+    model's output.
     """
     return forward_as(head, lambda hidden: hidden)
 
 
 @contextlib.contextmanager
 def _without_grouped_heads() -> Iterator[None]:
-    """Let attention repeat the keys and values of grouped heads instead of passing `enable_gqa`.
+    """Make attention repeat the keys and values of grouped heads instead of passing `enable_gqa`.
 
-    On CUDA no kernel takes float32 with grouped heads but the one that holds the scores of all
-    tokens with all tokens, several times: 8 GiB for a row of 8,192 tokens and 32 heads.
+    On CUDA, the only kernel that supports float32 with grouped heads stores the full score matrix
+    several times: 8 GiB for a row of 8,192 tokens and 32 heads.
     """
     module = transformers.integrations.sdpa_attention
     grouped = module.use_gqa_in_sdpa
@@ -74,14 +75,14 @@ def _without_grouped_heads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_float32(model: Any) -> Iterator[None]:
-    """Let a model compute in float32, with the weights that a server has.
+    """Make a model compute in float32, without a gradient, with the weights that a server has.
 
-    Without a gradient. In 16 bits adapters are in float32 here and rounded there, by more than a
-    small step moves a weight.
+    In 16-bit formats, adapters are float32 here and rounded on the server, by more than a small
+    step changes a weight.
 
     Args:
-        model: PEFT's `base_model`, and so must what is called be: accelerate wraps autocast around
-            the outermost model.
+        model: PEFT's `base_model`, which must also be the module that is called: accelerate wraps
+            autocast around the outermost model.
     """
     served = model.get_input_embeddings().weight.dtype
 
@@ -103,7 +104,7 @@ def in_float32(model: Any) -> Iterator[None]:
             if isinstance(layer, torch.nn.Linear):
                 stack.enter_context(forward_as(layer, partial(linear, layer)))
             elif isinstance(layer, torch.nn.Embedding):
-                # Not its weights: those of a large vocabulary take gigabytes.
+                # Convert the output, not the weights: a large vocabulary takes gigabytes.
                 stack.callback(layer.register_forward_hook(to_float32).remove)
             else:
                 stack.enter_context(_with_float32_weights(layer))
@@ -112,9 +113,9 @@ def in_float32(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_float32_weights(layer: torch.nn.Module) -> Iterator[None]:
-    """Let a layer have its own weights in float32, not those of the parts that it consists of.
+    """Temporarily convert a layer's own weights to float32, without those of its submodules.
 
-    Norms and convolutions refuse an input in float32 beside weights of 16 bits, or round it.
+    Norms and convolutions reject or round float32 inputs if their weights have 16 bits.
     """
     held = dict(layer._parameters)
     try:
@@ -133,9 +134,9 @@ def chosen_logps(
 
     Args:
         head: The model's output head.
-        hidden: [rows, width], what the head reads.
+        hidden: [rows, width], input of the head.
         tokens: [rows, choices] ids.
-        temperature: That the tokens were sampled at.
+        temperature: Sampling temperature of the tokens.
 
     Returns:
         [rows, choices] in float32.
@@ -159,27 +160,27 @@ def chosen_logps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredSampling:
-    """What tokens were drawn with, and how exactly both sides know their probabilities."""
+    """The token filter of sampling, and the accuracy of probabilities on both sides."""
 
     token_filter: TokenFilter
     rounding: float
-    """Relative error of a probability; whether a token passes is not known within it."""
+    """Relative error of a probability; within it, whether a token passes is uncertain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnLaw:
-    """How surprising a token is that is drawn of those that pass a filter, see `TokenLaw`."""
+    """The surprise of a token sampled from those that pass a filter, see `TokenLaw`."""
 
     mean: torch.Tensor
-    """[rows] float64, mean surprise, which is of the whole distribution as in `TokenLaw`."""
+    """[rows] float64, mean surprise under the whole distribution, as in `TokenLaw`."""
     variance: torch.Tensor
-    """[rows] its variance."""
+    """[rows] variance of the surprise."""
     is_sure: torch.Tensor
-    """[rows] bool, whether rounding cannot decide which tokens pass."""
+    """[rows] bool, True if rounding cannot change which tokens pass."""
 
     @classmethod
     def join(cls, laws: Sequence["DrawnLaw"]) -> "DrawnLaw":
-        """Return the rows of all laws."""
+        """Concatenate the rows of several laws."""
         return cls(
             mean=torch.cat([law.mean for law in laws]),
             variance=torch.cat([law.variance for law in laws]),
@@ -193,18 +194,18 @@ def drawn_law(
     ceiling: float,
     sampling: FilteredSampling,
 ) -> DrawnLaw:
-    """Return the law of tokens that pass a filter, as vLLM's `apply_top_k_top_p` applies it.
+    """Return the law of tokens that pass a filter, as applied by vLLM's `apply_top_k_top_p`.
 
-    Top-p leaves out the least likely tokens as long as they sum up to 1 − p or less. Where such a
-    sum is 1 − p but for rounding, sampler and trainer may disagree on a token, always the same way
-    in the same context. Top-k has no such place: two tokens whose order is not known are equally
+    Top-p removes the least likely tokens as long as their sum is at most 1 − p. If such a sum
+    equals 1 − p up to rounding, sampler and trainer may disagree on a token, always in the same way
+    in the same context. Top-k has no such case: two tokens whose order is uncertain are equally
     surprising.
 
     Args:
         probabilities: [rows, vocabulary] of the whole distribution.
-        surprise: [rows, vocabulary] under the same, at most the ceiling.
-        ceiling: Most that a surprise counts.
-        sampling: What tokens were drawn with.
+        surprise: [rows, vocabulary] under the same distribution, at most the ceiling.
+        ceiling: Upper limit of a surprise.
+        sampling: The token filter of sampling.
     """
     token_filter = sampling.token_filter
     kept = probabilities
@@ -219,9 +220,9 @@ def drawn_law(
         sums = ascending.double().cumsum(-1)
         passes = sums > rest
         passes[:, -1] = True
-        # Tokens that top-k has left out sum up to nothing.
+        # Tokens removed by top-k have probability 0.
         near = ((sums - rest).abs() <= sampling.rounding * rest) & (ascending > 0)
-        # The likeliest token passes whatever its sum is.
+        # The most likely token always passes.
         is_sure = ~near[:, :-1].any(-1)
         passes_by_token = torch.empty_like(passes).scatter_(-1, order, passes)
         kept = torch.where(passes_by_token, kept, 0.0)
@@ -232,26 +233,26 @@ def drawn_law(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLaw:
-    """How likely tokens are, and how surprising a token drawn in their place would be.
+    """The logprobs of tokens, and the expected surprise of a token sampled at the same position.
 
     Surprises are min(−log p, ceiling), in nats.
     """
 
     logprobs: torch.Tensor
-    """[rows, choices] of the tokens that were asked for."""
+    """[rows, choices] logprobs of the requested tokens."""
     mean: torch.Tensor
-    """[rows] float64, mean surprise of a token that is drawn; without a ceiling the entropy."""
+    """[rows] float64, mean surprise of a sampled token; without a ceiling, the entropy."""
     variance: torch.Tensor
-    """[rows] its variance."""
+    """[rows] variance of the surprise."""
     drawn: DrawnLaw | None = None
-    """The same of a token that passes a filter, where there is one."""
+    """The same for a token sampled with the filter, if there is one."""
 
     def at(self, choices: Any, position: Any) -> "TokenLaw":
-        """Return a part of it.
+        """Select some tokens.
 
         Args:
-            choices: Index of `logprobs`, whose part is made flat.
-            position: Index of everything else.
+            choices: Index into `logprobs`; the result is flattened.
+            position: Index into all other tensors.
         """
         drawn = None
         if self.drawn is not None:
@@ -280,9 +281,9 @@ def law_of_logits(
     Args:
         logits: [rows, vocabulary].
         tokens: [rows, choices] ids.
-        temperature: That the tokens were sampled at.
-        ceiling: Most that a surprise counts.
-        sampling: What tokens were drawn with; None: all of them could be drawn.
+        temperature: Sampling temperature of the tokens.
+        ceiling: Upper limit of a surprise.
+        sampling: The token filter of sampling; None: no filter.
     """
     logps = torch.log_softmax(logits.float() / temperature, -1)
     surprise = (-logps).clamp(max=ceiling)
@@ -297,19 +298,20 @@ def law_of_logits(
 def surprise_moments(
     probabilities: torch.Tensor, surprise: torch.Tensor, ceiling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean in float64 and variance, [rows] each, of the surprise of a token that is drawn.
+    """Return the mean (float64) and the variance, [rows] each, of a sampled token's surprise.
 
     Args:
-        probabilities: [rows, vocabulary] with which tokens are drawn.
+        probabilities: [rows, vocabulary] sampling probabilities.
         surprise: [rows, vocabulary] at most the ceiling.
-        ceiling: Most that a surprise counts.
+        ceiling: Upper limit of a surprise.
     """
     below_ceiling = ceiling - surprise
     mean_surprise = (probabilities * surprise).sum(-1)
     mean_below = (probabilities * below_ceiling).sum(-1)
-    # Where nearly every token of a large vocabulary is as surprising as counts, the sum of
-    # surprises is off by more than they vary, and that of what they lack is not; where the policy
-    # is sure it is the other way round. Without a ceiling the second one is no number.
+    # If nearly every token of a large vocabulary is at the ceiling, the rounding error of the sum
+    # of surprises exceeds their variation, but that of their distances to the ceiling does not. If
+    # the policy is confident, it is the other way round. Without a ceiling, the sum of distances is
+    # NaN.
     is_unsure = mean_below < mean_surprise
     mean = torch.where(is_unsure, ceiling - mean_below.double(), mean_surprise.double())
     variance = (probabilities * (surprise - mean.float()[:, None]).square()).sum(-1)
@@ -329,10 +331,10 @@ def token_law(
 
     Args:
         head: The model's output head.
-        hidden: [rows, width], what the head reads.
+        hidden: [rows, width], input of the head.
         tokens: [rows, choices] ids.
-        temperature: That the tokens were sampled at.
-        ceiling: Most that a surprise counts.
+        temperature: Sampling temperature of the tokens.
+        ceiling: Upper limit of a surprise.
         sampling: See `law_of_logits`.
     """
     laws = []
@@ -350,12 +352,12 @@ def token_law(
 
 
 def computes_logits(model: Any) -> str | None:
-    """Return why the model's logits are not what its head alone computes (a scale, a soft cap).
+    """Return why the model's logits differ from its head's output (e.g. a scale or a soft cap).
 
-    The model needs whole weights (not ZeRO-3's).
+    The model's weights must be complete (not sharded by ZeRO-3).
 
     Returns:
-        The reason, or None: they are what the head computes.
+        The reason, or None if the logits are the head's output.
     """
     head = model.get_output_embeddings()
     ids = torch.arange(_TRIAL_TOKENS, device=model.device)[None]
@@ -377,7 +379,7 @@ def computes_logits(model: Any) -> str | None:
     allowed = largest_gap(hidden.dtype)
     if gap <= allowed:
         return None
-    return f"they differ by {gap:.2g} of the largest from its output head's, allowed {allowed}"
+    return f"they differ from its output head's by {gap:.2g} of the largest, allowed {allowed}"
 
 
 def _logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:

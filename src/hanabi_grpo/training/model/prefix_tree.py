@@ -1,8 +1,9 @@
 """How a player's sequences are cut into micro-batches, and which prefixes they share.
 
-The games of a group have one task, so a player's sequences share a prefix, for some turns or to the
-end. Behind equal tokens a causal model computes equal values, and in the gradient of a sum it needs
-their sum alone. So sequences are a tree, in which a shared prefix is there once.
+The episodes of a group have the same task, so a player's sequences share a prefix, for some turns
+or completely. A causal model computes equal values for equal prefixes, and the gradient of a sum
+only needs the sum of their gradients. Sequences are therefore stored as a tree that contains a
+shared prefix once.
 """
 
 from collections.abc import Sequence
@@ -13,22 +14,22 @@ import numpy as np
 import torch
 
 USEFUL_SHARE = 0.9
-"""A micro-batch takes no shorter sequence if fewer of its tokens than this share are no padding."""
+"""A micro-batch takes no further sequence if the share of real tokens would fall below this."""
 _SMALLEST = 8
-"""A micro-batch with less than the limit divided by this takes further sequences all the same.
+"""A micro-batch below 1 / `_SMALLEST` of the limit takes further sequences despite padding.
 
-Each micro-batch has a fixed cost as well.
+The reason is the fixed cost of each micro-batch.
 """
 _ATTENTION_TOKENS = 4
-"""Tokens that only attention sees, and that weigh as much in memory as one that a whole layer sees.
+"""Number of tokens in attention only that take as much memory as one token in a whole layer.
 
-At most: of all that a layer keeps for its gradient, attention holds a query, a key, a value and an
-output of each.
+This is an upper bound: of everything that a layer stores for its gradient, attention has a query, a
+key, a value and an output per token.
 """
 
 
 def cut_by_rows(num_rows: int, parts: int) -> list[tuple[int, int]]:
-    """Return `parts` spans of equally many rows, or one fewer.
+    """Return `parts` spans of rows, whose lengths differ by at most one.
 
     Example:
         >>> cut_by_rows(5, 2)
@@ -43,22 +44,22 @@ def cut_by_rows(num_rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 def cut_by_tokens(lengths: Sequence[int], limit: int, ranks: int) -> list[tuple[int, int]]:
-    """Return spans of rows that hold at most `limit` tokens on each rank, padding included.
+    """Return spans of rows with at most `limit` tokens on each rank, including padding.
 
-    Every rank takes every `ranks`-th row of a span; a row that is longer makes a span of its own.
-    The number of spans depends on the lengths alone, so that all ranks find the same.
+    Every rank takes every `ranks`-th row of a span; a row longer than the limit is a separate span.
+    The spans depend only on the lengths, so that all ranks compute the same ones.
 
     Args:
         lengths: Tokens of each row, the longest first.
-        limit: Tokens of one rank in one span.
-        ranks: Trainer processes.
+        limit: Most tokens of a rank in a span.
+        ranks: Number of trainer processes.
 
     Returns:
         At least one span.
     """
 
     def padded(num_rows: int, width: int) -> int:
-        """Return the tokens of the rank with the most of so many rows."""
+        """Return the tokens, including padding, of the rank with the most rows."""
         rows_of_rank = -(-num_rows // ranks)
         return rows_of_rank * width
 
@@ -68,7 +69,7 @@ def cut_by_tokens(lengths: Sequence[int], limit: int, ranks: int) -> list[tuple[
     for row, length in enumerate(lengths):
         num_rows = row - start
         width = lengths[start]
-        # The ranks' first rows are taken together: each of them works on one anyway.
+        # Rows are added for all ranks together, because each rank processes one row anyway.
         if num_rows and num_rows % ranks == 0:
             is_full = padded(num_rows + 1, width) > limit
             is_padding = useful + length < USEFUL_SHARE * width * (num_rows + 1)
@@ -84,35 +85,36 @@ def cut_by_tokens(lengths: Sequence[int], limit: int, ranks: int) -> list[tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixTree:
-    """Sequences as nodes; a node is a token behind all tokens before it. Tensors of int64.
+    """Sequences as nodes; a node is a token in the context of all previous ones. int64 tensors.
 
     Example: the sequences 5 6 7 and 5 6 8 have the nodes 5, 6, 7 and 8: `ids` is [5, 6, 7, 8],
     `positions` [0, 1, 2, 2], and the one block [[0, 1, 2], [0, 1, 3]].
     """
 
     ids: torch.Tensor
-    """[nodes] token of each."""
+    """[nodes] token id of each node."""
     positions: torch.Tensor
-    """[nodes] tokens before it."""
+    """[nodes] number of tokens before each node."""
     blocks: tuple[torch.Tensor, ...]
-    """[rows, tokens] each: nodes of the sequences that no other one begins with.
+    """[rows, tokens] each: nodes of the sequences that are not a prefix of another one.
 
-    Rows are filled on the right with any node. A block has sequences of about the same length.
+    Rows are padded on the right with arbitrary nodes. The sequences of a block have about the same
+    length.
     """
     homes: torch.Tensor
-    """[nodes] where each node stands in the flattened blocks, one after the other."""
+    """[nodes] position of each node in the concatenation of the flattened blocks."""
     predicting: torch.Tensor
-    """[replies] node whose output predicts a reply token, row by row of the tree's batch."""
+    """[replies] node whose output predicts each reply token, row by row of the tree's batch."""
     num_predicting: int
-    """Different nodes among them."""
+    """Number of distinct nodes among them."""
 
 
 def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
-    """Return the tree of a batch; tokens that no reply token comes after are left out.
+    """Return the tree of a batch, without tokens that are not followed by a reply token.
 
     Args:
         ids: [rows, tokens], padded on the right.
-        mask: [rows, tokens - 1], True where the token at the next position is a reply's.
+        mask: [rows, tokens - 1], True if the token at the next position belongs to a reply.
     """
     tokens = ids.cpu().numpy()
     marks = mask.cpu().numpy()
@@ -122,8 +124,8 @@ def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
         used_tokens.append(row_tokens[:length])
     order = PrefixOrder(used_tokens)
 
-    # Sequence by sequence in an order in which neighbours share the most: a node for each token
-    # that the one before does not begin with.
+    # Sequence by sequence, in an order in which neighbors share the longest prefixes: a new node
+    # for each token that is not in the prefix shared with the previous sequence.
     width = max(used_lengths)
     nodes = np.zeros((len(tokens), width), dtype=np.int64)
     new_tokens = []
@@ -161,7 +163,7 @@ def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
 
 
 def _used_length(marks: np.ndarray) -> int:
-    """Return how many of a row's tokens some reply token comes after; at least one."""
+    """Return how many of a row's tokens are followed by a reply token; at least one."""
     if not marks.any():
         return 1
     last_mark = int(marks.nonzero()[0][-1])
@@ -171,12 +173,12 @@ def _used_length(marks: np.ndarray) -> int:
 def _blocks(
     nodes: np.ndarray, complete: list[tuple[int, int]], num_nodes: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the nodes of complete sequences in blocks, and where each node stands in them.
+    """Return the nodes of complete sequences in blocks, and each node's position in them.
 
     Args:
-        nodes: [rows, tokens] of all sequences.
-        complete: Length and row of each sequence that no other one begins with, the longest first.
-        num_nodes: Of the tree.
+        nodes: [rows, tokens] nodes of all sequences.
+        complete: Length and row of each sequence that is not a prefix of another, longest first.
+        num_nodes: Number of nodes of the tree.
     """
     lengths = [length for length, _ in complete]
     no_limit = len(lengths) * lengths[0]
@@ -197,20 +199,20 @@ def _blocks(
 
 
 class PrefixOrder:
-    """Sequences of int64 in an order in which those that share a prefix stand together."""
+    """Sequences of int64 in an order that puts those with a shared prefix next to each other."""
 
     def __init__(self, sequences: Sequence[np.ndarray]) -> None:
-        """Sort the sequences, at least one."""
+        """Sort the sequences; at least one is required."""
         keys = [sequence.tobytes() for sequence in sequences]
         self.order = sorted(range(len(keys)), key=keys.__getitem__)
-        """Number of each sequence."""
+        """Index of each sequence, in this order."""
         ordered = [sequences[number] for number in self.order]
         self.lengths = [len(sequence) for sequence in ordered]
-        """Tokens of each, in this order."""
+        """Length of each sequence, in this order."""
         self.shared = [0]
-        """First tokens that each has in common with the one before it."""
+        """Length of the prefix that each sequence shares with the previous one."""
         self.ends: list[bool] = []
-        """Whether the next sequence does not begin with this one."""
+        """Whether each sequence is not a prefix of the next one."""
         for sequence, following in pairwise(ordered):
             num_common = _num_common(sequence, following)
             self.shared.append(num_common)
@@ -220,26 +222,26 @@ class PrefixOrder:
         self._num_ends = np.cumsum([0, *self.ends])
 
     def weight(self, start: int, end: int) -> float:
-        """Return what some neighbours take, in tokens of sequences that share nothing.
+        """Return the memory of consecutive sequences, in tokens of sequences that share nothing.
 
         Args:
-            start: Place of the first one in this order.
-            end: Place behind the last one.
+            start: Position of the first sequence in this order.
+            end: Position after the last sequence.
         """
         if start == end:
             return 0.0
         num_nodes = self._num_new[end] - self._num_new[start] + self.shared[start]
-        # The last one ends here whatever comes after it.
+        # The last sequence always counts as complete.
         num_rows = self._num_ends[end - 1] - self._num_ends[start] + 1
         attention = num_rows * max(self.lengths[start:end])
         return float((_ATTENTION_TOKENS * num_nodes + attention) / (_ATTENTION_TOKENS + 1))
 
     def heaviest_share(self, span: tuple[int, int], ranks: int) -> float:
-        """Return what the heaviest of all ranks' shares of a span weighs, the same on every rank.
+        """Return the largest weight of any rank's share of a span, the same on every rank.
 
         Args:
-            span: Of sequences in this order.
-            ranks: Trainer processes.
+            span: Span of sequences in this order.
+            ranks: Number of trainer processes.
         """
         weights = []
         for rank in range(ranks):
@@ -248,13 +250,13 @@ class PrefixOrder:
         return max(weights)
 
     def cut(self, limit: int, ranks: int) -> list[tuple[int, int]]:
-        """Return spans of which no rank's share is too heavy.
+        """Return spans in which no rank's share exceeds a limit.
 
-        The number of spans depends on the sequences alone, so that all ranks find the same.
+        The spans depend only on the sequences, so that all ranks compute the same ones.
 
         Args:
-            limit: Most that a share weighs, unless it holds one sequence only.
-            ranks: Trainer processes.
+            limit: Largest weight of a share, unless it has only one sequence.
+            ranks: Number of trainer processes.
         """
         spans = []
         start = 0
@@ -269,12 +271,12 @@ class PrefixOrder:
 
 
 def share_of(span: tuple[int, int], rank: int, ranks: int) -> tuple[int, int]:
-    """Return a rank's part of a span of sequences: neighbours, which share the most.
+    """Return a rank's share of a span: consecutive sequences, which share the longest prefixes.
 
     Args:
-        span: Of sequences in a `PrefixOrder`.
-        rank: Number of the process.
-        ranks: Trainer processes.
+        span: Span of sequences in a `PrefixOrder`.
+        rank: Rank of the process.
+        ranks: Number of trainer processes.
     """
     start, end = span
     length = end - start
@@ -284,7 +286,7 @@ def share_of(span: tuple[int, int], rank: int, ranks: int) -> tuple[int, int]:
 
 
 def _num_common(sequence: np.ndarray, other: np.ndarray) -> int:
-    """Return how many first tokens two sequences have in common."""
+    """Return the length of two sequences' common prefix."""
     length = min(len(sequence), len(other))
     differing = np.flatnonzero(sequence[:length] != other[:length])
     return int(differing[0]) if len(differing) else length

@@ -1,19 +1,19 @@
-"""Several players' rows in one forward pass, each computed by its own player's adapter.
+"""Several players' rows in one forward pass, each computed with its own player's adapter.
 
-The last micro-batch of a player is mostly far from full, and a small pass costs about as much as a
-larger one. So such micro-batches share a pass (`training.shared_passes`): their trees are one long
-row of nodes, player by player. What works element by element, or row by row, takes all nodes at
-once. Three kinds of modules take each player's rows by themselves:
+The last micro-batch of a player is usually not full, and a small pass costs about as much as a
+larger one. Such micro-batches therefore share a pass (`training.shared_passes`): their trees form
+one long row of nodes, player by player. Element-wise and row-wise operations process all nodes at
+once. Three kinds of modules process each player's rows separately:
 
-- layers with adapters, because each player has its own. A matrix product is no exception where the
-  weights are the same: which kernel a library takes, and in which order it adds up, depends on the
+- layers with adapters, because each player has its own adapter. This includes matrix products with
+  the same weights: the kernel that a library chooses, and its order of summation, depend on the
   number of rows;
-- activation functions, whose last elements a CPU computes with other instructions;
+- activation functions, because a CPU computes their last elements with other instructions;
 - attention, see `shared_prefixes`.
 
-So a player's values and gradients are computed from the same numbers in tensors of the same shapes
-as in a pass of its own. On CPUs they are equal bit by bit, and no other player's data changes them.
-PEFT's own mixed batches (`adapter_names`) refuse to train.
+A player's values and gradients are therefore computed from the same numbers in tensors of the same
+shapes as in a separate pass. On CPUs they are bit-identical, and no other player's data changes
+them. PEFT's own mixed batches (`adapter_names`) do not support training.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,39 +30,39 @@ from hanabi_grpo.training.model.adapters import lora_layers, use_adapters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedRows:
-    """Neighbouring rows of a forward pass that belong to one player."""
+    """Consecutive rows of a forward pass that belong to one player."""
 
     adapter: str
-    """The player's."""
+    """The player's adapter."""
     num_nodes: int
-    """Rows of the whole pass."""
+    """Number of the player's rows."""
     num_predicting: int
-    """Those of them from which a token is predicted, see `shared_prefixes.only_at`."""
+    """Number of these rows that predict a token, see `shared_prefixes.only_at`."""
 
 
 class RowOwners:
-    """Which adapter computes which rows of the forward pass in progress."""
+    """The assignment of adapters to rows of the current forward pass."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Begin with passes of one player, who owns all rows.
+        """Start with passes of one player, who owns all rows.
 
         Args:
-            model: With all adapters.
+            model: The model with all adapters.
         """
         self._model = model
         self._layers = lora_layers(model)
         self._adapters: tuple[str, ...] = ()
         self._lengths: dict[int, list[int]] = {}
-        """Rows of each owner by the rows of all."""
+        """Rows of each owner, by the total number of rows."""
         self._split = _Split()
 
     def share(self, owned: Sequence[OwnedRows]) -> None:
-        """Let the next pass, and what is computed again in its backward pass, have these owners.
+        """Set the owners of the next pass, including recomputations in its backward pass.
 
-        It ends with the next `adapters.use_adapter`.
+        This ends with the next `adapters.use_adapter`.
 
         Args:
-            owned: In the order of the rows.
+            owned: The owners, in the order of the rows.
         """
         self._adapters = tuple(rows.adapter for rows in owned)
         self._lengths = {}
@@ -76,17 +76,17 @@ class RowOwners:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the pass in progress is one of several players."""
+        """Whether the current pass has several players."""
         return len(self._layers[0].active_adapters) > 1
 
     def lengths_of(self, x: torch.Tensor) -> list[int]:
-        """Return how many rows of a layer's input are each owner's.
+        """Return each owner's number of rows in a layer's input.
 
         Args:
             x: [1, rows, width].
 
         Raises:
-            RuntimeError: These are not the rows of the pass.
+            RuntimeError: The input does not have the rows of the pass.
         """
         lengths = self._lengths.get(x.shape[1]) if x.dim() == 3 and len(x) == 1 else None
         if lengths is None:
@@ -103,10 +103,10 @@ class RowOwners:
     def with_adapters(
         self, compute: Callable[[str, torch.Tensor], torch.Tensor], x: torch.Tensor
     ) -> torch.Tensor:
-        """Return [1, rows, …] what a layer makes of each owner's rows with the owner's adapter.
+        """Return a layer's output, [1, rows, …], computed with each owner's adapter on its rows.
 
-        Layers that read the same input are given the same tensors. So gradients add up at a
-        player's rows in the order in which they do in a pass of its own; in 16 bits that shows.
+        Layers with the same input get the same split tensors. Gradients are therefore summed at a
+        player's rows in the same order as in a separate pass, which matters in 16-bit formats.
 
         Args:
             compute: (adapter, [1, its rows, width]) -> [1, its rows, …].
@@ -115,33 +115,33 @@ class RowOwners:
         if self._split.whole is not x:
             self._split = _Split(whole=x, rows=self.rows_of(x))
             if x.requires_grad:
-                # All gradients of its rows have been added up by then.
+                # The hook runs after all gradients of the rows have been summed.
                 x.register_hook(self._forget_input)
         outputs = []
-        # Nor is a player left out who has no rows here: every process needs its gradient of zeros.
+        # Players without rows are included, because every process needs their zero gradient.
         for adapter, rows in zip(self._adapters, self._split.rows, strict=True):
             outputs.append(compute(adapter, rows))
         return torch.cat(outputs, dim=1)
 
     def _forget_input(self, _: torch.Tensor) -> None:
-        """Keep no layer's input in memory behind a backward pass."""
+        """Release the layer's input after the backward pass."""
         self._split = _Split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """The input of a layer, and each owner's rows of it."""
+    """The input of a layer, split into each owner's rows."""
 
     whole: torch.Tensor | None = None
     rows: Sequence[torch.Tensor] = ()
 
 
 def split_activations(model: PeftModel, owners: RowOwners) -> None:
-    """Let every activation function take each owner's rows by themselves.
+    """Make every activation function process each owner's rows separately.
 
     Args:
-        model: With all adapters.
-        owners: Of the rows.
+        model: The model with all adapters.
+        owners: The owners of the rows.
     """
     for module in _activations(model):
         module.forward = partial(_activate, owners, partial(type(module).forward, module))
@@ -160,7 +160,7 @@ def _activate(
 
 
 def _activations(model: PeftModel) -> list[torch.nn.Module]:
-    """Return the modules in a model's layers that compute without weights or parts."""
+    """Return the modules in a model's layers without weights and without submodules."""
     in_adapters: set[torch.nn.Module] = set()
     for layer in model.modules():
         if isinstance(layer, LoraLayer):

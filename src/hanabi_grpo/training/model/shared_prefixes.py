@@ -1,18 +1,18 @@
-"""Less work for the same numbers: shared prefixes once, and nothing that no loss reads.
+"""Less computation for the same results: shared prefixes once, and nothing that no loss reads.
 
-**Token by token.** All tokens of a conversation are context of its replies; but behind the last
-layer's attention no token looks at another, so what is left of the model is computed at the tokens
-that a reply token is predicted from: the output head always, whose logits are the largest tensors
-of a real model, and, without gradient checkpointing, the last layer's output projection and
-feed-forward part, a noticeable share of a small model.
+**Token-wise modules.** All tokens of a conversation are context for its replies. But after the last
+layer's attention, no token depends on another, so the rest of the model is computed only at tokens
+that predict a reply token. This always applies to the output head, whose logits are the largest
+tensors of a real model. Without gradient checkpointing, it also applies to the last layer's output
+projection and feed-forward part, a noticeable share of a small model.
 
-**Prefix sharing.** Everything in a transformer but attention works token by token, so the model is
-called with the nodes of a `PrefixTree` as one long row. Only attention lays them out as sequences,
-and puts its result back. It is registered with transformers as an implementation of attention of
-its own, which without a tree is PyTorch's (`sdpa`).
+**Prefix sharing.** Everything in a transformer except attention works token by token, so the model
+is called with the nodes of a `PrefixTree` as one long row. Only attention arranges them as
+sequences, and maps its result back to nodes. It is registered with transformers as a separate
+attention implementation, which is PyTorch's (`sdpa`) if there is no tree.
 
-Several trees, of different players, may be one row, see `row_owners`. Attention computes each tree
-by itself, with the shapes that it has alone.
+Several trees of different players may form one row, see `row_owners`. Attention computes each tree
+separately, with the same shapes as in a separate pass.
 """
 
 import contextlib
@@ -37,22 +37,22 @@ _PYTORCH_ATTENTION = "sdpa"
 _FULL_ATTENTION = "full_attention"
 _SLIDING_ATTENTION = "sliding_attention"
 _LARGEST_GAP = 1e-3
-"""Between two logits of a trial in float32, as a share of the largest."""
+"""Largest difference of two logits of a trial in float32, as a share of the largest logit."""
 _LARGEST_ROUNDED_GAP = 0.1
-"""The same in number formats of 16 bits."""
+"""The same for 16-bit number formats."""
 _TOKEN_WISE_MODULES = ("self_attn.o_proj", "mlp")
-"""Parts of a layer behind its attention."""
+"""Modules of a layer after its attention."""
 _TRIAL_TOKENS = 24
 _TRIAL_VOCABULARY = 7
 
 
 @contextlib.contextmanager
 def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Let the output head, and what works token by token before it, see only some positions.
+    """Temporarily restrict the output head and the token-wise modules before it to some positions.
 
     Args:
-        model: Whose modules are hooked for a while.
-        positions: [rows, tokens], True at those that are seen.
+        model: The model, whose modules get hooks.
+        positions: [rows, tokens], True at the positions to compute.
     """
 
     def select(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -76,10 +76,10 @@ def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
 
 
 def token_wise(model: Any) -> list[torch.nn.Module]:
-    """Return the parts of the last layer behind its attention; none under checkpointing.
+    """Return the modules of the last layer after its attention; none with checkpointing.
 
-    Layers with gradient checkpointing run again in the backward pass, where the hooks of `only_at`
-    are gone.
+    With gradient checkpointing, layers run again in the backward pass, when the hooks of `only_at`
+    have been removed.
     """
     base = _base_of(model)
     if base.is_gradient_checkpointing:
@@ -101,26 +101,26 @@ def attend(
     prefix_trees: Sequence[PrefixTree] = (),
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within the trees' sequences; without a tree as PyTorch does.
+    """Attend within the trees' sequences; without a tree, use PyTorch's attention.
 
     Args:
         module: The attention layer.
         query: [1, heads, nodes, size].
-        key: The same, perhaps with fewer heads.
-        value: As `key`.
+        key: The same shape, possibly with fewer heads.
+        value: Same shape as `key`.
         attention_mask: For PyTorch's attention; a tree needs none.
-        prefix_trees: Of the nodes, one tree's after the other's.
+        prefix_trees: Trees of the nodes, in the order of the nodes.
         options: For PyTorch's attention.
 
     Returns:
-        [1, nodes, heads, size] outputs, and no weights.
+        [1, nodes, heads, size] outputs, and None instead of attention weights.
     """
     if not prefix_trees:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     size = query.shape[-1]
     num_nodes = [len(tree.ids) for tree in prefix_trees]
-    # Not indexed: the gradient of `embedding` adds whole rows up, on a CPU much faster.
+    # `embedding` instead of indexing: its gradient adds up whole rows, much faster on a CPU.
     by_node = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
     by_tree = zip(*(states.split(num_nodes) for states in by_node), strict=True)
     outputs = []
@@ -141,9 +141,9 @@ def _attend_within(
 
     Args:
         module: The attention layer.
-        tree: Of the nodes.
+        tree: The tree of the nodes.
         by_node: Queries, keys and values, [nodes, heads × size] each.
-        size: Of a head.
+        size: Width of a head.
         options: For PyTorch's attention.
     """
     outputs = []
@@ -158,18 +158,18 @@ def _attend_within(
 
 
 def share_prefixes(model: Any) -> bool:
-    """Let the model compute shared prefixes once, if a trial gives the same logits.
+    """Make the model compute shared prefixes once, if a trial gives the same logits.
 
-    Its attention must be PyTorch's, and its weights whole (not ZeRO-3's).
+    Its attention must be PyTorch's, and its weights complete (not sharded by ZeRO-3).
 
     Returns:
-        Whether it does from now on; if not, the log says why.
+        Whether prefix sharing is enabled; if not, the log has the reason.
     """
     base = _base_of(model)
     attention_before = base.config._attn_implementation
     if attention_before != _PYTORCH_ATTENTION:
         logger.info(
-            "shared prefixes are computed for each sequence: attention is %r, not %r",
+            "shared prefixes are computed separately for each sequence: attention is %r, not %r",
             attention_before,
             _PYTORCH_ATTENTION,
         )
@@ -180,18 +180,18 @@ def share_prefixes(model: Any) -> bool:
     problem = _trial(model)
     if problem:
         base.set_attn_implementation(attention_before)
-        logger.warning("shared prefixes are computed for each sequence: %s", problem)
+        logger.warning("shared prefixes are computed separately for each sequence: %s", problem)
         return False
     return True
 
 
 def largest_gap(dtype: torch.dtype) -> float:
-    """Return how far the logits of a trial may be apart, as a share of the largest."""
+    """Return the largest allowed difference of a trial's logits, as a share of the largest."""
     return _LARGEST_GAP if dtype == torch.float32 else _LARGEST_ROUNDED_GAP
 
 
 def shares_prefixes(model: Any) -> bool:
-    """Tell whether `share_prefixes` was tried on this model and worked."""
+    """Tell whether `share_prefixes` has enabled prefix sharing for this model."""
     return bool(model.config._attn_implementation == ATTENTION)
 
 
@@ -201,16 +201,17 @@ def reply_logits(
     """Return the logits from which reply tokens are predicted.
 
     Args:
-        model: What is called: the model, or a wrapper of it.
+        model: The module to call: the model or a wrapper of it.
         unwrapped: The model itself.
         ids: [rows, tokens], padded on the right.
-        mask: [rows, tokens - 1], True where the token at the next position is a reply's.
-        tree: Of `ids` and `mask`; None: each row by itself.
+        mask: [rows, tokens - 1], True if the token at the next position belongs to a reply.
+        tree: Prefix tree of `ids` and `mask`; None: each row separately.
 
     Returns:
-        [1, nodes that predict, vocabulary] logits, with `output_head.return_hidden_states` hidden
-        states in their place; and [replies] which of these nodes predicts each reply token, in the
-        order of `tree.predicting`, or None: they are in the order of the replies.
+        [1, predicting nodes, vocabulary] logits, or hidden states with
+        `output_head.return_hidden_states`; and [replies] the index of the node that predicts each
+        reply token, in the order of `tree.predicting`, or None if they are in the order of the
+        replies.
     """
     if tree is None:
         predicts = torch.nn.functional.pad(mask, (0, 1))
@@ -222,21 +223,21 @@ def reply_logits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeReplies:
-    """What predicts the reply tokens of a tree."""
+    """The predictions of a tree's reply tokens."""
 
     logits: torch.Tensor
-    """[1, nodes that predict, vocabulary] logits, or hidden states in their place."""
+    """[1, predicting nodes, vocabulary] logits, or hidden states instead."""
     nodes: torch.Tensor
-    """[replies] which of these nodes predicts each reply token."""
+    """[replies] index of the node that predicts each reply token."""
 
 
 def tree_replies(model: Any, unwrapped: Any, trees: Sequence[PrefixTree]) -> list[TreeReplies]:
-    """Return what predicts the reply tokens of each tree, from one forward pass over all of them.
+    """Return the predictions of each tree's reply tokens, from one forward pass over all trees.
 
     Args:
-        model: What is called: the model, or a wrapper of it.
+        model: The module to call: the model or a wrapper of it.
         unwrapped: The model itself.
-        trees: At least one.
+        trees: One or more trees.
     """
     all_predict = []
     all_nodes = []
@@ -256,15 +257,15 @@ def tree_replies(model: Any, unwrapped: Any, trees: Sequence[PrefixTree]) -> lis
 
 
 def tree_logits(model: Any, trees: Sequence[PrefixTree]) -> torch.Tensor:
-    """Return the model's logits at the nodes, one tree's after the other's.
+    """Return the model's logits at the nodes of all trees, tree by tree.
 
     Returns:
-        [1, nodes, vocabulary], or as many nodes as its head is shown.
+        [1, nodes, vocabulary], with only the nodes that the output head computes.
     """
     ids = torch.cat([tree.ids for tree in trees])
     positions = torch.cat([tree.positions for tree in trees])
-    # A mask of four dimensions is taken as it is, so that none is made of all nodes times all
-    # nodes; one of integers is refused by any attention that looks at it.
+    # transformers passes a 4D mask through unchanged, so that no mask of all nodes by all nodes is
+    # built. An integer mask makes any attention that uses it fail.
     no_mask = ids.new_zeros(1, 1, 1, 1)
     logits: torch.Tensor = model(
         input_ids=ids[None],
@@ -277,12 +278,12 @@ def tree_logits(model: Any, trees: Sequence[PrefixTree]) -> torch.Tensor:
 
 
 def _base_of(model: Any) -> Any:
-    """Return the model under PEFT's wrapper, or the model where it has none."""
+    """Return the model inside PEFT's wrapper, or the model itself if it has no wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _layer_types(config: Any) -> set[str]:
-    """Return the kinds of attention that a model's layers have, by transformers' names."""
+    """Return the attention types of a model's layers, by transformers' names."""
     types = getattr(config, "layer_types", None)
     if types:
         return set(types)
@@ -291,10 +292,10 @@ def _layer_types(config: Any) -> set[str]:
 
 
 def _trial(model: Any) -> str | None:
-    """Return why the model's logits of a tree are not those of its sequences; None: they are."""
+    """Return why a tree's logits differ from those of its sequences; None if they agree."""
     config = model.config.get_text_config()
     layer_types = _layer_types(config)
-    # A window longer than the trial's sequences would not show in it.
+    # A sliding window longer than the trial's sequences would have no effect in the trial.
     if layer_types != {_FULL_ATTENTION}:
         return f"layers of {', '.join(sorted(layer_types))}"
     # Three sequences that fork after 8 and after 16 tokens.
@@ -312,7 +313,7 @@ def _trial(model: Any) -> str | None:
             shared = tree_logits(model, [tree])[0][tree.predicting].float()
             apart = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"{type(model).__name__} does not pass the prefix tree on to its attention ({error})"
+        return f"{type(model).__name__} does not pass the prefix tree to its attention ({error})"
     finally:
         model.train(was_training)
     expected = apart.float()

@@ -1,4 +1,4 @@
-"""HANABI_START_FROM: adapters of earlier runs in the place of new ones."""
+"""HANABI_START_FROM: start from adapters of earlier runs instead of new ones."""
 
 import functools
 import hashlib
@@ -28,9 +28,9 @@ from hanabi_grpo.training.model.adapters import adapter_names, part_of, put_tens
 logger = logging.getLogger(__name__)
 
 _SAME_CONFIG = ("r", "lora_alpha", "use_rslora")
-"""What the same tensors are multiplied by; the set of layers shows in their names."""
+"""Keys that determine the scale of the tensors; their names show the set of layers."""
 _STARTED_FROM = "started_from"
-"""The key of a checkpoint's manifest that says where its run started."""
+"""Key in a checkpoint's manifest that records where its run started."""
 
 
 class StartEntry(NamedTuple):
@@ -52,11 +52,11 @@ class Start:
     name: str
     """The adapter of this run, "player_1"."""
     folder: Path
-    """The checkpoint: of a run the newest, of what lies elsewhere the folder here."""
+    """The checkpoint: the newest one for a run, the local copy for a remote place."""
     adapter: str
     """The adapter of the checkpoint."""
     entry: str
-    """Of HANABI_START_FROM."""
+    """The entry of HANABI_START_FROM."""
     saved: SavedAdapters
     """All adapters of the checkpoint."""
 
@@ -64,8 +64,8 @@ class Start:
 def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, StartEntry]:
     """Read HANABI_START_FROM.
 
-    An entry is a checkpoint (see `refs`) for every adapter that has none of its own, or for the one
-    named before it.
+    An entry is a checkpoint (see `refs`) for the adapter named before it, or without a name, for
+    every adapter that has no entry of its own.
 
     Args:
         entries: The setting's list.
@@ -75,7 +75,7 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, Start
         The entry of each adapter that starts from a checkpoint.
 
     Raises:
-        SettingsError: A player is not of the run, or has two entries.
+        SettingsError: A player is not in the run, or has two entries.
     """
     entry_of: dict[str | None, StartEntry] = {}
     for text in entries:
@@ -88,7 +88,7 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, Start
         if player in entry_of:
             raise SettingsError(
                 f"HANABI_START_FROM: {entry_of[player].text!r} and {text!r} are both for "
-                f"{player or 'every player'}; name each player once, as player_0= before one."
+                f"{player or 'every player'}; name each player once, as in player_0=CHECKPOINT."
             )
         ref = parse_checkpoint(reference, where="HANABI_START_FROM: ")
         entry_of[player] = StartEntry(text, ref)
@@ -105,7 +105,7 @@ def read_start(settings: Settings) -> list[Start]:
     """Read every checkpoint of HANABI_START_FROM.
 
     Raises:
-        SettingsError: One is missing or damaged, or lacks the adapter.
+        SettingsError: A checkpoint is missing or damaged, or lacks the adapter.
     """
     names = adapter_names(settings.players, settings.adapters)
     starts = []
@@ -123,18 +123,18 @@ def read_start(settings: Settings) -> list[Start]:
 
 
 def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | None) -> None:
-    """Put the adapters of HANABI_START_FROM into a model whose adapters are new.
+    """Load the adapters of HANABI_START_FROM into a model with new adapters.
 
-    The optimizer starts anew: moments belong to the run that made them.
+    The optimizer starts from scratch, because its moments belong to the earlier run.
 
     Args:
-        model: With the run's adapters.
-        settings: Of the run.
-        resume: Where the run is resumed, which keeps its own adapters; None for a new run.
+        model: The model with the run's adapters.
+        settings: The run's settings.
+        resume: Where the run resumes, in which case it keeps its own adapters; None for a new run.
 
     Raises:
-        SettingsError: See `read_start`; or an adapter of another rank or alpha.
-        RunFolderError: Its tensors are of another model.
+        SettingsError: See `read_start`; or an adapter has a different rank or alpha.
+        RunFolderError: An adapter's tensors belong to a different model.
     """
     if resume is not None:
         if settings.start_from:
@@ -150,7 +150,7 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
             if key in config and config[key] != own_config[key]:
                 raise SettingsError(
                     f"HANABI_START_FROM={start.entry}: {key} is {config[key]} there and "
-                    f"{own_config[key]} here; set LORA_RANK and LORA_ALPHA to those of that run."
+                    f"{own_config[key]} here; set LORA_RANK and LORA_ALPHA to that run's values."
                 )
         put_tensors(model, start.name, load(weights), f"HANABI_START_FROM={start.entry}")
         logger.info(
@@ -163,15 +163,15 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
 
 
 def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
-    """Compare the base model of the checkpoints with that of the server.
+    """Compare the base model of the checkpoints with the server's.
 
     Args:
-        settings: Of the run.
-        resume: Where the run is resumed, which does not read them again; None for a new run.
+        settings: The run's settings.
+        resume: Where the run resumes, in which case nothing is compared; None for a new run.
         facts: The server's model_fingerprint, tokenizer_hash and chat_hash.
 
     Raises:
-        SettingsError: Another base model, tokenizer or chat format.
+        SettingsError: The base model, tokenizer or chat format differs.
     """
     if resume is not None:
         return
@@ -184,19 +184,19 @@ def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[st
             raise SettingsError(f"HANABI_START_FROM={start.entry}: {error}") from error
         if not is_recorded:
             logger.warning(
-                "%s: there is no record of the base model that it was trained on", start.folder
+                "%s: the base model that it was trained on is not recorded", start.folder
             )
 
 
 def check_resumed_base(resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
-    """Compare each player's base model of a resumed run with what its server has now.
+    """Compare each player's base model of a resumed run with the server's present one.
 
     Args:
-        resume: Where the run is resumed; None for a new run.
-        facts: The server's, as for `check_base`.
+        resume: Where the run resumes; None for a new run.
+        facts: The server's facts, as for `check_base`.
 
     Raises:
-        SettingsError: Another base model, tokenizer or chat format than the checkpoint's.
+        SettingsError: The base model, tokenizer or chat format differs from the checkpoint's.
     """
     if resume is None:
         return
@@ -204,11 +204,11 @@ def check_resumed_base(resume: ResumePoint | None, facts: Mapping[str, Any]) -> 
 
 
 def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, Any]:
-    """Return where the adapters started, for manifests of checkpoints.
+    """Return where the adapters started, for the manifests of checkpoints.
 
     Args:
-        settings: Of the run.
-        resume: Where the run is resumed, which keeps the record of its checkpoint.
+        settings: The run's settings.
+        resume: Where the run resumes, in which case the checkpoint's record is kept.
 
     Returns:
         {adapter: {"folder", "adapter", "step", "sha256"}}.

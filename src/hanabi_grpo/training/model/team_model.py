@@ -1,8 +1,8 @@
 """The model of a team whose players have different base models: all of them as one module.
 
 Optimizer, isolation, DeepSpeed and checkpoints see one model with every player's adapter. A forward
-pass goes through one base model, that of the adapter that was chosen last
-(`adapters.use_adapter`), which is right because a micro-batch is of one player.
+pass goes through one base model, that of the adapter chosen last (`adapters.use_adapter`), which is
+correct because a micro-batch belongs to one player.
 """
 
 from collections.abc import Iterator
@@ -13,27 +13,27 @@ from torch import nn
 
 
 class TeamModel(PeftModelForCausalLM):
-    """player_0's base model with its adapters, and within it the others with theirs.
+    """player_0's base model with its adapters; it contains the other base models with theirs.
 
-    Everything that is asked of it as of a `PeftModel`, its configuration or its embeddings, is of
-    player_0's base model; `part_of` returns that of another player.
+    As a `PeftModel`, it has the configuration and the embeddings of player_0's base model;
+    `part_of` returns the base model of another player.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Make the first part, as `PeftModelForCausalLM`; `add` takes the others."""
+        """Create the first part like `PeftModelForCausalLM`; `add` adds the others."""
         super().__init__(*args, **options)
         self.others = nn.ModuleList()
-        """The parts beside the first; their order is that of `base_models`."""
+        """All parts except the first, in the order of `base_models`."""
         self._part_numbers: dict[str, int] = {}
-        """By adapter its part's number in `others`; those of the first part are not in it."""
+        """Index in `others` by adapter; without the adapters of the first part."""
         self._chosen = ""
-        """The adapter whose part computes."""
+        """The adapter whose part computes the forward pass."""
 
     def add(self, part: PeftModel) -> None:
         """Add a base model with its players' adapters.
 
         Raises:
-            ValueError: It has an adapter of a name that is here already.
+            ValueError: It has an adapter with a name that already exists.
         """
         known = {*self.peft_config, *self._part_numbers}
         twice = sorted(known & set(part.peft_config))
@@ -59,11 +59,11 @@ class TeamModel(PeftModelForCausalLM):
             yield part
 
     def choose(self, adapter: str) -> None:
-        """Let the next forward pass go through the base model of an adapter."""
+        """Make the next forward pass go through the base model of an adapter."""
         self._chosen = adapter
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """Compute what the chosen part computes."""
+        """Run the forward pass of the chosen part."""
         part = self.part_of(self._chosen)
         if part is self:
             return super().forward(*args, **options)
