@@ -179,7 +179,8 @@ def test_two_files_of_one_name_are_told_apart_by_path_or_digest(tmp_path: Path) 
     digest = hashlib.sha256(second.read_bytes()).hexdigest()
     for name, expected in ((first, first), (second, second), (f"sha256:{digest}", second)):
         assert access.setup(**vote(name)).config.problems == str(expected)
-    with pytest.raises(SettingsError, match="of two files of one name, name one by its digest"):
+    wanted = "if two files share a name, refer to one by its digest"
+    with pytest.raises(SettingsError, match=wanted):
         access.setup(**vote("own.jsonl"))
 
 

@@ -155,9 +155,9 @@ def test_what_cannot_be_played_is_refused_with_the_way_out() -> None:
     for name, reason in (
         ("gymnasium:Numbers-v0", r"observations are Discrete\(16\).*must be a Text space"),
         ("gymnasium:NoSuch-v0", "doesn't exist.*gymnasium.envs"),
-        ("gymnasium:os:system", "never by a path"),
-        ("gymnasium:../x", "never by a path"),
-        ("openenv:example.org:80", "never by a path"),
+        ("gymnasium:os:system", "never a path"),
+        ("gymnasium:../x", "never a path"),
+        ("openenv:example.org:80", "never a path"),
         ("textarena", "no such environment.*textarena:<id>"),
     ):
         with pytest.raises(SettingsError, match=reason):

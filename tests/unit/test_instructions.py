@@ -110,7 +110,10 @@ def test_what_cannot_be_an_instruction_is_refused_with_the_way_out(
         ("other.md", "only the name of a file, 'team.md'; name that one"),
         ("player_1=seats.md", "is for player_1 and has lines that begin with player_N="),
         ("seats.md,seats.md", "every seat has two files"),
-        ("player_2=Hi.", "player_2 is not at the table of 2 players; allowed: player_0, player_1"),
+        (
+            "player_2=Hi.",
+            "player_2 does not exist in a game with 2 players; allowed: player_0, player_1",
+        ),
         ("player_1=a\nplayer_1=b", "player_1= begins two lines"),
         ("x" * 16_001, r"16001 characters; allowed are 16000"),
     ):
