@@ -249,6 +249,7 @@ def test_a_seat_env_needs_one_partner_for_every_other_seat() -> None:
 def test_a_partner_that_breaks_the_rules_is_named() -> None:
     cheat = base.Script("cheat", lambda seen, rng: "call")
     with pytest.raises(
-        IllegalActionError, match=r"'call': not a legal action of cheat as player_0; .* of check, bet"
+        IllegalActionError,
+        match=r"'call': not a legal action of cheat as player_0; .* one of check, bet",
     ):
         SeatEnv(KUHN, KuhnConfig(), 1, {0: cheat}).reset(seed=1)

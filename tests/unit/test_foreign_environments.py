@@ -138,7 +138,7 @@ def test_nobody_leaves_a_game_for_nothing_by_the_words_of_the_referee(word: str)
 
 def test_a_reward_that_is_no_number_is_an_error_that_names_the_game() -> None:
     echo = Referee(task("gymnasium:Echo-v0"))
-    with pytest.raises(NonFiniteError, match=r"Echo-v0: .* rewards of 'nan' are \[nan\]"):
+    with pytest.raises(NonFiniteError, match=r"Echo-v0: .* rewards for 'nan' are \[nan\]"):
         echo.step({0: "nan"})
 
 
@@ -195,7 +195,7 @@ def test_games_of_textarena_pass_the_checks_and_leave_the_global_generator_alone
 @pytest.mark.usefixtures("textarena")
 def test_a_game_of_textarena_has_the_number_of_players_that_it_can_have() -> None:
     with pytest.raises(
-        SettingsError, match=r"HANABI_PLAYERS=3: TicTacToe-v0 of TextArena does not start"
+        SettingsError, match=r"HANABI_PLAYERS=3: TextArena's TicTacToe-v0 does not start"
     ):
         Referee(task("textarena:TicTacToe-v0", players=3))
     three = task("textarena:LiarsDice-v0", players=3)

@@ -46,7 +46,7 @@ class SeatObservation(Observation):
     kind: str | None = Field(
         default=None, description="Kind of the reply: legal, illegal or unparsable."
     )
-    action: str | None = Field(default=None, description="The action that was played for the reply.")
+    action: str | None = Field(default=None, description="The action played for the reply.")
     truncated: bool = Field(default=False, description="The episode ended because of its length.")
     result: dict[str, float] = Field(
         default_factory=dict, description="Figures of the episode at its end."
@@ -133,7 +133,9 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
             IllegalActionError: No episode has been started, or it is over.
         """
         if self._state.episode_id is None:
-            raise IllegalActionError("No episode has been started in this session: send reset first.")
+            raise IllegalActionError(
+                "No episode has been started in this session: send reset first."
+            )
         message, reward, terminated, truncated, info = self._env.step(action.reply)
         self._state.step_count += 1
         figures = info.get("result", {})

@@ -191,7 +191,7 @@ class OpenEnvSession:
 
     def _call(self, what: str, send: Callable[[], Awaitable[Observed]]) -> Observed:
         if self._portal is None:
-            raise ServerError(f"{self._name}: {what} failed (the session is over). Start a new one.")
+            raise ServerError(f"{self._name}: {what} failed (its session is over). Start another.")
         try:
             return _ask(self._portal, send)
         except BaseException as error:
@@ -212,7 +212,7 @@ class OpenEnvSession:
         )
         if isinstance(answer, _ErrorMessage):
             refusal = answer.data
-            raise _AnswerError(f"the server reports {shown(refusal.message)} ({shown(refusal.code)})")
+            raise _AnswerError(f"it reports {shown(refusal.message)} ({shown(refusal.code)})")
         return answer.data
 
     async def _hang_up(self) -> None:
