@@ -228,12 +228,12 @@ def test_the_users_own_pipe_device_folder_or_huge_file_is_refused_at_once(
     folder = tmp_path / "folder.jsonl"
     folder.mkdir()
     for path in (pipe, device, folder):
-        with pytest.raises(SettingsError, match="is no regular file; give a file of JSON lines"):
+        with pytest.raises(SettingsError, match="not a regular file; give a file of JSON lines"):
             registry.setup(**vote(path))
-    with pytest.raises(SettingsError, match="a file's name has no NUL"):
+    with pytest.raises(SettingsError, match="a file name must not contain NUL"):
         registry.setup(**vote("a\0.jsonl"))
     monkeypatch.setattr(problem_files, "MAX_FILE_BYTES", 100)
-    with pytest.raises(SettingsError, match=r"bytes, at most 100 are read; leave some"):
+    with pytest.raises(SettingsError, match=r"bytes; the maximum is 100\. Remove some"):
         registry.setup(**vote(write_problems(tmp_path / "long.jsonl")))
 
 

@@ -1,9 +1,9 @@
 """Sources of problems: generated sums, files, or reasoning-gym.
 
 A source creates problem number n. A hash of the question determines the split of a problem, so no
-question is ever in two splits: of ten equal shares, `test`, `eval-…` (validation) and `eval` get one
-each, and training gets the rest. A folder with separate files for `train` and `test` keeps them:
-its test file is all of `test`, and its training file is divided among the other splits.
+question is ever in two splits: of ten equal shares, `test`, `eval-…` (validation) and `eval` get
+one each, and training gets the rest. A folder with separate files for `train` and `test` keeps
+them: its test file is all of `test`, and its training file is divided among the other splits.
 """
 
 import functools
@@ -324,7 +324,8 @@ def _reasoning_gym(name: str) -> Source:
     if dataset not in factory.DATASETS:
         hint = did_you_mean(dataset, factory.DATASETS)
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: no such data set; {hint}{len(factory.DATASETS)} are available."
+            f"HANABI_PROBLEMS={name}: no such data set; {hint}{len(factory.DATASETS)} are "
+            "available."
         )
     entries = factory.create_dataset(dataset, seed=0, size=_POOL)
 
