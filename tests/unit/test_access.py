@@ -102,7 +102,7 @@ def test_no_request_reads_a_file_that_the_server_was_not_started_with_or_tells_w
             detail = answer.json()["detail"]
             assert "a request may name only what the server was started with" in detail
             assert "own.jsonl (sha256:" in detail
-            assert "Start the server, in terminal 1, with this HANABI_PROBLEMS too" in detail
+            assert "Start the server, in terminal 1, with the same HANABI_PROBLEMS" in detail
             for secret in ("4120", "Number", "notes are", str(app.store.folder.path)):
                 assert secret not in detail
             details.add(re.sub(r"HANABI_PROBLEMS='[^:]*:", "", detail))

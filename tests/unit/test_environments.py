@@ -429,11 +429,11 @@ def test_a_name_that_two_packages_register_is_refused(
 def test_an_unknown_name_or_a_path_is_refused_with_the_known_names() -> None:
     names: dict[Any, str] = {
         "khun": "env='khun': no such environment; did you mean 'kuhn'",
-        "hanabi_grpo.envs.kuhn:KUHN": "named by a word of lower-case letters, digits, '_' and "
-        "'-', never by a path",
-        "../kuhn.py": "never by a path; known: hanabi, tic_tac_toe",
-        "": "never by a path",
-        7: "env=7: an environment is named by a word",
+        "hanabi_grpo.envs.kuhn:KUHN": "an environment name consists of lower-case letters, digits, '_' "
+        "and '-', and is never a path",
+        "../kuhn.py": "never a path; known: hanabi, tic_tac_toe",
+        "": "never a path",
+        7: "env=7: an environment name consists of lower-case letters",
     }
     for name, message in names.items():
         with pytest.raises(SettingsError, match=message):

@@ -187,7 +187,7 @@ def test_games_of_textarena_pass_the_checks_and_leave_the_global_generator_alone
     check_replies(poker.environment, poker.config)
     check_policies(poker.environment, poker.config)
     # It deals cards, and nobody says which are hidden.
-    with pytest.raises(ConformanceError, match=r"its hidden\(\) is the same"):
+    with pytest.raises(ConformanceError, match=r"its hidden\(\) are equal"):
         check(poker.environment, poker.config, num_episodes=2)
     assert random.getstate() == before
 

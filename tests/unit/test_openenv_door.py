@@ -286,9 +286,7 @@ def test_an_idle_session_is_ended_and_its_place_is_free() -> None:
                     await asyncio.wait_for(session.recv(), 60)
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1008
-                assert closed.value.rcvd.reason == (
-                    "no message for 1 s; connect again to continue"
-                )
+                assert closed.value.rcvd.reason == ("no message for 1 s; connect again to continue")
                 # Not before its own time is over.
                 break
             async with connect(address, proxy=None, open_timeout=60) as other:

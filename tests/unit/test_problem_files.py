@@ -92,7 +92,7 @@ def test_what_is_in_two_files_is_learned_from_in_none(
 ) -> None:
     leaked = [(f"  {question} ", answer) for question, answer in TEST[:7]]
     setup = vote(folder(tmp_path, train=[*TRAIN, *leaked]))
-    assert "7 questions of its train or validation files are in a later split" in caplog.text
+    assert "7 questions of its train or validation files are also in a later split" in caplog.text
     learned = questions(setup, "train") | questions(setup, "eval")
     assert not learned & {question for question, _ in TEST}
 

@@ -92,9 +92,7 @@ class Report:
     def __str__(self) -> str:
         """Return a summary of a few lines."""
         played = f"{self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} steps"
-        first = (
-            f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: all checks passed"
-        )
+        first = f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: all checks passed"
         hidden = [
             f"  hidden: {name}, exchanged {count} times"
             for name, count in sorted(self.secrets.items())
@@ -257,8 +255,7 @@ def check_starts(environment: Environment[C], config: C) -> None:
                     repr((player, shown[player], games[0].hidden(player))), shown
                 )
                 secret = (
-                    f"equal starts if both what player {player} is shown and its hidden() are "
-                    "equal"
+                    f"equal starts if both what player {player} is shown and its hidden() are equal"
                 )
                 _expect(alike == shown, spec, secret, f"{alike} and {shown}")
     if spec.disjoint_splits:

@@ -218,7 +218,7 @@ class _Lake:
         return FROZEN if drawn < self._threshold else HOLE
 
     def has_open_ends(self) -> bool:
-        """Return whether start and goal each have a neighbor without a hole, as a fast first check."""
+        """Return whether start and goal each have a neighbor without a hole: a fast first check."""
         last = self.size - 1
         beside_start = self.sign((0, 1)) != HOLE or self.sign((1, 0)) != HOLE
         return beside_start and (

@@ -1,4 +1,4 @@
-"""Common code of puzzles in parts: each seat speaks once, in turn, one word from a small vocabulary.
+"""Common code of puzzles in parts: each seat speaks once, in turn, a word from a small vocabulary.
 
 A seat reads only its part of the puzzle and the words said before its turn. The best scores with
 and without words can therefore be computed: no seat can solve the puzzle alone, however well it is
@@ -298,8 +298,8 @@ class Babble:
     """A script with an arbitrary word for each possible view of a seat, without an agreed code.
 
     The words are drawn uniformly from those that the seat may say, and are the same on every
-    machine, so the script is right about as often as chance. A tiny model that imitates it learns to
-    distinguish its messages, but no code.
+    machine, so the script is right about as often as chance. A tiny model that imitates it learns
+    to distinguish its messages, but no code.
     """
 
     name = BABBLE
