@@ -429,8 +429,8 @@ def test_a_name_that_two_packages_register_is_refused(
 def test_an_unknown_name_or_a_path_is_refused_with_the_known_names() -> None:
     names: dict[Any, str] = {
         "khun": "env='khun': no such environment; did you mean 'kuhn'",
-        "hanabi_grpo.envs.kuhn:KUHN": "an environment name consists of lower-case letters, digits, '_' "
-        "and '-', and is never a path",
+        "hanabi_grpo.envs.kuhn:KUHN": "an environment name consists of lower-case letters, digits, "
+        "'_' and '-', and is never a path",
         "../kuhn.py": "never a path; known: hanabi, tic_tac_toe",
         "": "never a path",
         7: "env=7: an environment name consists of lower-case letters",

@@ -315,7 +315,7 @@ def test_the_wrapper_of_pettingzoo_pays_it_too() -> None:
         ({"rewards": {}}, "needs at least one function"),
         ({"rewards": {"illegal": print}}, "map unused names of lower-case letters"),
         ({"rewards": {"Bad Name": print}}, "map unused names of lower-case letters"),
-        ({"rewards": {"extra": 1.0}}, "give functions by names"),
+        ({"rewards": {"extra": 1.0}}, "'_' to functions; names already in use"),
         ({"reward_range": (1.0, 0.0)}, "give the minimum and maximum"),
         ({"reward_range": (0.0, float("inf"))}, "give the minimum and maximum"),
     ],
