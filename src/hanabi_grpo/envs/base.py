@@ -120,7 +120,7 @@ class EnvSpec:
 
     @property
     def score_range(self) -> tuple[float, float]:
-        """Minimum and maximum of the figure named by `score`; if not the return, it starts at 0."""
+        """Minimum and maximum of the figure `score`; figures other than the return start at 0."""
         least_return, greatest_return = self.return_range
         least = least_return if self.score == "return" else min(0.0, least_return)
         greatest = greatest_return if self.max_score is None else float(self.max_score)
@@ -311,7 +311,7 @@ class Environment(Protocol[C]):
         """
 
     def knows_preset(self, name: str) -> bool:
-        """Tell whether `Config(preset=name)` is a game of this environment."""
+        """Return whether `Config(preset=name)` is a game of this environment."""
         return name in self.presets
 
     def check_policy(self, config: C, name: str) -> None:
@@ -340,7 +340,7 @@ class Environment(Protocol[C]):
         return None
 
     def best_response_score(self, config: C, policy: str, seat: int) -> float | None:
-        """Return the highest mean score, over all starts, that any player reaches with a script.
+        """Return the highest mean score, over all starts, of any player alongside a script.
 
         Args:
             config: The settings.

@@ -43,7 +43,7 @@ class EnvConfig(BaseModel):
     reward_unparsable: float = -0.5
     """Reward for a reply that does not name an action."""
     reward_out_of_tokens: float = -0.5
-    """Reward when the conversation reaches the context limit, which ends the episode."""
+    """Reward when the conversation has no room for another reply, which ends the episode."""
 
     instruction: str | None = Field(
         default=None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _FORMAT = re.compile(r"\s*End your reply\b(?:[^.]*\.|.*\Z)", re.DOTALL)
-"""The sentence of a system message that says how a model has to write its reply."""
+"""The sentence of a system message that specifies the format of a model's reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Scene:
     """What a person in a seat may know, in readable form."""
 
     table: str
-    """The position, in lines of at most 80 characters where the game allows it."""
+    """The position, in lines of at most 80 characters if the game allows it."""
     news: tuple[str, ...] = ()
     """What happened since the person's last action, one sentence per event."""
     legend: str = ""

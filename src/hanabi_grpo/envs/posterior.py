@@ -248,7 +248,7 @@ class Tracker:
         return by_view
 
     def _reachable(self, worlds: list[World]) -> list[World]:
-        """Return the worlds that matter: those a player considers possible in another's worlds."""
+        """Return the worlds that a player considers in any world that another finds possible."""
         considered: list[set[int]] = [set() for _ in range(self.num_players)]
         for world in worlds:
             if any(map(operator.eq, world.views, self._views)):

@@ -9,7 +9,7 @@ _MARKUP = re.compile(r"<(?=[|\uff5c/!\w])|\[(?=/?[A-Z_]+\])")
 
 
 def split_reply(reply: str) -> tuple[str, str]:
-    """Return what a reply thinks and what it says, both stripped."""
+    """Return a reply's thoughts and the rest of its text, both stripped."""
     thoughts, outside, _ = think_parts(reply)
     return _join_stripped(thoughts), _join_stripped(outside)
 

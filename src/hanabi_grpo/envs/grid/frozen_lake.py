@@ -235,7 +235,7 @@ class _Lake:
 
 
 def _neighbour(position: Position, action: str, size: int) -> Position:
-    """Return where a move leads; the edge of the lake stops it."""
+    """Return the position after a move; the edge of the lake blocks moves."""
     row, column = position
     down, right = MOVES[action]
     next_row = min(max(row + down, 0), size - 1)

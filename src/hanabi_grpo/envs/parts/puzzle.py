@@ -81,7 +81,7 @@ class PuzzleGame(base.Game, Generic[C]):
         raise NotImplementedError
 
     def answers(self) -> Mapping[int, str]:
-        """Return the right answer of each seat that has to give one."""
+        """Return the right answer for each seat that must give one."""
         raise NotImplementedError
 
     def redrawn(self, player: int, rng: random.Random) -> tuple[int, ...]:

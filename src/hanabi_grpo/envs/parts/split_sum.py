@@ -72,7 +72,7 @@ class SplitSumGame(PuzzleGame[SplitSumConfig]):
 
 
 def _agreed_code(player: int, view: Parts, legal: tuple[str, ...]) -> str:
-    """Return the word whose index is the own half, or the sum according to that word."""
+    """Return the word whose index is the speaker's half, or the sum that this word implies."""
     [number] = view.seen
     if player == SPEAKER:
         return legal[number % len(legal)]

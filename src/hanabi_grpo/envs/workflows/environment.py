@@ -43,7 +43,7 @@ SYSTEM = (
     "with Answer: and holds nothing but the answer. Where you are shown what other players "
     "answered, weigh it: they may be wrong."
 )
-"""System message of every seat in every workflow, so that the first step is always the same."""
+"""System message of every seat, so that the first step is the same question in all workflows."""
 CRITIC_SYSTEM = (
     "Another player answers a problem, and you comment on the answer; then the player answers "
     "again. Think, then say whether the answer is right, and where it is not, what is wrong with "
