@@ -35,8 +35,8 @@ class EnvConfig(BaseModel):
     preset: str
     """Preset of the environment; unset with DATASET: taken from its rows."""
     memory: Memory = Field(default="game", json_schema_extra={"allowed": MEMORY_ALLOWED})
-    """How much of an episode a player sees: game, all of it; turn, only this turn's message; N, its
-    last N turns.
+    """How much of an episode a player sees: all of it (game), only this turn's message (turn), or
+    its last N turns (N).
     """
     reward_illegal: float = -0.5
     """Reward for an action that the rules forbid."""

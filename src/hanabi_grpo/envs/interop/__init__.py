@@ -1,4 +1,4 @@
-"""Adapters: environments of other libraries for use here, and ours as OpenEnv servers.
+"""Environments of other libraries for use here, and our environments as OpenEnv servers.
 
 Each library is imported only when it is used.
 """

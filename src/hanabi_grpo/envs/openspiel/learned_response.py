@@ -113,7 +113,7 @@ def check_searchable(setup: Setup[OpenSpielConfig]) -> None:
     if longest > MOST_TURNS:
         raise SettingsError(
             f"exploit --learned of {setup.spec.preset}: a game may have {longest} turns; at most "
-            f"{MOST_TURNS} turns can be searched. Choose a shorter game."
+            f"{MOST_TURNS} can be searched. Choose a shorter game."
         )
 
 

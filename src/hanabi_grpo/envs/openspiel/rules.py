@@ -16,7 +16,7 @@ from hanabi_grpo.types import MAX_PLAYERS
 
 @functools.lru_cache(maxsize=64)
 def load(name: str) -> Any:
-    """Return the OpenSpiel game "leduc_poker", "connect_four(rows=4,columns=5,x_in_row=3)" etc.
+    """Return an OpenSpiel game, e.g. "leduc_poker" or "connect_four(rows=4,columns=5,x_in_row=3)".
 
     The text comes from this package's own code or from `check_name`.
     """

@@ -33,8 +33,8 @@ class PuzzleConfig(StateConfig):
     """Settings of every puzzle in parts."""
 
     channel: Literal["word", "constant", "random"] = "word"
-    """What later seats hear of each word: word, the word itself; or, as controls, constant, always
-    the first word of the vocabulary, or random, a random word.
+    """What later seats hear: the word itself (word) or, as controls, always the first word of the
+    vocabulary (constant) or a random word (random).
     """
     reward_team: float = 1.0
     """Reward of every seat, multiplied by the share of right answers."""

@@ -23,8 +23,8 @@ class WorkflowConfig(StateConfig):
         # By default, hashes stay as they were before this setting existed.
         exclude_if="text".__eq__,
     )
-    """When an answer counts as right: text, for the same text or number; math, also for the same
-    value according to the package math-verify."""
+    """When an answer counts as right: if it is the same text or number (text), or also if it has the
+    same value according to the package math-verify (math)."""
     chain_terms: int = Field(default=3, ge=2, le=20)
     """Number of terms of a chain sum."""
     chain_highest: int = Field(default=4, ge=1, le=10**9)
@@ -90,8 +90,8 @@ class ReviseConfig(WorkflowConfig):
     rounds: int = Field(default=2, ge=1, le=8)
     """Maximum number of answers to a problem."""
     feedback: Literal["none", "verdict", "comment"] = "none"
-    """Feedback on the last answer: none; verdict, that it was wrong (a right answer ends the
-    episode); or comment, by a second seat, the critic.
+    """Feedback on the last answer: nothing (none), that it was wrong (verdict; a right answer ends
+    the episode), or a comment by a second seat, the critic (comment).
     """
     reward_correct: float = 0.0
     reward_team: float = 1.0
