@@ -23,8 +23,8 @@ class WorkflowConfig(StateConfig):
         # By default, hashes stay as they were before this setting existed.
         exclude_if="text".__eq__,
     )
-    """When an answer counts as right: if it is the same text or number (text), or also if it has the
-    same value according to the package math-verify (math)."""
+    """When an answer counts as right: if it is the same text or number (text), or also if it has
+    the same value according to the package math-verify (math)."""
     chain_terms: int = Field(default=3, ge=2, le=20)
     """Number of terms of a chain sum."""
     chain_highest: int = Field(default=4, ge=1, le=10**9)
