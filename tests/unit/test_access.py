@@ -102,7 +102,7 @@ def test_no_request_reads_a_file_that_the_server_was_not_started_with_or_tells_w
             detail = answer.json()["detail"]
             assert "a request may name only what the server was started with" in detail
             assert "own.jsonl (sha256:" in detail
-            assert "Start the server, in terminal 1, with this HANABI_PROBLEMS too" in detail
+            assert "Start the server, in terminal 1, with the same HANABI_PROBLEMS" in detail
             for secret in ("4120", "Number", "notes are", str(app.store.folder.path)):
                 assert secret not in detail
             details.add(re.sub(r"HANABI_PROBLEMS='[^:]*:", "", detail))
@@ -179,7 +179,8 @@ def test_two_files_of_one_name_are_told_apart_by_path_or_digest(tmp_path: Path) 
     digest = hashlib.sha256(second.read_bytes()).hexdigest()
     for name, expected in ((first, first), (second, second), (f"sha256:{digest}", second)):
         assert access.setup(**vote(name)).config.problems == str(expected)
-    with pytest.raises(SettingsError, match="of two files of one name, name one by its digest"):
+    wanted = "if two files share a name, refer to one by its digest"
+    with pytest.raises(SettingsError, match=wanted):
         access.setup(**vote("own.jsonl"))
 
 
@@ -227,12 +228,12 @@ def test_the_users_own_pipe_device_folder_or_huge_file_is_refused_at_once(
     folder = tmp_path / "folder.jsonl"
     folder.mkdir()
     for path in (pipe, device, folder):
-        with pytest.raises(SettingsError, match="is no regular file; give a file of JSON lines"):
+        with pytest.raises(SettingsError, match="not a regular file; give a file of JSON lines"):
             registry.setup(**vote(path))
-    with pytest.raises(SettingsError, match="a file's name has no NUL"):
+    with pytest.raises(SettingsError, match="a file name must not contain NUL"):
         registry.setup(**vote("a\0.jsonl"))
     monkeypatch.setattr(problem_files, "MAX_FILE_BYTES", 100)
-    with pytest.raises(SettingsError, match=r"bytes, at most 100 are read; leave some"):
+    with pytest.raises(SettingsError, match=r"bytes; the maximum is 100\. Remove some"):
         registry.setup(**vote(write_problems(tmp_path / "long.jsonl")))
 
 

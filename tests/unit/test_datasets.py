@@ -154,7 +154,7 @@ SHARE_TEXTS = {
 LINES = {
     "not JSON: JSON is malformed": b"\xff\xfe{}",
     "all of it: Expected `object`, got `array`": b"[" * 100_000,
-    "env='../x.py': an environment is named by a word": b'{"env": "../x.py"}',
+    "env='../x.py': an environment name consists of lower-case letters": b'{"env": "../x.py"}',
     "messages: this field is missing": b'{"env_config": {}}',
     "messages.0.content: this field is missing": b'{"messages": [{"role": "user"}]}',
     "'preset' belongs into env_config: a row may hold messages, env, env_config, share": (

@@ -27,7 +27,8 @@ from toy_kuhn import KUHN, KuhnConfig, equilibrium
 def test_an_action_of_a_seat_that_is_no_text_is_refused_and_changes_nothing(action: Any) -> None:
     env = seat_env("laptop", 2, 0)
     message, _ = env.reset(options={"split": "eval", "seed": 1})
-    with pytest.raises(IllegalActionError, match=r"^action=.*: an action is the text of a reply"):
+    wanted = r"^action=.*: an action must be the text of a reply"
+    with pytest.raises(IllegalActionError, match=wanted):
         env.step(action)
     assert env.referee.see(0).message() == message
     assert env.step("Play 0")[4]["kind"] is ReplyKind.LEGAL
@@ -149,7 +150,7 @@ def test_the_aec_env_says_what_it_was_given_wrongly() -> None:
         UserWarning, match=r"reset options \['sed'\]: unknown, ignored; allowed: split, seed"
     ):
         env.reset(options={"sed": 1})
-    with pytest.raises(IllegalActionError, match="action=5: an action is the text of a reply"):
+    with pytest.raises(IllegalActionError, match="action=5: an action must be the text of a reply"):
         env.step(5)  # type: ignore[arg-type]
     with pytest.raises(
         SettingsError, match="agent='player_2': this environment has player_0, player_1"
@@ -234,8 +235,12 @@ def test_a_seat_env_is_truncated_at_max_turns() -> None:
 
 def test_a_seat_env_needs_one_partner_for_every_other_seat() -> None:
     for seat, others, message in (
-        (2, [0, 1], "seat=2: 2 players have seats 0 to 1"),
-        (0, [0, 1], r"partners for seats \[0, 1\]: with seat=0 give one each for \[1\]"),
+        (2, [0, 1], "seat=2: a game of 2 players has seats 0 to 1"),
+        (
+            0,
+            [0, 1],
+            r"partners for seats \[0, 1\]: with seat=0, give one partner for each of \[1\]",
+        ),
     ):
         with pytest.raises(SettingsError, match=message):
             SeatEnv(KUHN, KuhnConfig(), seat, dict.fromkeys(others, equilibrium(0.1)))
@@ -244,6 +249,7 @@ def test_a_seat_env_needs_one_partner_for_every_other_seat() -> None:
 def test_a_partner_that_breaks_the_rules_is_named() -> None:
     cheat = base.Script("cheat", lambda seen, rng: "call")
     with pytest.raises(
-        IllegalActionError, match=r"'call': cheat as player_0 may not .* one of check, bet"
+        IllegalActionError,
+        match=r"'call': not a legal action of cheat as player_0; .* one of check, bet",
     ):
         SeatEnv(KUHN, KuhnConfig(), 1, {0: cheat}).reset(seed=1)

@@ -141,16 +141,16 @@ class Tongue(KuhnGame):
 BROKEN_GAMES = [
     (Leaky, check_games, r"message\(\) of player \d not to depend on \"opponent's card\""),
     (LeakyScene, check_games, r"scene\(\) of player \d not to depend on \"opponent's card\""),
-    (Stuck, check_games, 'the hidden value "opponent\'s card" to be exchanged now and then'),
+    (Stuck, check_games, 'the hidden value "opponent\'s card" to be exchanged in some positions'),
     (
         Silent,
         check_starts,
-        r"equal starts where player \d is shown the same and its hidden\(\) is the same",
+        r"equal starts if both what player \d is shown and its hidden\(\) are equal",
     ),
-    (Shallow, check_games, "a move in a copy to leave the game as it is"),
+    (Shallow, check_games, "a move in a copy to leave the game unchanged"),
     (Unpaid, check_games, "zero-sum parts that add up to 0"),
     (Rich, check_games, r"player 0's return in \(-2.0, 2.0\); found -?4.0"),
-    (Fussy, check_replies, "every text to be a reply; found KeyError"),
+    (Fussy, check_replies, "every text to be accepted as a reply; found KeyError"),
     (Deaf, check_games, "parse to read the legal action"),
     (Counting, check_games, "messages, views and legal actions to change nothing"),
     (Tongue, check_games, r"legal\(\) == \(\) for player 1, who is not to act"),
@@ -214,7 +214,7 @@ def test_starts_that_change_or_are_shared_against_the_spec_are_found() -> None:
             return split
 
     for environment, message in (
-        (Shared(), "no start in a training split and in a held-out one"),
+        (Shared(), "no start in both a training split and a held-out split"),
         (Changing(), "to start the same game each time"),
         (OneName(), "equal starts for the equal start_id 'train'"),
     ):
@@ -228,7 +228,7 @@ def test_a_spec_that_contradicts_itself_is_refused() -> None:
         ("num_players", 9, "num_players=9: an environment has 1 to 8 players"),
         ("roles", ("only",), "give one role for each of 2 players"),
         ("max_turns", 0, "max_turns=0: give at least 1"),
-        ("return_range", (1.0, 0.0), "give the least return first"),
+        ("return_range", (1.0, 0.0), "give the minimum return first"),
     ):
         with pytest.raises(SettingsError, match=message):
             base.EnvSpec(**{**right, field: value})
@@ -287,7 +287,8 @@ def test_players_who_act_at_the_same_time_answer_together() -> None:
     referee = Referee(task(DILEMMA))
     assert referee.to_act() == (0, 1, 2)
     with pytest.raises(
-        IllegalActionError, match=r"replies of players \[0, 1\]: give one of each of \[0, 1, 2\]"
+        IllegalActionError,
+        match=r"replies from players \[0, 1\]: give one reply for each of \[0, 1, 2\]",
     ):
         referee.step({0: "share", 1: "share"})
     referee.step({0: "share", 1: "take", 2: "share"})
@@ -428,11 +429,11 @@ def test_a_name_that_two_packages_register_is_refused(
 def test_an_unknown_name_or_a_path_is_refused_with_the_known_names() -> None:
     names: dict[Any, str] = {
         "khun": "env='khun': no such environment; did you mean 'kuhn'",
-        "hanabi_grpo.envs.kuhn:KUHN": "named by a word of lower-case letters, digits, '_' and "
-        "'-', never by a path",
-        "../kuhn.py": "never by a path; known: hanabi, tic_tac_toe",
-        "": "never by a path",
-        7: "env=7: an environment is named by a word",
+        "hanabi_grpo.envs.kuhn:KUHN": "an environment name consists of lower-case letters, digits, "
+        "'_' and '-', and is never a path",
+        "../kuhn.py": "never a path; known: hanabi, tic_tac_toe",
+        "": "never a path",
+        7: "env=7: an environment name consists of lower-case letters",
     }
     for name, message in names.items():
         with pytest.raises(SettingsError, match=message):

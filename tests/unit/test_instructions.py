@@ -110,9 +110,12 @@ def test_what_cannot_be_an_instruction_is_refused_with_the_way_out(
         ("other.md", "only the name of a file, 'team.md'; name that one"),
         ("player_1=seats.md", "is for player_1 and has lines that begin with player_N="),
         ("seats.md,seats.md", "every seat has two files"),
-        ("player_2=Hi.", "player_2 is not at the table of 2 players; allowed: player_0, player_1"),
-        ("player_1=a\nplayer_1=b", "player_1= begins two lines"),
-        ("x" * 16_001, r"16001 characters; allowed are 16000"),
+        (
+            "player_2=Hi.",
+            "player_2 does not exist in a game with 2 players; allowed: player_0, player_1",
+        ),
+        ("player_1=a\nplayer_1=b", "player_1= starts two lines"),
+        ("x" * 16_001, r"16001 characters; at most 16000 are allowed"),
     ):
         with pytest.raises(SettingsError, match=message) as caught:
             load_settings({"HANABI_INSTRUCTION": value}, Path("no"))
@@ -124,7 +127,7 @@ def test_no_request_and_no_row_names_a_file(tmp_path: Path) -> None:
     secret.write_text("the moon is blue")
     row = {**Setup(HANABI, LAPTOP).row(), "suite": "train", "seed": 3, "seats": ["base", "base"]}
     row["env_config"] |= {"instruction": f"player_0={secret}"}
-    message = "is the name of a file, which only HANABI_INSTRUCTION reads; give the text"
+    message = "is a file name, which only HANABI_INSTRUCTION accepts; give the text itself"
     with running_app() as app, RolloutClient(app.url) as client:
         body = rollout_body(tasks=[row])
         answer = httpx.post(f"{app.url}/rollout/", json=body, timeout=20, trust_env=False)

@@ -358,7 +358,7 @@ def test_the_doctor_tells_of_a_judge_without_a_url() -> None:
 def test_names_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="HANABI_JUDGE=url:big: HANABI_PARTNER_URLS has url:s"):
         Judge(settings_of("small=http://localhost:1/v1#m"))
-    with pytest.raises(SettingsError, match=r"that no other reward has; taken: .*judge"):
+    with pytest.raises(SettingsError, match=r"map unused names .*; names already in use: .*judge"):
         with_rewards(
             HANABI, name="h", rewards={"judge": lambda episode: [0.0] * 2}, reward_range=(0, 1)
         )

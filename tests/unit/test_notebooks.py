@@ -45,7 +45,7 @@ def test_an_environment_is_written_checked_and_trained(tmp_path: Path) -> None:
     printed = run(
         "environment", tmp_path, NOTEBOOK_FOLDER=str(tmp_path / "work"), NOTEBOOK_STEPS="2"
     )
-    assert "as the interface says" in printed
+    assert "all checks passed" in printed
     assert re.search(r"^ +served +0\.\d+", printed, re.MULTILINE)
 
 

@@ -193,8 +193,9 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
     assert "\nlegal: [" in all_fields
     wrong = config.model_copy(update={"observation_field": "text"})
     with pytest.raises(
-        SettingsError, match=r"HANABI_OBSERVATION_FIELD=text: .* observes metadata, message, system"
+        SettingsError,
+        match=r"HANABI_OBSERVATION_FIELD=text: .* have the fields metadata, message, system",
     ):
         Referee(Setup(environment, wrong).task("eval", 1))
-    with pytest.raises(SettingsError, match=r"is no OpenEnv server .* start it first"):
+    with pytest.raises(SettingsError, match=r"is not an OpenEnv server .* start it first"):
         registry.get("openenv:localhost:1")

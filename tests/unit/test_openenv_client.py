@@ -150,8 +150,8 @@ def test_a_redirect_of_the_schema_is_not_followed() -> None:
             raw_server(redirect) as server,
             pytest.raises(
                 SettingsError,
-                match=rf"openenv:localhost:{server.port}.*/schema is no OpenEnv server \(status "
-                r"302; allowed is 200, and a redirect is not followed\); start it first",
+                match=rf"openenv:localhost:{server.port}.*/schema is not an OpenEnv server "
+                r"\(status 302; expected 200, and redirects are not followed\); start it first",
             ),
         ):
             registry.get(f"openenv:localhost:{server.port}")
@@ -189,7 +189,7 @@ def test_an_endless_schema_is_cut_at_the_size_that_is_allowed() -> None:
     with (
         ends_in_time(),
         raw_server(flood) as server,
-        pytest.raises(SettingsError, match=r"more than 4194304 bytes, the most that is allowed"),
+        pytest.raises(SettingsError, match=r"more than the maximum of 4194304 bytes"),
     ):
         registry.get(f"openenv:localhost:{server.port}")
     # Besides what was read: the buffers of the two sockets.
@@ -200,7 +200,7 @@ def test_a_compressed_schema_is_refused() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 5\r\n\r\nxxxxx"
     with (
         raw_server(lambda connection: connection.sendall(head)) as server,
-        pytest.raises(SettingsError, match=r"content-encoding gzip; allowed is none"),
+        pytest.raises(SettingsError, match=r"content-encoding gzip; only identity is allowed"),
     ):
         registry.get(f"openenv:localhost:{server.port}")
 
@@ -221,7 +221,7 @@ def test_a_dripping_schema_ends_by_the_deadline(dripped: bytes) -> None:
     with (
         ends_in_time(),
         raw_server(drip) as server,
-        pytest.raises(SettingsError, match=r"no whole answer in 2 s"),
+        pytest.raises(SettingsError, match=r"no complete response within 2 s"),
     ):
         registry.get(f"openenv:localhost:{server.port}")
 
@@ -240,7 +240,7 @@ def test_what_is_no_schema_is_a_settings_error(schema: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(schema)
     with (
         raw_server(lambda connection: connection.sendall(head + schema)) as server,
-        pytest.raises(SettingsError, match=r"/schema is no OpenEnv server \(.*start it first"),
+        pytest.raises(SettingsError, match=r"/schema is not an OpenEnv server \(.*start it first"),
     ):
         registry.get(f"openenv:localhost:{server.port}")
 
@@ -290,7 +290,7 @@ def test_a_server_that_does_not_answer_ends_the_game_by_the_deadline() -> None:
 
     with game_server(play) as port:
         referee = begin(port)
-        with ends_in_time(), pytest.raises(ServerError, match=r"step failed .*no whole answer in"):
+        with ends_in_time(), pytest.raises(ServerError, match=r"step failed .*no complete respon"):
             referee.step({0: "7"})
         assert asked == ["reset", "step"]
         # The answer that comes too late is not taken for that of a later question.
@@ -315,7 +315,7 @@ def test_a_dripping_observation_ends_by_the_deadline() -> None:
     with (
         game_server(play) as port,
         ends_in_time(),
-        pytest.raises(ServerError, match=r"reset failed .*no whole answer in 2 s"),
+        pytest.raises(ServerError, match=r"reset failed .*no complete response within 2 s"),
     ):
         begin(port)
 
@@ -329,7 +329,7 @@ def test_a_server_that_never_shakes_hands_ends_by_the_deadline() -> None:
     with game_server(lambda connection: None, answer) as port:
         with (
             ends_in_time(),
-            pytest.raises(ServerError, match=r"reset failed .*no whole answer in 2 s"),
+            pytest.raises(ServerError, match=r"reset failed .*no complete response within 2 s"),
         ):
             begin(port)
         seen_enough.set()
@@ -348,7 +348,7 @@ def test_a_server_that_reads_nothing_ends_by_the_deadline() -> None:
 
     with game_server(play) as port:
         referee = begin(port)
-        with ends_in_time(), pytest.raises(ServerError, match=r"step failed .*no whole answer in"):
+        with ends_in_time(), pytest.raises(ServerError, match=r"step failed .*no complete respon"):
             referee.step({0: "7" * (40 << 20)})
         seen_enough.set()
 
@@ -356,15 +356,15 @@ def test_a_server_that_reads_nothing_ends_by_the_deadline() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("{", r"the answer does not fit"),
-        ("[" * 100_000, r"the answer does not fit"),
-        ('{"type": "state", "data": {}}', r"the answer does not fit"),
-        ('{"type": "observation", "data": {"observation": 1}}', r"the answer does not fit"),
-        ('{"type": "observation", "data": {"observation": {}, "reward": "9"}}', r"does not fit"),
-        ('{"type": "observation", "data": {"observation": {}, "reward": NaN}}', r"does not fit"),
+        ("{", r"the response is invalid"),
+        ("[" * 100_000, r"the response is invalid"),
+        ('{"type": "state", "data": {}}', r"the response is invalid"),
+        ('{"type": "observation", "data": {"observation": 1}}', r"the response is invalid"),
+        ('{"type": "observation", "data": {"observation": {}, "reward": "9"}}', r"is invalid"),
+        ('{"type": "observation", "data": {"observation": {}, "reward": NaN}}', r"is invalid"),
         (
             '{"type": "error", "data": {"message": "no seat", "code": "CAPACITY_REACHED"}}',
-            r"it says 'no seat' \('CAPACITY_REACHED'\)",
+            r"it reports 'no seat' \('CAPACITY_REACHED'\)",
         ),
     ],
 )
@@ -387,7 +387,7 @@ def test_a_server_that_hangs_up_ends_the_game() -> None:
 
     with game_server(play) as port:
         referee = begin(port)
-        with pytest.raises(ServerError, match=r"step failed .*1001.*Is the server up"):
+        with pytest.raises(ServerError, match=r"step failed .*1001.*Is the server running"):
             referee.step({0: "7"})
 
 

@@ -286,9 +286,7 @@ def test_an_idle_session_is_ended_and_its_place_is_free() -> None:
                     await asyncio.wait_for(session.recv(), 60)
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1008
-                assert closed.value.rcvd.reason == (
-                    "nothing was asked for 1 s; connect again to play on"
-                )
+                assert closed.value.rcvd.reason == ("no message for 1 s; connect again to continue")
                 # Not before its own time is over.
                 break
             async with connect(address, proxy=None, open_timeout=60) as other:
@@ -303,7 +301,7 @@ def test_only_a_connection_holds_a_place(url: str) -> None:
     create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
     for _ in range(SESSIONS + 1):
         answer = HTTP.post(f"{url}/mcp", json=create).json()
-        assert answer["error"]["message"] == "no MCP here: play by the WebSocket /ws."
+        assert answer["error"]["message"] == "MCP is not supported: play over the WebSocket /ws."
     assert first_answer(url, {})["type"] == "observation"
 
 

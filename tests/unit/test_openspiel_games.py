@@ -269,10 +269,10 @@ def test_boards_of_impossible_sizes_are_refused(field: str, value: int) -> None:
 def test_games_that_are_too_large_for_a_script_or_for_exploitability_are_refused() -> None:
     with pytest.raises(SettingsError, match="more than the 20 that can be searched"):
         play_scripts(make("connect_four").task("eval", 0), dict.fromkeys((0, 1), minimax()))
-    with pytest.raises(SettingsError, match="zero-sum games of OpenSpiel for two"):
+    with pytest.raises(SettingsError, match="two-player zero-sum games of OpenSpiel"):
         information_sets(registry.setup("kuhn", {"preset": "kuhn"}))
     with pytest.raises(
-        SettingsError, match=r"more than 100000 information sets.* at most 5000 are possible"
+        SettingsError, match=r"more than 100000 information sets.* the maximum is 5000"
     ):
         information_sets(make("connect_four"))
     with pytest.raises(SettingsError, match="it has 24576 information sets"):

@@ -171,7 +171,7 @@ def test_a_person_is_told_what_is_wrong_with_a_move_and_may_go_on(app: RunningAp
         ({"env": "chess"}, "env='chess'"),
         (
             {"env": "openenv:localhost:1"},
-            "only games of other programs that the server was started",
+            "only those external games that the server was started",
         ),
         ({"env_config": {"preset": "lapto"}}, "lapto"),
         ({"seed": -1}, "seed"),

@@ -254,7 +254,7 @@ def test_games_whose_beliefs_cannot_be_computed_are_refused(
 
 
 def test_scripts_that_search_have_no_chances() -> None:
-    with pytest.raises(SettingsError, match="beside search: the chances of its moves are not"):
+    with pytest.raises(SettingsError, match="with search: the probabilities of its moves are"):
         script_chances(LAPTOP, "search", 0)
 
 

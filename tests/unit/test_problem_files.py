@@ -92,7 +92,7 @@ def test_what_is_in_two_files_is_learned_from_in_none(
 ) -> None:
     leaked = [(f"  {question} ", answer) for question, answer in TEST[:7]]
     setup = vote(folder(tmp_path, train=[*TRAIN, *leaked]))
-    assert "7 questions of its train or validation files are in a later split" in caplog.text
+    assert "7 questions of its train or validation files are also in a later split" in caplog.text
     learned = questions(setup, "train") | questions(setup, "eval")
     assert not learned & {question for question, _ in TEST}
 
@@ -141,21 +141,21 @@ def test_what_is_no_such_folder_or_file_is_refused_in_one_message(tmp_path: Path
         assert str(caught.value).count("HANABI_PROBLEMS") <= 2
 
     (tmp_path / "empty").mkdir()
-    refused("empty", r"has no train and no test; it holds nothing\. Give a folder with train\.json")
+    refused("empty", r"no train and no test; it contains nothing\. Give a folder with train\.json")
     write(tmp_path / "half" / "train.jsonl", TRAIN)
-    refused("half", r"has no test; it holds train\.jsonl")
+    refused("half", r"has no test; it contains train\.jsonl")
     folder(tmp_path / "two")
     write(tmp_path / "two" / "train.parquet", TRAIN)
-    refused("two", r"train is there as train\.jsonl and as train\.parquet; keep one")
+    refused("two", r"train exists as train\.jsonl and as train\.parquet; keep only one")
     write(tmp_path / "parts" / "train-00000-of-00002.parquet", TRAIN)
     write(tmp_path / "parts" / "test.parquet", TEST)
     refused("parts", "train has 1 of 2 parts, part 00001 is missing; copy all")
     folder(tmp_path / "short", train=TRAIN[:4])
-    refused("short", "train has 4 different problems, of which none falls to")
+    refused("short", "train has 4 distinct problems, but the hashes of .* assign none to")
     folder(tmp_path / "same", train=TEST)
-    refused("same", "train has no question that no other file has")
+    refused("same", "train has no question that is not in another file; add more")
     folder(tmp_path / "void", test=[])
-    refused("void", "test has no question; give more")
+    refused("void", "test has no question; add more")
     refused("none/", "cannot be listed .No such file")
 
     parquet.write_table(
@@ -165,7 +165,7 @@ def test_what_is_no_such_folder_or_file_is_refused_in_one_message(tmp_path: Path
     write(tmp_path / "gap.parquet", [*TRAIN, ("x", "")])
     refused("gap.parquet", r'row 301: no "answer"; each row needs both')
     write(tmp_path / "both.parquet", [*TRAIN, (TRAIN[4][0], "7")])
-    refused("both.parquet", "row 301: the question of row 5 with another answer")
+    refused("both.parquet", "row 301: same question as row 5 but a different answer")
     (tmp_path / "text.parquet").write_text("PAR1 no, this is a text")
     refused("text.parquet", "not parquet")
     good = (tmp_path / "two" / "train.parquet").read_bytes()
@@ -174,7 +174,7 @@ def test_what_is_no_such_folder_or_file_is_refused_in_one_message(tmp_path: Path
     folder(tmp_path / "fifo")
     (tmp_path / "fifo" / "test.jsonl").unlink()
     os.mkfifo(tmp_path / "fifo" / "test.jsonl")
-    refused("fifo", "is no regular file")
+    refused("fifo", "not a regular file")
 
 
 def test_half_an_emoji_in_a_problem_is_no_reason_to_lose_its_games(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_math_is_refused_where_it_cannot_be_had(
     with pytest.raises(SettingsError, match="HANABI_VERIFY=math with HANABI_PROBLEMS=chain_sum"):
         vote("chain_sum", verify="math")
     pytest.importorskip("reasoning_gym")
-    with pytest.raises(SettingsError, match="which has a verifier of its own; unset"):
+    with pytest.raises(SettingsError, match="which has its own verifier; unset"):
         vote("reasoning-gym:leg_counting", verify="math")
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(SettingsError, match=r"uv pip install math-verify==0\.9\.0"):

@@ -313,11 +313,11 @@ def test_the_wrapper_of_pettingzoo_pays_it_too() -> None:
         ({"name": "guess"}, "give a new name"),
         ({"name": "../x"}, "give a new name"),
         ({"rewards": {}}, "needs at least one function"),
-        ({"rewards": {"illegal": print}}, "that no other reward has"),
-        ({"rewards": {"Bad Name": print}}, "that no other reward has"),
-        ({"rewards": {"extra": 1.0}}, "give functions by names"),
-        ({"reward_range": (1.0, 0.0)}, "give the least and the greatest"),
-        ({"reward_range": (0.0, float("inf"))}, "give the least and the greatest"),
+        ({"rewards": {"illegal": print}}, "map unused names of lower-case letters"),
+        ({"rewards": {"Bad Name": print}}, "map unused names of lower-case letters"),
+        ({"rewards": {"extra": 1.0}}, "'_' to functions; names already in use"),
+        ({"reward_range": (1.0, 0.0)}, "give the minimum and maximum"),
+        ({"reward_range": (0.0, float("inf"))}, "give the minimum and maximum"),
     ],
 )
 def test_what_cannot_be_a_reward_is_refused_at_once(options: dict[str, Any], message: str) -> None:
@@ -327,7 +327,7 @@ def test_what_cannot_be_a_reward_is_refused_at_once(options: dict[str, Any], mes
 
 
 def test_a_reward_with_the_name_of_one_of_the_game_is_refused() -> None:
-    with pytest.raises(RewardError, match=r"'score' of hanabi_test.*name of a reward of the game"):
+    with pytest.raises(RewardError, match=r"'score' of hanabi_test.*name as a reward of the game"):
         one_game(laptop({"score": lambda episode: [0.0, 0.0]}))
 
 

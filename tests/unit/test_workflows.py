@@ -385,9 +385,12 @@ def test_a_file_of_problems_counts_by_its_content_and_a_bad_line_is_named(tmp_pa
         (rows(["a", "b"]), r'line 1: no "question"'),
         (
             rows(good[0], good[1], {**good[0], "answer": "7"}),
-            "line 3: the question of line 1 with another answer",
+            "line 3: same question as line 1 but a different answer",
         ),
-        ("", "0 different problems, of which none falls to eval, eval-, test, train"),
+        (
+            "",
+            "0 distinct problems, but the hashes .* assign none to eval, eval-, test, train",
+        ),
     ):
         bad = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
         bad.write_text(content)
@@ -423,7 +426,7 @@ def test_reasoning_gym_is_asked_for_by_name_and_its_verifier_may_fail(
     monkeypatch.setattr(
         "hanabi_grpo.envs.workflows.problems.metadata.version", lambda name: "0.1.25"
     )
-    with pytest.raises(SettingsError, match=r"did you mean 'say'\? 1 are known"):
+    with pytest.raises(SettingsError, match=r"did you mean 'say'\? 1 are available"):
         workflow("vote", problems="reasoning-gym:sai")
     setup = workflow("vote", problems="reasoning-gym:say", style="full")
     found = play(
@@ -437,7 +440,7 @@ def test_reasoning_gym_is_asked_for_by_name_and_its_verifier_may_fail(
     assert paid(found, "correct") == [[0.0, 0.0, 1.0]], (
         "a verifier's partial credit is no right answer"
     )
-    with pytest.raises(VerifierError, match=r"raised KeyError .*the episode does not count"):
+    with pytest.raises(VerifierError, match=r"raised KeyError .*the episode is discarded"):
         play(setup, ["Answer: 7"] * 3)
 
 

@@ -1,6 +1,7 @@
-"""What is played: environments behind one interface. No torch and no HTTP here.
+"""Environments behind one interface. Nothing here uses torch or HTTP.
 
-`base` is the interface: a new environment is one file that implements `Game` and `Environment`, or
-a folder such as `hanabi/`. `registry` names environments, `referee` makes replies into rewards,
-`conformance` checks any environment and `wrappers` makes it one of PettingZoo or Gymnasium.
+`base` defines the interface: a new environment is one file that implements `Game` and
+`Environment`, or a folder such as `hanabi/`. `registry` finds environments by name, `referee` turns
+replies into rewards, `conformance` checks any environment, and `wrappers` exposes it through the
+PettingZoo or Gymnasium API.
 """

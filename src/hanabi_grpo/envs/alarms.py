@@ -1,9 +1,9 @@
-"""Alarms of collapse: which figure, from which value on, what it means and what to do.
+"""Alarms for training collapse: which figure, which threshold, what it means and what to do.
 
-Every alarm looks at the mean of the last `WINDOW` readings of its figure. It is raised when that
-mean crosses `raise_at` and over when the mean has crossed `clear_at` again. None is raised before
-`after` readings, none stops a run. `GENERAL` holds for every environment and model
-(docs/dynamics.md says where the thresholds come from); an environment adds its own in
+Every alarm watches the mean of the last `WINDOW` readings of its figure. It is raised when that
+mean crosses `raise_at`, and cleared when the mean crosses `clear_at` again. No alarm is raised
+before `after` readings, and no alarm stops a run. The alarms in `GENERAL` apply to every
+environment and model (docs/dynamics.md explains the thresholds); an environment adds its own in
 `Environment.alarms`.
 """
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 WINDOW = 10
-"""Readings (steps) of which the mean is looked at."""
+"""Number of readings (steps) that are averaged."""
 NOISE = 8.0
-"""Standard errors that a relative threshold is away from its reference at least."""
+"""Minimum distance of a relative threshold from its reference, in standard errors."""
 WARM_UP = 20
-"""Readings before which nothing is raised; the first half of them is the reference `first`."""
+"""Readings before any alarm is raised; the first half of them defines the reference `first`."""
 _CLEAR_SHARE = 0.5
-"""Share of the distance from a reference at which an alarm is over."""
+"""Share of the distance from a reference at which an alarm is cleared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,45 +27,45 @@ class Alarm:
     name: str
     """The metric is `alarm/<name>`."""
     figure: str
-    """Metric that it reads; `{player}` stands for each player, `{board}` for each board."""
+    """Metric that it watches; `{player}` stands for each player, `{board}` for each board."""
     title: str
     """What the figure is, with its unit."""
     raise_at: float
-    """A value; with a reference, a factor of it."""
+    """Threshold: a value, or with a reference, a multiple of the reference."""
     clear_at: float
-    """The same for the end of the alarm."""
+    """The same for clearing the alarm."""
     below: bool = False
-    """Raised below the threshold, not above."""
+    """Whether the alarm is raised below the threshold instead of above."""
     reference: Literal["first", "highest"] | None = None
     """What the threshold is relative to.
 
     "first" is the mean of the first `WINDOW` readings, "highest" the highest mean so far."""
     least_change: float = 0.0
-    """With a reference: distance from it that raises the alarm at least.
+    """With a reference: minimum distance from it that raises the alarm.
 
-    At half of it the alarm is over."""
+    The alarm is cleared at half of that distance."""
     after: int = WARM_UP
-    """Readings before which it is not raised."""
+    """Number of readings before the alarm can be raised."""
     means: str
-    """What it says of the run, as the end of a sentence about the figure."""
+    """What the alarm means for the run, as the end of a sentence about the figure."""
     do: str
-    """What somebody who sees the alarm can do."""
+    """What to do about it."""
 
     def level(
         self, reference: float | None, *, noise: float = 0.0, clear: bool = False
     ) -> float | None:
         """Return the threshold of the mean.
 
-        A relative one is at least `NOISE` standard errors away from its reference, since the
-        highest of many means lies above what it estimates.
+        A relative threshold is at least `NOISE` standard errors away from its reference, because
+        the highest of many means overestimates the true value.
 
         Args:
             reference: Value of the reference; None while it is unknown.
             noise: Standard error of a mean over `WINDOW` readings.
-            clear: Whether to return the threshold at which the alarm is over.
+            clear: Whether to return the threshold at which the alarm is cleared.
 
         Returns:
-            The threshold, None while the reference is unknown.
+            The threshold, or None while the reference is unknown.
         """
         factor = self.clear_at if clear else self.raise_at
         if self.reference is None:
@@ -81,8 +81,8 @@ class Alarm:
 
 
 LESS_STEEP = (
-    "Go back to a checkpoint before it (RESUME=RUN/checkpoint-N with a new OUTPUT_DIR), "
-    "with a lower LEARNING_RATE"
+    "Go back to an earlier checkpoint (RESUME=RUN/checkpoint-N with a new OUTPUT_DIR) "
+    "and use a lower LEARNING_RATE"
 )
 
 GENERAL: tuple[Alarm, ...] = (
@@ -95,7 +95,7 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=0.6,
         clear_at=0.8,
         least_change=0.4,
-        means="the team has lost much of what it had learnt.",
+        means="the team has lost much of what it had learned.",
         do=f"{LESS_STEEP}.",
     ),
     Alarm(
@@ -106,12 +106,12 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=0.01,
         clear_at=0.02,
         means=(
-            "it is almost deterministic: the games of a task hardly differ, and comparing them "
+            "it is almost deterministic: the episodes of a group hardly differ, so comparing them "
             "teaches nothing."
         ),
         do=(
-            "If the score is what you want, stop here; else a higher TEMPERATURE, or an earlier "
-            "checkpoint with a lower LEARNING_RATE."
+            "If the score is high enough, stop here. Otherwise use a higher TEMPERATURE, or an "
+            "earlier checkpoint with a lower LEARNING_RATE."
         ),
     ),
     Alarm(
@@ -127,8 +127,8 @@ GENERAL: tuple[Alarm, ...] = (
             "longer samples."
         ),
         do=(
-            "Look at the score: still rising is fine, flat is an early convergence. A higher "
-            "TEMPERATURE or a lower LEARNING_RATE keeps more of it."
+            "Check the score: if it still rises, this is fine; if it is flat, the policy converged "
+            "too early. A higher TEMPERATURE or a lower LEARNING_RATE preserves more entropy."
         ),
     ),
     Alarm(
@@ -139,7 +139,7 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=2.0,
         clear_at=1.5,
         least_change=0.3,
-        means="its replies become random: updates push it away from what it could do.",
+        means="its replies become random: updates are destroying what it had learned.",
         do=f"{LESS_STEEP}, or a smaller MAX_GRAD_NORM.",
     ),
     Alarm(
@@ -148,11 +148,11 @@ GENERAL: tuple[Alarm, ...] = (
         title="share of replies without a legal move",
         raise_at=0.3,
         clear_at=0.2,
-        means="many of its replies are illegal or cannot be read, and random moves replace them.",
+        means="many of its replies are illegal or cannot be parsed, and random moves replace them.",
         do=(
             "Look at replies (hanabi-grpo view RUN --illegal); compare the prompt with what the "
-            "model was trained on, set HANABI_LEGAL_MOVES=true, or make HANABI_REWARD_ILLEGAL and "
-            "HANABI_REWARD_UNPARSABLE count more."
+            "model was trained on, set HANABI_LEGAL_MOVES=true, or increase the penalties "
+            "HANABI_REWARD_ILLEGAL and HANABI_REWARD_UNPARSABLE."
         ),
     ),
     Alarm(
@@ -164,12 +164,12 @@ GENERAL: tuple[Alarm, ...] = (
         clear_at=1.5,
         least_change=1.0,
         means=(
-            "its replies grow; time and memory grow with them, and length itself may be what is "
-            "rewarded."
+            "its replies are getting longer; time and memory grow with them, and the reward may "
+            "favor length itself."
         ),
         do=(
-            "Look at replies (hanabi-grpo view RUN); lower MAX_COMPLETION_LENGTH, or check what an "
-            "advantage does to long replies."
+            "Look at replies (hanabi-grpo view RUN); lower MAX_COMPLETION_LENGTH, or check how the "
+            "advantages affect long replies."
         ),
     ),
     Alarm(
@@ -181,20 +181,20 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=0.5,
         clear_at=0.7,
         least_change=1.0,
-        means="its replies shrink to less than half; with HANABI_THINKING it stops to think.",
+        means="its replies shrank to less than half; with HANABI_THINKING it stops thinking.",
         do=(
-            "Look at replies (hanabi-grpo view RUN): if the score holds it is a saving, else BETA "
-            "above 0 or a lower LEARNING_RATE."
+            "Look at replies (hanabi-grpo view RUN). If the score holds, shorter replies save "
+            "time. Otherwise set BETA above 0 or lower LEARNING_RATE."
         ),
     ),
     Alarm(
         name="cut",
         figure="{player}/cut_share",
-        title="share of replies cut by the limit",
+        title="share of replies cut off by the limit",
         raise_at=0.1,
         clear_at=0.05,
         means=(
-            "replies end at MAX_COMPLETION_LENGTH before they end by themselves, mostly without a "
+            "replies are cut off at MAX_COMPLETION_LENGTH before they finish, usually without a "
             "move."
         ),
         do="Raise MAX_COMPLETION_LENGTH, or set HANABI_THINKING=false.",
@@ -205,8 +205,8 @@ GENERAL: tuple[Alarm, ...] = (
         title="KL to the base model, nats per token",
         raise_at=1.0,
         clear_at=0.5,
-        means="the policy is far from the base model and may have lost its knowledge of language.",
-        do="A higher BETA or a lower LEARNING_RATE holds it closer; harmless for the tiny model.",
+        means="the policy is far from the base model and may have lost its language ability.",
+        do="A higher BETA or a lower LEARNING_RATE keeps it closer; harmless for the tiny model.",
     ),
     Alarm(
         name="clip",
@@ -215,10 +215,10 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=0.3,
         clear_at=0.2,
         means=(
-            "a large part of the tokens no longer contributes: the policy moves too far between two"
-            " rollouts."
+            "many tokens no longer contribute to the gradient: the policy moves too far between "
+            "two rollouts."
         ),
-        do="A lower LEARNING_RATE, or fewer updates on the same games.",
+        do="Lower LEARNING_RATE, or make fewer updates on the same episodes.",
     ),
     Alarm(
         name="late_games",
@@ -227,12 +227,12 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=0.3,
         clear_at=0.2,
         means=(
-            "games are dropped because they take too long, and long games earn more or less than "
-            "short ones: the remaining games are a biased sample."
+            "episodes are dropped because they take too long, and long episodes earn more or less "
+            "than short ones: the remaining episodes are a biased sample."
         ),
         do=(
-            "Raise HANABI_GAME_TIMEOUT, or look for what makes games slow (the server's log names "
-            "them); until then read scores with care."
+            "Raise HANABI_GAME_TIMEOUT, or find out what makes games slow (the server's log names "
+            "them); until then, interpret scores with caution."
         ),
     ),
     Alarm(
@@ -242,13 +242,13 @@ GENERAL: tuple[Alarm, ...] = (
         raise_at=0.8,
         clear_at=0.6,
         means=(
-            "in most tasks all games earn the same, so comparing them teaches nothing: they are "
-            "solved, hopeless, or always played alike."
+            "in most groups all episodes earn the same, so comparing them teaches nothing: the "
+            "tasks are solved, too hard, or always played the same way."
         ),
         do=(
-            "If the score is at its maximum, stop; else a higher TEMPERATURE, more NUM_GENERATIONS,"
-            " or another preset."
+            "If the score is at its maximum, stop. Otherwise use a higher TEMPERATURE, more "
+            "NUM_GENERATIONS, or another preset."
         ),
     ),
 )
-"""On the figures that every run has, most telling first."""
+"""Alarms on figures that every run has, most informative first."""

@@ -1,12 +1,12 @@
 """The interface of an environment.
 
-An *environment* is a game with its prompts and scripts. A *task* is one start of it, named by
-(split, seed): in Hanabi a deal. An *episode* is one play of a task to its end by all *players*, who
-are numbered from 0.
+An *environment* is a game with its prompts and scripts. A *task* is one start of the game,
+identified by (split, seed); in Hanabi, a deal. In an *episode*, all *players*, numbered from 0,
+play one task to its end.
 
 To write an environment, subclass `EnvConfig` (its settings), `Game` (one episode) and `Environment`
-(what holds for all episodes), as docs/environments.md shows. Methods with a body here are defaults;
-the others have to be written. `Referee` plays a game, `conformance.check` tests it.
+(everything shared by all episodes), as docs/environments.md shows. Methods with a body here are
+defaults; implement the others. `Referee` plays a game, `conformance.check` tests an environment.
 """
 
 import copy
@@ -49,28 +49,28 @@ from hanabi_grpo.types import (
 )
 
 FORFEIT = "<forfeit>"
-"""The action of a player whose bad reply ends the game, see `EnvSpec.bad_reply`."""
+"""The action of a player whose bad reply ends the game; see `EnvSpec.bad_reply`."""
 SKIP = "<skip>"
 """The action of a player whose bad reply loses its turn."""
 
 C = TypeVar("C", bound=EnvConfig)
 RewardFunction = Callable[[Episode], Sequence[float]]
-"""Takes a finished episode and returns one finite number per player, see `Environment.rewards`."""
+"""Maps a finished episode to one finite number per player; see `Environment.rewards`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """What others have to know of an environment with one config, without knowing the game."""
+    """What other code needs to know about an environment with one config, whatever the game is."""
 
     env: str
     preset: str
     hash: str
-    """Of rules and prompts, e.g. by `stable_hash`.
+    """Hash of the rules and prompts, e.g. from `stable_hash`.
 
     Two sides with the same hash play the same game."""
     num_players: int
     roles: tuple[str, ...]
-    """What each player is in the game, e.g. ("first", "second").
+    """Role of each player in the game, e.g. ("first", "second").
 
     Players with equal roles can be compared."""
     payoff: Literal["team", "zero_sum", "general"]
@@ -81,32 +81,30 @@ class EnvSpec:
     max_turns: int
     """Steps after which an episode is truncated."""
     return_range: tuple[float, float]
-    """Least and greatest sum of a player's reward parts in an episode, bad replies not counted."""
+    """Minimum and maximum return of a player in an episode, excluding penalties for bad replies."""
     bad_reply: Literal["random_legal", "forfeit", "skip"] = "random_legal"
-    """What takes the place of a bad reply.
-
-    It is a legal action drawn at random, or the action `FORFEIT` or `SKIP`."""
+    """What replaces a bad reply: a random legal action, or the action `FORFEIT` or `SKIP`."""
     score: str = "return"
-    """Name of the figure of `Game.result` by which players are compared.
+    """Name of the figure in `Game.result` that measures how well players did.
 
     "return" is the sum of a player's rewards."""
     max_score: float | None = None
-    """Greatest value of that figure under the rules; None: the upper end of `return_range`."""
+    """Maximum of that figure under the rules; None: the upper end of `return_range`."""
     attainable: float | None = None
-    """Greatest mean of that figure that is known to be reachable; None: unknown."""
+    """Highest mean of that figure that is known to be attainable; None: unknown."""
     disjoint_splits: bool = False
-    """No start of a held-out split ("eval…", "test…") is ever a start of another split."""
+    """Whether no start of a held-out split ("eval…", "test…") ever occurs in another split."""
 
     @property
     def has_common_score(self) -> bool:
-        """Whether one figure says how well all of them played.
+        """Whether one figure describes how well all players did together.
 
-        It is a team's return, or a figure that is no return.
+        That figure is a team's return, or a score other than the return.
         """
         return self.payoff == "team" or (self.payoff == "general" and self.score != "return")
 
     def __post_init__(self) -> None:
-        """Refuse a spec that contradicts itself with a `SettingsError`."""
+        """Raise a `SettingsError` for a spec that contradicts itself."""
         if not 1 <= self.num_players <= MAX_PLAYERS:
             self._refuse("num_players", f"an environment has 1 to {MAX_PLAYERS} players")
         if len(self.roles) != self.num_players:
@@ -115,14 +113,14 @@ class EnvSpec:
             self._refuse("max_turns", "give at least 1")
         low, high = self.return_range
         if low > high:
-            self._refuse("return_range", "give the least return first")
+            self._refuse("return_range", "give the minimum return first")
 
     def _refuse(self, name: str, rule: str) -> NoReturn:
         raise SettingsError(f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}.")
 
     @property
     def score_range(self) -> tuple[float, float]:
-        """Least and greatest of the figure `score` names; figures of other names begin at 0."""
+        """Minimum and maximum of the figure `score`; figures other than the return start at 0."""
         least_return, greatest_return = self.return_range
         least = least_return if self.score == "return" else min(0.0, least_return)
         greatest = greatest_return if self.max_score is None else float(self.max_score)
@@ -130,14 +128,14 @@ class EnvSpec:
 
     @property
     def span(self) -> float:
-        """How far apart two returns can be; 1 where all are the same."""
+        """Largest possible difference between two returns; 1 if all returns are equal."""
         low, high = self.return_range
         return high - low or 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One picture of a replay, as text."""
+    """One frame of a replay, as text."""
 
     title: str
     text: str
@@ -146,111 +144,113 @@ class Frame:
 class Game(Protocol):
     """One episode in progress.
 
-    It is pure: no I/O, no clock, and all chance was drawn in `Environment.reset`. Everything that a
-    player is shown comes from `message`, `state_message`, `view`, `scene` and `legal`. None of them
-    may depend on what the player must not know, and none may change the game.
+    A game is pure: no I/O, no clock, and all randomness is drawn in `Environment.reset`. Everything
+    that a player is shown comes from `message`, `state_message`, `view`, `scene` and `legal`. None
+    of them may depend on anything the player must not know, and none may change the game.
     """
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the players who answer now.
+        """Return the players who act now.
 
-        There is one, there are several at the same time, or () when the game is over.
+        One player, several players who act simultaneously, or () when the game is over.
         """
 
     def message(self, player: int) -> str:
         """Return what is new for the player since its last action, and what it is asked.
 
-        Only this player may see it.
+        Only this player may see this text.
         """
         return self.state_message(player)
 
     def state_message(self, player: int) -> str:
-        """Return all that matters for the player now, for one that remembers no earlier message.
+        """Return everything that matters now, for a player that remembers no earlier message.
 
-        Only this player may see it.
+        Only this player may see this text.
         """
 
     def view(self, player: int) -> Any:
-        """Return what the player may know as data with `==`, for scripts.
+        """Return what the player may know, for scripts: data that supports `==`.
 
-        Only this player may see it.
+        Only this player may see this data.
         """
         return self.state_message(player)
 
     def scene(self, player: int) -> Scene:
-        """Return what a person in this seat is shown, from what the player may know alone.
+        """Return what a person in this seat is shown, using only what the player may know.
 
-        Only this player may see it. By default it is what a model reads.
+        Only this player may see this scene. The default shows what a model reads.
         """
         return Scene(table=self.state_message(player), choices=plain_choices(self.legal(player)))
 
     def legal(self, player: int) -> tuple[str, ...] | None:
-        """Return the actions that the player may take now, or None where any text is one.
+        """Return the actions that the player may take now, or None if any text is an action.
 
-        It is () when the player is not to act.
+        Returns () when the player is not to act.
         """
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the action that a reply names, legal or not, worded as in `legal`, or None.
+        """Return the action named by a reply, legal or not, worded as in `legal`, or None.
 
-        The reply is any text at all, and none may raise. `envs.replies` has helpers.
+        The reply may be any text, and no text may raise an error. `envs.replies` has helpers.
         """
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         """Take one action of each player in `to_act()`.
 
-        An action is a legal one, or the one that `EnvSpec.bad_reply` names.
+        Each action is legal, or is the replacement that `EnvSpec.bad_reply` specifies.
 
         Returns:
-            Per player its named reward parts, e.g. `[{"chips": 1.0}, {"chips": -1.0}]`.
+            Named reward parts per player, e.g. `[{"chips": 1.0}, {"chips": -1.0}]`.
         """
 
     def late(self) -> Sequence[Sequence[Mapping[str, float]]]:
-        """Return, once the episode is over, what it pays for earlier steps beside `step`.
+        """Return the rewards of earlier steps that are only known once the episode is over.
+
+        They are paid in addition to what `step` returned.
 
         Returns:
-            Per step and player the named reward parts.
+            Named reward parts per step and player.
         """
         return ()
 
     def result(self) -> Mapping[str, float]:
-        """Return figures of the episode so far, e.g. `{"score": 3, "score_kept": 3}`."""
+        """Return the figures of the episode so far, e.g. `{"score": 3, "score_kept": 3}`."""
 
     def copy(self) -> Self:
         """Return an independent copy."""
         return copy.deepcopy(self)
 
     def questions(self, player: int) -> Sequence[Question]:
-        """Return what the player can be asked about hidden cards and the like; (): nothing.
+        """Return questions to the player about hidden cards and the like; () if there are none.
 
-        They may depend on what the player knows alone: asking must tell it nothing.
+        They may depend only on what the player knows, so that asking reveals nothing.
         """
         return ()
 
     def truths(self, player: int) -> Sequence[str]:
-        """Return the right answer to each of `questions`, which the player must not know.
+        """Return the correct answer to each of `questions`; the player must not see them.
 
-        Only measures of beliefs and labels of the belief loss read it.
+        Only belief metrics and the labels of the belief loss use them.
         """
         return ()
 
     def hidden(self, player: int) -> Mapping[str, Any]:
         """Return what the player must not know now, by name, e.g. `{"opponent's card": "K"}`.
 
-        Only tests read it.
+        Only tests use it.
         """
         return {}
 
     def resampled(self, player: int, rng: random.Random) -> Self:
-        """Return a game in which the player has lived through the same, with other `hidden`.
+        """Return a game with other `hidden` values in which the player has seen the same.
 
-        Only tests call it: what the player is shown must be equal in both games. So the new values
-        must be possible, given all that the player was told, and may equal the old ones now and
-        then.
+        Only tests call it: everything the player is shown must be equal in both games. The new
+        values must be possible given everything the player was told; occasionally they may equal
+        the old ones.
         """
         if self.hidden(player):
             raise NotImplementedError(
-                f"{type(self).__name__} has hidden values: write resampled(player, rng)."
+                f"{type(self).__name__} has hidden values: implement resampled(player, rng)."
             )
         return self.copy()
 
@@ -260,127 +260,128 @@ class Outside:
     """Something outside the process that a config names, e.g. a file of problems."""
 
     value: str
-    """Value of the config's field."""
+    """Value of the config field."""
     name: str
-    """Name that may be shown to everybody and that is the same on every machine."""
+    """Name that may be shown to anyone and is the same on every machine."""
     digest: str
-    """Of its content, e.g. "sha256:…"."""
+    """Digest of its content, e.g. "sha256:…"."""
 
 
 class Environment(Protocol[C]):
     """A game with its prompts, scripts and figures.
 
-    One object without state, shared by all episodes.
+    A stateless object that all episodes share.
     """
 
     name: str
-    """Lower-case word by which settings, records and dataset rows name it."""
+    """Lower-case word that identifies it in settings, records and dataset rows."""
     Config: type[C]
     presets: Mapping[str, C]
-    """Configs by name; each has that name in its field `preset`."""
+    """Configs by name; the field `preset` of each config holds that name."""
     policies: Mapping[str, Callable[[], "Policy"]]
     """Scripts by name."""
     teachers: Sequence[str] = ()
-    """Names of scripts whose noisy games a tiny model imitates before training.
+    """Names of the scripts whose noisy games a tiny model imitates before training.
 
-    (): all of them and random play."""
+    (): all scripts and random play."""
     teacher_noise: float = 0.4
     """Share of random actions in those games."""
     slow_policies: Collection[str] = ()
-    """Names of scripts whose move may take longer than a few milliseconds, because they search or
-    solve the game. A server plays their episodes in processes of their own."""
+    """Names of scripts that may take more than a few milliseconds per move, because they search or
+    solve the game. A server plays their episodes in separate processes."""
     outside_fields: Mapping[str, Sequence[str]] = {}
-    """Fields of the config that name something outside the process, such as a file; for each the
-    values that do not. Requests may only name what a server was started with."""
+    """Config fields that can refer to something outside the process, such as a file. The value of
+    each entry lists the field values that do not. Requests may only refer to what the server was
+    started with."""
     alarms: Sequence[Alarm] = ()
-    """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
+    """Signs of collapse in figures of `metrics`, in addition to those for every environment."""
     rewards: Mapping[str, RewardFunction] = {}
-    """Rewards of whole episodes by the name of their part, beside those that the game pays.
+    """Episode-level rewards by the name of their part, in addition to those of the game.
 
-    They are paid in the last step. `EnvSpec.payoff` and `return_range` hold for them, too. See
-    `rewards.with_rewards` for those of an environment that somebody else has written."""
+    They are paid in the last step. `EnvSpec.payoff` and `return_range` cover them, too. To add
+    rewards to somebody else's environment, see `rewards.with_rewards`."""
     draws_as: str = ""
-    """Name of the environment whose pages draw these games as well; "": none does."""
+    """Name of another environment whose pages can draw these games; "": none."""
 
     def spec(self, config: C) -> EnvSpec:
-        """Return what others have to know.
+        """Return the spec of a config.
 
         Raises:
             SettingsError: Fields of the config contradict each other.
         """
 
     def knows_preset(self, name: str) -> bool:
-        """Tell whether `Config(preset=name)` is a game of this environment."""
+        """Return whether `Config(preset=name)` is a game of this environment."""
         return name in self.presets
 
     def check_policy(self, config: C, name: str) -> None:
-        """Refuse one of `policies` that does not play this config, by a SettingsError.
+        """Raise a SettingsError if one of `policies` cannot play this config.
 
-        It is asked before anything is played; a script refuses in its `seat`, too.
+        It is called before anything is played; the script's `seat` checks this, too.
         """
         return None
 
     def may_block(self, config: C) -> bool | None:
-        """Tell whether a call of a game may take longer than a few milliseconds, or for ever.
+        """Return whether a call to a game may take longer than a few milliseconds, or never return.
 
-        It may where it computes much, or waits for another process or machine. A server plays such
-        games in processes of their own, where a call that never returns can be ended. None: not
-        known; then the games of this package are played by the server itself, and those of others
-        in processes of their own.
+        That is the case if it computes a lot, or waits for another process or machine. A server
+        plays such games in separate processes, where a call that never returns can be terminated.
+        None: unknown. The server then plays this package's games itself, and games from other
+        packages in separate processes.
         """
         return None
 
     def bounds_key(self, config: C) -> str | None:
-        """Return what `best_response_score` depends on beside its arguments, e.g. a hash of rules.
+        """Return what `best_response_score` depends on besides its arguments, e.g. a rules hash.
 
-        Scores that were computed once hold as long as it is the same. None: nothing can be computed
-        for this game.
+        Cached scores stay valid as long as the key is unchanged. None: nothing can be computed for
+        this game.
         """
         return None
 
     def best_response_score(self, config: C, policy: str, seat: int) -> float | None:
-        """Return the greatest mean score, over all starts, of any player beside a script.
+        """Return the highest mean score, over all starts, of any player alongside a script.
 
         Args:
             config: The settings.
-            policy: Name of the script, which has every other seat.
+            policy: Name of the script, which plays every other seat.
             seat: Seat of the player.
 
         Returns:
-            None where it cannot be computed, e.g. because the script searches.
+            The score, or None if it cannot be computed, e.g. because the script searches.
         """
         return None
 
     def outside(self, config: C) -> Mapping[str, Outside]:
-        """Return what `outside_fields` of the config name; loads it where that is needed."""
+        """Return what the config's `outside_fields` refer to, loading it if necessary."""
         return {}
 
     def system(self, config: C, player: int) -> str:
         """Return the system message of a player, e.g. the rules; "" for none.
 
-        Players are given `system_message`, which has the config's instruction behind it.
+        Players receive `system_message`, which appends the config's instruction.
         """
 
     def tools(self, config: C) -> Sequence[Tool]:
-        """Return the tools that players may call before they answer, see `envs.tools`.
+        """Return the tools that players may call before they answer; see `envs.tools`.
 
-        All of them are on, unless `EnvConfig.tools` names some. A call changes nothing in the game,
-        and nobody but the player sees it or its result.
+        All tools are on unless `EnvConfig.tools` selects some. A call changes nothing in the game,
+        and only the player sees the call and its result.
         """
         return ()
 
     def has_short_calls(self, config: C) -> bool:
-        """Tell whether calls may have the short form of words, see `envs.tools.calls`."""
+        """Return whether calls may use the short form; see `envs.tools.calls`."""
         return False
 
     def tool_rules(self, config: C, tools: Sequence[Tool]) -> str:
-        """Return what the system message says of the tools that are on; "" for nothing."""
+        """Return what the system message says about the active tools; "" for nothing."""
         if self.has_short_calls(config):
             return ""
         return describe_tools(tools, config.tool_calls)
 
     def system_message(self, config: C, player: int) -> str:
-        """Return the whole system message of a player; environments do not override it."""
+        """Return the complete system message of a player; environments do not override it."""
         text = self.system(config, player)
         tools = tools_of(self, config)
         if tools:
@@ -388,7 +389,7 @@ class Environment(Protocol[C]):
         return config.with_instruction(text, player)
 
     def person_message(self, config: C, player: int) -> str:
-        """Return the whole rules as a person reads them; environments do not override it."""
+        """Return the complete rules as a person reads them; environments do not override it."""
         text = self.person_rules(config, player)
         tools = tools_of(self, config)
         if tools:
@@ -399,67 +400,70 @@ class Environment(Protocol[C]):
     def person_rules(self, config: C, player: int) -> str:
         """Return the rules as a person in this seat reads them; "" for none.
 
-        By default it is the system message without its sentence on how a reply ends.
+        The default is the system message without its sentence on how a reply ends.
         """
         return without_format(self.system(config, player))
 
     def reset(self, config: C, *, split: str, seed: int) -> Game:
         """Start an episode.
 
-        The same (split, seed) starts the same game on every machine, see `draw`.
+        The same (split, seed) starts the same game on every machine; see `draw`.
 
         Args:
             config: The settings.
             split: Name of a stream of starts, e.g. "train" or "eval".
-            seed: Number of the start within the split, 0 to 2**63 - 1.
+            seed: Index of the start within the split, 0 to 2**63 - 1.
         """
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
-        """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
+        """Return a name for the start; equal names mean equal starts.
+
+        Standard errors are clustered by this name.
+        """
         return f"{split}/{seed}"
 
     def num_starts(self, config: C) -> int | None:
-        """Return how many starts there are, where all are equally likely and numbered; else None.
+        """Return the number of starts if they are numbered and equally likely; otherwise None.
 
-        In the split `types.ALL_STARTS`, start k is that of seed k modulo their number.
+        In the split `types.ALL_STARTS`, seed k selects start k modulo that number.
         """
         return None
 
     def num_symmetries(self, config: C) -> int:
-        """Return the size of the game's symmetry group; 1: it has none but the identity.
+        """Return the size of the game's symmetry group; 1: only the identity.
 
-        A symmetry renames what the rules treat alike (in Hanabi the colours), so that the renamed
-        game is the same game. `conformance.check_symmetries` proves it.
+        A symmetry renames things that the rules treat alike (in Hanabi, the colors), so that the
+        renamed game is equivalent. `conformance.check_symmetries` checks this.
         """
         return 1
 
     def seen_under(self, config: C, game: Game, symmetries: Sequence[int]) -> Game:
-        """Return a copy of a game that each player sees under a symmetry of its own.
+        """Return a copy of a game in which each player sees its own symmetry.
 
-        Everything that a player is shown and every action of it is renamed; the game is the same.
+        Everything that a player is shown and all its actions are renamed; the game stays the same.
 
         Args:
             config: The settings.
-            game: The game, at any time.
-            symmetries: Per player a number below `num_symmetries`; 0 is the identity.
+            game: The game, at any point.
+            symmetries: One number below `num_symmetries` per player; 0 is the identity.
         """
         if any(symmetries):
             raise NotImplementedError(
-                f"{type(self).__name__} has symmetries: write seen_under and worded_under."
+                f"{type(self).__name__} has symmetries: implement seen_under and worded_under."
             )
         return game.copy()
 
     def worded_under(self, config: C, action: str, symmetry: int) -> str:
-        """Return an action of a game without renaming, as one who sees a symmetry words it."""
+        """Return an action of the unrenamed game as a player who sees the symmetry words it."""
         return action
 
     def recorded(self, config: C, recording: Recording) -> tuple[Game, str]:
-        """Return a recorded game at its start and the name of the start, see `start_id`.
+        """Return a recorded game at its start, and the name of the start; see `start_id`.
 
         Its prompts are those of the config.
 
         Raises:
-            SettingsError: It is another game, or nothing says how it starts.
+            SettingsError: The recording is of another game, or its start is unknown.
         """
         episode = recording.episode
         spec = Setup(self, config).spec
@@ -471,25 +475,25 @@ class Environment(Protocol[C]):
         return game, name
 
     def reply_words(self, config: C) -> tuple[str, ...]:
-        """Return words that a tiny model needs and that random play does not show.
+        """Return words that a tiny model needs but that random play does not produce.
 
-        They are those of answers in free text.
+        These are the words of free-text answers.
         """
         return ()
 
     def word_parts(self, config: C) -> Mapping[str, tuple[str, ...]]:
-        """Return what words of compact messages share with others, by word.
+        """Return the parts that a word of compact messages shares with other words, by word.
 
-        Words of a tiny model that share a part learn together, see `sft.word_parts`: for
-        environments that join what belongs together into one word. A word that shares nothing may
-        be left out.
+        A tiny model learns words that share a part together; see `sft.word_parts`. This is for
+        environments that join related information into one word. Words that share nothing may be
+        left out.
         """
         return {}
 
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return figures over episodes.
 
-        By default it is the mean of each figure of `Game.result`, where it is given.
+        The default is the mean of each figure of `Game.result` over the episodes that have it.
         """
         figures: dict[str, list[float]] = {}
         for episode in episodes:
@@ -498,16 +502,16 @@ class Environment(Protocol[C]):
         return {name: sum(values) / len(values) for name, values in figures.items()}
 
     def picture(self, config: C, game: Any) -> str:
-        """Return the position between two moves as people see it, "" for no picture.
+        """Return the position between two moves as text for people; "" for no picture.
 
-        Everything that is hidden from players is in it.
+        It includes everything that is hidden from players.
         """
         return ""
 
     def render(self, config: C, episode: Episode) -> Iterator[Frame]:
         """Yield the episode as text for people.
 
-        By default that is pictures, or where there are none what players were shown, and moves.
+        The default shows the moves, with pictures or, without pictures, what players were shown.
         """
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, group in groupby(episode.turns, lambda turn: turn.step):
@@ -532,13 +536,13 @@ class Environment(Protocol[C]):
 
 
 def drawn_symmetries(num_symmetries: int, num_players: int, split: str, seed: int) -> list[int]:
-    """Return each player's symmetry in the episodes of a task, independent of the others'.
+    """Return each player's symmetry in the episodes of a task, drawn independently.
 
     Args:
         num_symmetries: See `Environment.num_symmetries`.
-        num_players: Players of the game.
-        split: The task's.
-        seed: The task's.
+        num_players: Number of players.
+        split: Split of the task.
+        seed: Seed of the task.
     """
     symmetries = []
     for player in range(num_players):
@@ -547,18 +551,19 @@ def drawn_symmetries(num_symmetries: int, num_players: int, split: str, seed: in
 
 
 def other_game(wanted: EnvSpec, recording: Recording) -> SettingsError:
-    """Return the error for a recorded game that is not the wanted one."""
+    """Return the error for a recorded game that differs from the configured one."""
     episode = recording.episode
     return SettingsError(
         f"{recording.where}: a game of {episode.preset} ({episode.env}, rules {episode.spec_hash}) "
-        f"with {episode.num_players} players, wanted {wanted.preset} ({wanted.env}, rules "
-        f"{wanted.hash}) with {wanted.num_players}; choose by HANABI_ENV, --preset and --players."
+        f"with {episode.num_players} players, expected {wanted.preset} ({wanted.env}, rules "
+        f"{wanted.hash}) with {wanted.num_players}; select the game with HANABI_ENV, --preset and "
+        "--players."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Setup(Generic[C]):
-    """An environment with its config: what a dataset row names.
+    """An environment with its config, as a dataset row specifies it.
 
     `.task("eval", 17)` is one start of it.
     """
@@ -573,11 +578,11 @@ class Setup(Generic[C]):
 
     @property
     def spec(self) -> EnvSpec:
-        """What others have to know, see `Environment.spec`."""
+        """The spec; see `Environment.spec`."""
         return _spec(self)
 
     def without_tools(self) -> "Setup[C]":
-        """Return the same game without tools, for whoever cannot run calls."""
+        """Return the same game without tools, for callers that cannot run tool calls."""
         if not self.tools:
             return self
         return Setup(self.environment, self.config.model_copy(update={"tools": NO_TOOLS}))
@@ -588,7 +593,7 @@ class Setup(Generic[C]):
         return tools_of(self.environment, self.config)
 
     def seat_tools(self) -> SeatTools | None:
-        """Return the tools of one player at the start of an episode; None: there are none."""
+        """Return the tools of one player at the start of an episode, or None if there are none."""
         tools = self.tools
         if not tools:
             return None
@@ -600,7 +605,7 @@ class Setup(Generic[C]):
         )
 
     def task(self, split: str, seed: int) -> "Task[C]":
-        """Return one start of it."""
+        """Return one start of the game."""
         return Task(environment=self.environment, config=self.config, split=split, seed=seed)
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
@@ -609,17 +614,17 @@ class Setup(Generic[C]):
         return figures | reward_figures(self.environment, episodes) | judge_figures(episodes)
 
     def row(self) -> dict[str, Any]:
-        """Return it as JSON, see `registry.setup`."""
+        """Return the setup as JSON; see `registry.setup`."""
         return {"env": self.env, "env_config": self.config.model_dump(mode="json")}
 
 
 @functools.lru_cache(maxsize=256)
 def _spec(setup: Setup[Any]) -> EnvSpec:
-    """Return the environment's spec; the hash names the tools and the instruction, too.
+    """Return the environment's spec; its hash also covers the tools and the instruction.
 
     Raises:
-        SettingsError: As `Environment.spec` and `tools_of`; or a seat has an instruction that is
-            not in the game.
+        SettingsError: See `Environment.spec` and `tools_of`; or the instruction names a seat that
+            the game does not have.
     """
     spec = setup.environment.spec(setup.config)
     if setup.tools:
@@ -634,25 +639,27 @@ def _spec(setup: Setup[Any]) -> EnvSpec:
     for player in split_instruction(instruction):
         if player is not None and player >= spec.num_players:
             raise SettingsError(
-                f"instruction={shown(instruction)}: {player_name(player)} is not at the table of "
-                f"{spec.num_players} players; allowed: {', '.join(player_names(spec.num_players))}."
+                f"instruction={shown(instruction)}: {player_name(player)} does not exist in a game "
+                f"with {spec.num_players} players; allowed: "
+                f"{', '.join(player_names(spec.num_players))}."
             )
-    # What stands before the dash still names the rules.
+    # The part before the dash still identifies the rules.
     return replace(spec, hash=f"{spec.hash}-{stable_hash(instruction)}")
 
 
 def tools_of(environment: Environment[C], config: C) -> tuple[Tool, ...]:
-    """Return the tools of an environment that are on with a config.
+    """Return the tools of an environment that a config turns on.
 
     Raises:
-        SettingsError: The config names a tool that the environment does not offer, or two of its
-            tools have one name.
+        SettingsError: The config names a tool that the environment does not offer, or two tools of
+            the environment share a name.
     """
     offered: dict[str, Tool] = {}
     for tool in environment.tools(config):
         if tool.name in offered:
             raise SettingsError(
-                f"environment {environment.name!r}: two tools {tool.name!r}; rename one of them."
+                f"environment {environment.name!r}: two tools are named {tool.name!r}; rename one "
+                "of them."
             )
         offered[tool.name] = tool
     if config.tools is None:
@@ -662,7 +669,7 @@ def tools_of(environment: Environment[C], config: C) -> tuple[Tool, ...]:
         if name not in offered:
             raise SettingsError(
                 f"tools={shown(config.tools)}: {environment.name} has no tool {name!r}; it offers "
-                f"{', '.join(offered) or 'none'}, and none switches all of them off."
+                f"{', '.join(offered) or 'none'}. The value none turns all tools off."
             )
     return tuple(offered[name] for name in names)
 
@@ -676,23 +683,23 @@ class Task(Generic[C]):
     split: str
     """Name of a stream of starts, e.g. "train" or "eval"."""
     seed: int
-    """Number of the start within the split."""
+    """Index of the start within the split."""
 
     def __post_init__(self) -> None:
-        """Make a seed of NumPy an int: records hold it as it is."""
+        """Convert a NumPy seed to an int, because records store it unchanged."""
         [seed] = _plain([self.seed])
         object.__setattr__(self, "seed", seed)
 
     @property
     def setup(self) -> Setup[C]:
-        """What is played, without the start."""
+        """The environment and config, without the start."""
         return Setup(self.environment, self.config)
 
 
 class Observation:
-    """What one player may look at on its turn, and the only thing that a player gets.
+    """What one player may look at on its turn; a player gets nothing else.
 
-    Each part is built when it is asked for.
+    Each part is computed on demand.
     """
 
     __slots__ = ("__game", "__tools", "player", "window")
@@ -704,13 +711,13 @@ class Observation:
         window: int | None = None,
         tools: SeatTools | None = None,
     ) -> None:
-        """Look at a game with the eyes of one player.
+        """Create the view of one player on a game.
 
         Args:
             game: The episode.
             player: Number of the player.
-            window: Turns that the player remembers, see `EnvConfig.window`.
-            tools: The player's own; None: it has none.
+            window: Number of turns that the player remembers; see `EnvConfig.window`.
+            tools: The player's tools; None: it has none.
         """
         self.__game = game
         self.__tools = tools
@@ -719,12 +726,12 @@ class Observation:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The player's calls of tools in this turn, with their results."""
+        """The player's tool calls in this turn, with their results."""
         return tuple(self.__tools.calls) if self.__tools is not None else ()
 
     @property
     def follows_call(self) -> bool:
-        """Whether `message` is the result of a call that the player has just made."""
+        """Whether `message` is the result of a call that the player just made."""
         return bool(self.calls)
 
     @property
@@ -735,19 +742,19 @@ class Observation:
     def call_of(self, tool: Tool, argument: str) -> str:
         """Return the reply that calls a tool, for scripts."""
         if self.__tools is None:
-            raise SettingsError(f"{tool.name}: this game has no tools; look at `tools` first.")
+            raise SettingsError(f"{tool.name}: this game has no tools; check `tools` first.")
         return self.__tools.write(tool, argument)
 
     def is_call(self, reply: str) -> bool:
-        """Tell whether a reply would call a tool now."""
+        """Return whether a reply would call a tool now."""
         tools = self.__tools
         return tools is not None and tools.calls_left > 0 and tools.read(reply) is not None
 
     def message(self) -> str:
         """Return what the player is told now: `Game.message` or `state_message`.
 
-        The latter is for a player that does not remember the whole episode. After a call of a tool
-        it is the result, and the player remembers what it was told before the call.
+        The latter is for a player that does not remember the whole episode. After a tool call, the
+        message is the result, and the player remembers what it was told before the call.
         """
         if self.calls:
             return self.calls[-1].result
@@ -764,7 +771,7 @@ class Observation:
         return self.__game.view(self.player)
 
     def scene(self) -> Scene:
-        """See `Game.scene`; the calls of this turn are below the table."""
+        """See `Game.scene`; the tool calls of this turn are listed below the table."""
         scene = self.__game.scene(self.player)
         lines = [f"{call.tool}({call.argument}): {call.result}" for call in self.calls]
         if not lines:
@@ -784,7 +791,7 @@ class Seat(Protocol):
     """A script as one player of one episode."""
 
     def act(self, seen: Observation) -> str:
-        """Return the reply of this turn, as a rule a legal action."""
+        """Return the reply of this turn, usually a legal action."""
 
 
 class Policy(Protocol):
@@ -792,35 +799,35 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name of the policy in reports."""
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
-        """Return a fresh seat for episode number `game` of the task's group."""
+        """Return a new seat for episode number `game` of the task's group."""
 
 
 @runtime_checkable
 class MixingPolicy(Policy, Protocol):
-    """A policy that draws its reply, and says how likely each one is.
+    """A policy that samples its reply and knows the probability of each reply.
 
-    As a teacher (HANABI_TEACHER) it labels a turn with all of its replies, each with its chance, in
-    the place of the one that it happens to draw.
+    As a teacher (HANABI_TEACHER), it labels a turn with all of its replies and their probabilities
+    instead of the one reply that it sampled.
     """
 
     def chances(self, seen: Observation) -> Mapping[str, float]:
-        """Return by reply how likely it is on this turn; together 1. {}: it cannot say here."""
+        """Return the probability of each reply on this turn, summing to 1; {} if unknown here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A policy that is one function of what its player sees and of a random generator."""
+    """A policy defined by one function of the player's observation and a random generator."""
 
     name: str
     choose: Callable[[Observation, random.Random], str]
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ScriptSeat":
-        """Return a seat with its own generator.
+        """Return a seat with its own random generator.
 
-        It depends only on the script, the player, the task and the episode's number.
+        The generator depends only on the script, player, task and episode number.
         """
         key = _plain([self.name, player, task.split, task.seed, game])
         return ScriptSeat(self.choose, random.Random(repr(key)))
@@ -828,10 +835,10 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class MixedScript(Script):
-    """A script that says how likely each of its replies is, see `MixingPolicy`."""
+    """A script that knows the probability of each of its replies; see `MixingPolicy`."""
 
     chances: Callable[[Observation], Mapping[str, float]]
-    """(what its player sees) -> the chances by which `choose` draws."""
+    """Maps an observation to the probabilities from which `choose` samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -847,7 +854,7 @@ class ScriptSeat:
 
 
 def random_policy() -> Script:
-    """Return the script that draws evenly among the legal actions."""
+    """Return the script that samples uniformly from the legal actions."""
     return MixedScript(
         "random",
         lambda seen, rng: rng.choice(seen.legal() or ("",)),
@@ -856,7 +863,7 @@ def random_policy() -> Script:
 
 
 def even_chances(replies: Sequence[str]) -> dict[str, float]:
-    """Return replies that are equally likely with their chances.
+    """Return equal probabilities for the given replies.
 
     Example:
         even_chances(("call", "raise")) == {"call": 0.5, "raise": 0.5}
@@ -881,7 +888,7 @@ def reward_figures(environment: Environment[Any], episodes: Sequence[Episode]) -
 
 
 def judge_figures(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return what HANABI_JUDGE paid on average, and the share of games that it gave no score.
+    """Return HANABI_JUDGE's mean reward, and the share of episodes that it did not score.
 
     Example:
         judge_figures(episodes) == {"reward/judge": 0.72, "judge/missing": 0.0}
@@ -902,24 +909,24 @@ def judge_figures(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def has_questions(setup: Setup[Any]) -> bool:
-    """Return whether some player of a game can be asked about what it cannot see."""
+    """Return whether any player of a game can be asked about hidden information."""
     game = setup.environment.reset(setup.config, split="train", seed=0)
     return any(game.questions(seat) for seat in range(setup.spec.num_players))
 
 
 def is_held_out(split: str) -> bool:
-    """Return True for a split of evaluations, which no run trains on.
+    """Return True for an evaluation split, which no run trains on.
 
-    It is named "eval…" or "test…", also with "split-" before it.
+    Its name starts with "eval" or "test", optionally after the prefix "split-".
     """
     return split.removeprefix("split-").startswith(("eval", "test"))
 
 
 def draw(*key: object, below: int) -> int:
-    """Return a number from 0 to `below` - 1 that only the key decides.
+    """Return a number from 0 to `below` - 1 that depends only on the key.
 
-    It is the same on every machine and for ever. Python's own generator may choose otherwise in
-    another version.
+    It is the same on every machine and in every version of Python. The results of Python's own
+    generator may change between versions.
 
     Example:
         draw("dice", split, seed, below=6)
@@ -929,7 +936,7 @@ def draw(*key: object, below: int) -> int:
 
 
 def _plain(key: Sequence[object]) -> tuple[Any, ...]:
-    """Return the parts of a key with NumPy's integers as Python's, which have another `repr`."""
+    """Return the parts of a key with NumPy integers as Python ints, whose `repr` differs."""
     parts: list[Any] = []
     for part in key:
         if isinstance(part, Integral) and not isinstance(part, int):
@@ -943,6 +950,6 @@ def stable_hash(*parts: object) -> str:
     """Return twelve hex digits for `EnvSpec.hash`.
 
     Args:
-        *parts: What makes the game: rules, prompts, the config's fields.
+        *parts: What defines the game: rules, prompts, the fields of the config.
     """
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""The settings of an environment: a dataset row's `env_config`, or one request's."""
+"""The settings of an environment, as in the `env_config` of a dataset row or request."""
 
 import operator
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 Memory = Literal["game", "turn"] | Annotated[int, Field(ge=1)]
 MEMORY_ALLOWED = "game, turn, or a number of turns, at least 1"
 NO_TOOLS = "none"
-"""The value of `EnvConfig.tools` for none."""
+"""The value of `EnvConfig.tools` that turns all tools off."""
 TOOLS_ALLOWED = f"{NO_TOOLS}, or a comma list of tools that the environment offers"
 TOOL_CALLS = 4
 """Default of `EnvConfig.tool_calls`."""
@@ -23,9 +23,9 @@ TOOL_TIMEOUT = 5.0
 class EnvConfig(BaseModel):
     """The settings that every environment has; a subclass adds its own fields.
 
-    Each is an environment variable too, HANABI_<FIELD>, which the string under it describes. The
-    three rewards belong to the player who made the reply; `Referee` pays them beside the parts of
-    the game.
+    Each field is also an environment variable, HANABI_<FIELD>; the docstring below the field
+    describes it. The three rewards go to the player who made the reply; `Referee` pays them in
+    addition to the reward parts of the game.
     """
 
     model_config = ConfigDict(
@@ -33,26 +33,26 @@ class EnvConfig(BaseModel):
     )
 
     preset: str
-    """Preset of the environment; unset with DATASET: as its rows say."""
+    """Preset of the environment; unset with DATASET: taken from its rows."""
     memory: Memory = Field(default="game", json_schema_extra={"allowed": MEMORY_ALLOWED})
-    """What a player still sees of an episode: game, all of it; turn, this turn's message alone; N,
-    its last N turns.
+    """How much of an episode a player sees: all of it (game), only this turn's message (turn), or
+    its last N turns (N).
     """
     reward_illegal: float = -0.5
-    """Reward of an action that the rules forbid."""
+    """Reward for an action that the rules forbid."""
     reward_unparsable: float = -0.5
-    """Reward of a reply that names no action."""
+    """Reward for a reply that does not name an action."""
     reward_out_of_tokens: float = -0.5
-    """Reward of a full conversation, which ends the episode."""
+    """Reward when the conversation has no room for another reply, which ends the episode."""
 
     instruction: str | None = Field(
         default=None,
-        # What has none is written, and hashed, as before there were any.
+        # Without an instruction, records and hashes stay as they were before this setting existed.
         exclude_if=operator.not_,
         json_schema_extra={"allowed": INSTRUCTION_ALLOWED},
     )
-    """Text behind the system message of every seat, or of one: player_1=…; a file (.txt, .md) of
-    it.
+    """Text appended to the system message of every seat, or of one seat: player_1=…; or a file with
+    that text (.txt, .md).
     """
 
     tools: str | None = Field(
@@ -60,22 +60,22 @@ class EnvConfig(BaseModel):
         exclude_if=operator.not_,
         json_schema_extra={"allowed": TOOLS_ALLOWED},
     )
-    """Tools that players may call before they answer; unset: those that the preset has."""
+    """Tools that players may call before they answer; unset: those of the preset."""
     tool_calls: int = Field(default=TOOL_CALLS, ge=1, le=16, exclude_if=TOOL_CALLS.__eq__)
-    """Calls of tools that a player may make in one turn."""
+    """Maximum number of tool calls per turn of a player."""
     tool_timeout: float = Field(default=TOOL_TIMEOUT, gt=0, le=600, exclude_if=TOOL_TIMEOUT.__eq__)
-    """Seconds of one call of a tool that waits for something; then the player is told so."""
+    """Time limit in seconds for one call to a slow tool; the player is told if it is exceeded."""
 
     @field_validator("tools")
     @classmethod
     def _check_tools(cls, tools: str | None) -> str | None:
-        """Refuse names that no tool can have; the environment knows which ones there are."""
+        """Reject names that no tool can have; the environment knows which tools exist."""
         names = split_tools(tools)
         if len(set(names)) < len(names):
             raise ValueError("names a tool twice")
         for name in names:
             if not (name.isascii() and name.isidentifier()):
-                raise ValueError(f"{name!r} is no name of a tool; allowed: {TOOLS_ALLOWED}")
+                raise ValueError(f"{name!r} is not a tool name; allowed: {TOOLS_ALLOWED}")
         return tools
 
     @field_validator("instruction")
@@ -85,16 +85,16 @@ class EnvConfig(BaseModel):
             return None
         if file_names(text):
             raise ValueError(
-                "is the name of a file, which only HANABI_INSTRUCTION reads; give the text"
+                "is a file name, which only HANABI_INSTRUCTION accepts; give the text itself"
             )
         split_instruction(text)
         return text
 
     def with_instruction(self, text: str, player: int) -> str:
-        """Return what a player is told before the game, with its `instruction` behind it.
+        """Return what a player is told before the game, followed by its `instruction`.
 
         Args:
-            text: The system message of the environment, or what a person reads in its place.
+            text: The system message of the environment, or what a person reads instead.
             player: Number of the player.
         """
         instruction = split_instruction(self.instruction or "")
@@ -103,28 +103,28 @@ class EnvConfig(BaseModel):
 
     @property
     def window(self) -> int | None:
-        """Turns of a player that its conversation holds at most; None: all of the episode."""
+        """Maximum number of turns in a player's conversation; None: the whole episode."""
         if isinstance(self.memory, int):
             return self.memory
         return 1 if self.memory == "turn" else None
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return defaults that differ from the fields' own.
+        """Return defaults that differ from those of the fields.
 
         Args:
-            device: What models play on, "cpu" or "gpu".
-            given: The settings that somebody has set.
+            device: Device that models play on, "cpu" or "gpu".
+            given: The settings that were set explicitly.
         """
         return {}
 
     @classmethod
     def parse(cls, row: Mapping[str, Any]) -> Self:
-        """Build from a mapping that a person or a client wrote.
+        """Build a config from a mapping written by a person or a client.
 
         Raises:
-            SettingsError: A key is missing, unknown or has a value that is not allowed; names all
-                of them.
+            SettingsError: Keys are missing, unknown, or have values that are not allowed; the
+                message names all of them.
         """
         try:
             return cls.model_validate(dict(row))
@@ -134,7 +134,7 @@ class EnvConfig(BaseModel):
 
     @classmethod
     def _problem(cls, item: dict[str, Any]) -> str:
-        """Return one of pydantic's errors as a message says it."""
+        """Return one of pydantic's errors as text for an error message."""
         message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
         if not item["loc"]:
             return message
@@ -148,7 +148,7 @@ class EnvConfig(BaseModel):
 
 
 def split_tools(tools: str | None) -> tuple[str, ...]:
-    """Return the names in a value of `EnvConfig.tools`, () where it names none.
+    """Return the names in a value of `EnvConfig.tools`, or () if it names none.
 
     Example:
         split_tools("calculator, lookup") == ("calculator", "lookup")
@@ -159,9 +159,9 @@ def split_tools(tools: str | None) -> tuple[str, ...]:
 
 
 class StateConfig(EnvConfig):
-    """Settings of an environment whose every message is the whole position.
+    """Settings of an environment in which every message describes the whole position.
 
-    So a player needs no other message, and by default remembers none.
+    A player therefore needs no earlier message, and by default remembers none.
     """
 
     memory: Memory = Field(default="turn", json_schema_extra={"allowed": MEMORY_ALLOWED})
@@ -170,5 +170,5 @@ class StateConfig(EnvConfig):
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the style of the model that plays by default: the tiny one without a GPU."""
+        """Return the style of the default model, which is the tiny model without a GPU."""
         return {"style": "compact" if device == "cpu" else "full"}

@@ -3,10 +3,10 @@
     from hanabi_grpo.envs.conformance import check
     print(check(MY_GAME, MY_GAME.presets["small"]))
 
-A failed check raises `ConformanceError`, which says what was expected, where, and what was found
-there. The games that are checked are drawn from a fixed seed, so a failure is reproducible. What
-passes has been proven for the positions that were met and for what `Game.hidden` names: an
-environment that does not name a secret has not been tested on it.
+A failed check raises `ConformanceError`, which reports the expectation, where it was violated, and
+what was found instead. The checked games are drawn from a fixed seed, so failures are reproducible.
+A passed check covers only the positions that occurred and the values that `Game.hidden` lists: a
+secret that the environment does not list has not been tested.
 """
 
 import random
@@ -51,50 +51,48 @@ STRANGE_REPLIES = (
     FORFEIT,
     SKIP,
 )
-"""What a model may write instead of an action; none of it may raise."""
+"""What a model may write instead of an action; none of these may raise an error."""
 _NUM_SPLIT_SEEDS = 50
-"""Starts of each split that `check_starts` looks at."""
+"""Number of starts per split in `check_starts`."""
 _NUM_REPEATED_STARTS = 20
-"""How many of them it starts twice."""
+"""Number of these starts that are started twice."""
 _NUM_TOOL_EPISODES = 4
-"""Episodes in which `check_tools` calls tools."""
+"""Number of episodes in which `check_tools` calls tools."""
 _TOOL_ARGUMENTS = ("1 + 1", "a", "Paris", "[", "((((", "9 ** 9 ** 9", "1 / 0")
-"""What it calls them with, beside `STRANGE_REPLIES`."""
+"""Arguments of these calls, in addition to `STRANGE_REPLIES`."""
 _MAX_TOOL_SECONDS = 0.05
-"""Of this thread, for a call of a tool that is not slow."""
+"""Thread time limit for one call to a tool that is not slow."""
 _ROUNDING = 1e-9
-"""Difference of two sums of rewards that counts as none."""
+"""Tolerance for comparing sums of rewards."""
 
 
 class ConformanceError(HanabiGrpoError, AssertionError):
-    """An environment breaks the interface that it implements."""
+    """An environment violates the interface that it implements."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What was seen while nothing failed."""
+    """What the checks covered when nothing failed."""
 
     env: str
     preset: str
     num_episodes: int = 0
     num_steps: int = 0
     num_copies: int = 0
-    """Positions whose copy was played on beside the original; 0 when games cannot be copied."""
+    """Positions whose copy was played alongside the original; 0 if games cannot be copied."""
     num_starts: int = 0
-    """Different starts among the episodes."""
+    """Number of distinct starts among the episodes."""
     secrets: Counter[str] = field(default_factory=Counter)
-    """Per name of a hidden value the positions in which it was exchanged.
+    """Number of positions in which each hidden value was exchanged, by name.
 
-    In all of them the player saw the same."""
+    In all of them, the player saw the same."""
     known: Counter[str] = field(default_factory=Counter)
-    """Per name of a hidden value the positions in which no other value was found."""
+    """Number of positions in which no other value was found for each hidden value, by name."""
 
     def __str__(self) -> str:
-        """Return a few lines for people."""
+        """Return a summary of a few lines."""
         played = f"{self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} steps"
-        first = (
-            f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: as the interface says"
-        )
+        first = f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: all checks passed"
         hidden = [
             f"  hidden: {name}, exchanged {count} times"
             for name, count in sorted(self.secrets.items())
@@ -108,10 +106,10 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> 
     Args:
         environment: The environment.
         config: Its settings.
-        num_episodes: Episodes of legal moves; as many are played by random replies.
+        num_episodes: Episodes with legal moves; as many more are played with random replies.
 
     Returns:
-        What was seen.
+        What the checks covered.
 
     Raises:
         ConformanceError: A check failed.
@@ -130,14 +128,14 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> 
 def check_games(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
     """Play legal episodes and check every position.
 
-    That is the spec, moves, messages, privacy, copies, rewards and figures.
+    This checks the spec, moves, messages, privacy, copies, rewards and figures.
     """
     spec = environment.spec(config)
     _expect(
         spec == environment.spec(config),
         spec,
-        "spec() of one config to be the same each time",
-        "another one",
+        "spec() to return the same spec for the same config each time",
+        "a different spec",
     )
     _expect(
         spec.env == environment.name,
@@ -152,7 +150,7 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
         _expect(
             isinstance(environment.system(config, player), str),
             spec,
-            f"a system text of player {player}",
+            f"a system message for player {player}",
             "none",
         )
     report = Report(env=spec.env, preset=spec.preset)
@@ -190,7 +188,7 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
             referee.game.to_act() == () or referee.status.is_truncated,
             spec,
             "to_act() == () at the end",
-            "more",
+            "players to act",
         )
         episodes.append(referee.episode())
         for player in range(spec.num_players):
@@ -205,11 +203,11 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
     report.num_episodes = num_episodes
     report.num_starts = len(starts)
     for name in report.known:
-        found = f"no position of {report.known[name]} in which resampled() changed it"
+        found = f"that resampled() changed it in none of {report.known[name]} positions"
         _expect(
             name in report.secrets,
             spec,
-            f"the hidden value {name!r} to be exchanged now and then",
+            f"the hidden value {name!r} to be exchanged in some positions",
             found,
         )
     _check_figures(environment.metrics(config, episodes), spec, "metrics()")
@@ -220,11 +218,10 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
 
 
 def check_starts(environment: Environment[C], config: C) -> None:
-    """Check that a (split, seed) names one start, and that disjoint splits share none.
+    """Check that each (split, seed) identifies one start, and that disjoint splits share no start.
 
-    Two starts that a player cannot tell apart must differ in its `hidden`, or be the same for
-    everybody: so an environment cannot leave out of `hidden` what another player is shown at the
-    start.
+    Two starts that a player cannot distinguish must differ in its `hidden`, or be the same for all
+    players. Thus an environment cannot omit from `hidden` what another player sees at the start.
     """
     spec = environment.spec(config)
     starts: dict[str, dict[str, tuple[Any, ...]]] = {}
@@ -241,7 +238,7 @@ def check_starts(environment: Environment[C], config: C) -> None:
                 opened[0] == opened[-1],
                 spec,
                 f"({split!r}, {seed}) to start the same game each time",
-                "another",
+                "a different game",
             )
             for other in starts.values():
                 same = f"equal starts for the equal start_id {name!r}"
@@ -249,7 +246,7 @@ def check_starts(environment: Environment[C], config: C) -> None:
                     other.get(name, opened[0]) == opened[0],
                     spec,
                     same,
-                    f"another game at ({split!r}, {seed})",
+                    f"a different game at ({split!r}, {seed})",
                 )
             starts.setdefault(split, {})[name] = opened[0]
             shown = [_shown(games[0], player) for player in range(spec.num_players)]
@@ -258,8 +255,7 @@ def check_starts(environment: Environment[C], config: C) -> None:
                     repr((player, shown[player], games[0].hidden(player))), shown
                 )
                 secret = (
-                    f"equal starts where player {player} is shown the same and its hidden() "
-                    "is the same"
+                    f"equal starts if both what player {player} is shown and its hidden() are equal"
                 )
                 _expect(alike == shown, spec, secret, f"{alike} and {shown}")
     if spec.disjoint_splits:
@@ -268,13 +264,13 @@ def check_starts(environment: Environment[C], config: C) -> None:
         _expect(
             not common,
             spec,
-            "no start in a training split and in a held-out one",
+            "no start in both a training split and a held-out split",
             sorted(common)[:3],
         )
 
 
 def check_replies(environment: Environment[C], config: C, *, num_episodes: int = 30) -> None:
-    """Play episodes of arbitrary replies: every text has to be read, every episode has to end."""
+    """Play episodes of arbitrary replies: every text must be accepted, every episode must end."""
     spec, rng = environment.spec(config), random.Random(0)
     for number in range(num_episodes):
         referee = Referee(Task(environment=environment, config=config, split="train", seed=number))
@@ -287,14 +283,14 @@ def check_replies(environment: Environment[C], config: C, *, num_episodes: int =
             except Exception as error:
                 shown = {player: reply[:60] for player, reply in replies.items()}
                 found = f"{type(error).__name__} from {shown!r}: {error}"
-                _expect(False, spec, "every text to be a reply", found)
+                _expect(False, spec, "every text to be accepted as a reply", found)
             for turn in turns:
                 options = listed[turn.player]
                 applied = (*(options or ()), FORFEIT, SKIP)
                 _expect(
                     options is None or turn.action in applied,
                     spec,
-                    "only legal actions applied",
+                    "only legal actions to be applied",
                     turn.action,
                 )
             forfeited = spec.bad_reply == "forfeit" and any(
@@ -303,14 +299,14 @@ def check_replies(environment: Environment[C], config: C, *, num_episodes: int =
             _expect(
                 not forfeited or referee.status is not None,
                 spec,
-                "the episode to end on a forfeit",
+                "the episode to end after a forfeit",
                 "more turns",
             )
         _check_figures(referee.game.result(), spec, "result()")
 
 
 def check_policies(environment: Environment[C], config: C) -> None:
-    """Check that presets and scripts go by their names and that scripts choose legal actions."""
+    """Check that presets and scripts have the right names and scripts choose legal actions."""
     spec = environment.spec(config)
     for name, preset in environment.presets.items():
         _expect(
@@ -324,23 +320,23 @@ def check_policies(environment: Environment[C], config: C) -> None:
             task = Task(environment=environment, config=config, split="eval", seed=number)
             try:
                 played = play_scripts(task, dict.fromkeys(range(spec.num_players), policy))
-            except SettingsError:  # a script may refuse a config, and says why
+            except SettingsError:  # a script may reject a config with a reason
                 break
             for turn in played.turns:
                 _expect(
                     turn.kind is ReplyKind.LEGAL,
                     spec,
-                    f"legal actions of policy {name!r}",
+                    f"legal actions from policy {name!r}",
                     turn.reply,
                 )
 
 
 def check_tools(environment: Environment[C], config: C) -> None:
-    """Check the tools that are on: whatever a player writes, there is an answer, for it alone.
+    """Check the active tools: every argument gets an answer, and only the caller sees it.
 
-    A tool returns a text or raises a `ToolError`. One that is not slow does so within a few
-    milliseconds, and says the same each time. A call changes nothing that anybody else sees, and
-    nothing in the game. Nothing is done where there are no tools.
+    A tool returns a text or raises a `ToolError`. A tool that is not slow does so within a few
+    milliseconds, with the same result each time. A call changes nothing in the game, and nothing
+    that other players see. Without tools, this check does nothing.
     """
     setup = Setup(environment, config)
     spec = setup.spec
@@ -363,11 +359,11 @@ def check_tools(environment: Environment[C], config: C) -> None:
 
 
 def _check_call(tool: Tool, argument: str, spec: EnvSpec) -> None:
-    """Check one call of a tool that is not slow."""
+    """Check one call to a tool that is not slow."""
     start = time.thread_time()
     outcome = run_tool(tool, argument, 1.0)
     seconds = time.thread_time() - start
-    where = f"the tool {tool.name!r} to take {argument[:40]!r}"
+    where = f"the tool {tool.name!r} to handle {argument[:40]!r}"
     _expect(
         outcome.error in (None, CallError.BAD_CALL),
         spec,
@@ -385,7 +381,7 @@ def _check_call(tool: Tool, argument: str, spec: EnvSpec) -> None:
 
 
 def _check_tool_episode(setup: Setup[Any], number: int) -> None:
-    """Play an episode twice, once with calls of one player before each of its actions."""
+    """Play an episode twice, once with tool calls before each action of one player."""
     spec = setup.spec
     rng = random.Random(number)
     caller = number % spec.num_players
@@ -399,7 +395,7 @@ def _check_tool_episode(setup: Setup[Any], number: int) -> None:
                 reply = seen.call_of(tool, rng.choice(_TOOL_ARGUMENTS))
                 wanted = referee.wanted_call(caller, reply)
                 if wanted is None:
-                    # The turn's calls are used up.
+                    # No calls are left in this turn.
                     break
                 if wanted.tool is None or wanted.tool.slow:
                     continue
@@ -408,7 +404,7 @@ def _check_tool_episode(setup: Setup[Any], number: int) -> None:
                 _expect(
                     referee.see(caller).message() == call.result,
                     spec,
-                    f"player {caller} to read the result of its call",
+                    f"player {caller} to receive the result of its call",
                     referee.see(caller).message(),
                 )
         for player in range(spec.num_players):
@@ -429,18 +425,18 @@ def _check_tool_episode(setup: Setup[Any], number: int) -> None:
     _expect(
         moves == list(without.turns) and with_calls.result == without.result,
         spec,
-        "the same game with calls of tools as without",
+        "the same game with and without tool calls",
         with_calls.result,
     )
 
 
 def check_symmetries(environment: Environment[C], config: C, *, num_episodes: int = 30) -> None:
-    """Play games side by side with their renamed twins: they must be the same game.
+    """Play games side by side with their renamed twins, which must be equivalent.
 
-    Every player of a twin sees a symmetry of its own, drawn at random. In every position the same
-    players are to act, the legal actions are those of the game, renamed; renamed actions are paid
-    alike; and what a player is shown depends on its own symmetry alone. Nothing is done where the
-    environment has none.
+    Every player of a twin sees its own random symmetry. In every position, the same players must
+    act, the legal actions must be the renamed legal actions of the game, renamed actions must earn
+    the same rewards, and what a player is shown must depend only on its own symmetry. Without
+    symmetries, this check does nothing.
     """
     count = environment.num_symmetries(config)
     if count == 1:
@@ -469,7 +465,7 @@ def check_symmetries(environment: Environment[C], config: C, *, num_episodes: in
                 _expect(
                     twin.message(player) == alike.message(player),
                     spec,
-                    f"player {player}'s message to depend on its own symmetry alone",
+                    f"player {player}'s message to depend only on its own symmetry",
                     twin.message(player),
                 )
                 legal = game.legal(player) or ()
@@ -477,7 +473,7 @@ def check_symmetries(environment: Environment[C], config: C, *, num_episodes: in
                 _expect(
                     sorted(words) == sorted(twin.legal(player) or ()),
                     spec,
-                    f"the legal actions {words} of symmetry {symmetry}",
+                    f"the legal actions {words} under symmetry {symmetry}",
                     twin.legal(player),
                 )
                 chosen = rng.randrange(len(legal))
@@ -494,7 +490,7 @@ def check_symmetries(environment: Environment[C], config: C, *, num_episodes: in
 def check_wrappers(environment: Environment[C], config: C) -> None:
     """Run PettingZoo's checks on `AECWrapper`, and Gymnasium's on `SeatEnv`.
 
-    The latter with every seat, beside the first script.
+    `SeatEnv` is checked for every seat, with the first script in the other seats.
     """
     import contextlib
     import io
@@ -506,21 +502,21 @@ def check_wrappers(environment: Environment[C], config: C) -> None:
     from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        # Its remarks on observations that are not arrays, on text spaces and on an option that it
-        # passes itself.
+        # Warnings about observations that are not arrays, about text spaces, and about an option
+        # that the check itself passes.
         warnings.simplefilter("ignore")
         api_test(AECWrapper(environment, config), num_cycles=50)
         seed_test(lambda: AECWrapper(environment, config), num_cycles=50)
     spec = environment.spec(config)
     has_partner = spec.num_players == 1 or len(environment.policies) > 0
-    _expect(has_partner, spec, "a script in `policies` as partner of a seat", "none")
+    _expect(has_partner, spec, "a script in `policies` as a partner", "none")
     for seat in range(spec.num_players):
         others = [player for player in range(spec.num_players) if player != seat]
         partners = {player: next(iter(environment.policies.values()))() for player in others}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # Its one remark on an env that was not made through gymnasium.make: render modes cannot
-            # be checked.
+            # The one warning for an env not created by gymnasium.make: render modes cannot be
+            # checked.
             warnings.filterwarnings(
                 "ignore", message=".*[Nn]ot able to test alternative render modes.*"
             )
@@ -549,13 +545,13 @@ def _check_position(game: Game, spec: EnvSpec, rng: random.Random, report: Repor
             _expect(
                 legal is None or len(legal) > 0,
                 spec,
-                f"legal actions of player {player}, who is to act",
+                f"legal actions for player {player}, who is to act",
                 legal,
             )
             _expect(
                 spec.bad_reply != "random_legal" or legal is not None,
                 spec,
-                "listed actions to draw from",
+                "a list of legal actions to draw from",
                 legal,
             )
         else:
@@ -628,26 +624,26 @@ def _check_copy(game: Game, actions: Mapping[int, str], spec: EnvSpec, report: R
     except NotImplementedError:
         return
     before = _everything(game, spec)
-    _expect(_everything(twin, spec) == before, spec, "copy() to be equal", "another position")
+    _expect(_everything(twin, spec) == before, spec, "copy() to be equal", "a different position")
     parsed = {player: game.parse(player, action) or action for player, action in actions.items()}
     rewards = [dict(part) for part in moved.step(parsed)]
     _expect(
         _everything(game, spec) == before,
         spec,
-        "a move in a copy to leave the game as it is",
+        "a move in a copy to leave the game unchanged",
         "a change",
     )
     _expect(
         [dict(part) for part in twin.step(parsed)] == rewards,
         spec,
-        "a copy to pay the same",
-        "other rewards",
+        "a copy to pay the same rewards",
+        "different rewards",
     )
     _expect(
         _everything(twin, spec) == _everything(moved, spec),
         spec,
         "equal copies after equal moves",
-        "unequal ones",
+        "different ones",
     )
     report.num_copies += 1
 
@@ -656,7 +652,7 @@ def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> N
     _expect(
         len(rewards) == spec.num_players,
         spec,
-        f"reward parts of {spec.num_players} players",
+        f"reward parts for {spec.num_players} players",
         len(rewards),
     )
     for parts in rewards:
@@ -671,7 +667,7 @@ def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> N
         _expect(
             all(parts == rewards[0] for parts in rewards),
             spec,
-            "the same parts for a team",
+            "the same parts for all players of a team",
             rewards,
         )
     if spec.payoff == "zero_sum":
@@ -695,16 +691,16 @@ def _check_figures(figures: Mapping[str, float], spec: EnvSpec, where: str) -> N
 
 
 def _random_actions(referee: Referee, rng: random.Random) -> dict[int, str]:
-    """Return a legal action of each player to act.
+    """Return a legal action for each player to act.
 
-    It is a random one, or a script's where any text is legal.
+    The action is random, or a script's if any text is legal.
     """
     actions = {}
     for player in referee.to_act():
         legal = referee.game.legal(player)
         if legal is None:
             scripts = list(referee.task.environment.policies.values())
-            wanted = f"a script in `policies` that plays where legal() is None (player {player})"
+            wanted = f"a script in `policies` that can play when legal() is None (player {player})"
             _expect(len(scripts) > 0, referee.spec, wanted, "none")
             seat = rng.choice(scripts)().seat(player, task=referee.task, game=rng.randrange(1000))
             actions[player] = seat.act(Observation(referee.game, player))

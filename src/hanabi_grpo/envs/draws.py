@@ -1,4 +1,4 @@
-"""How likely each result of a function is that draws at random, exactly: every draw is followed."""
+"""Exact probabilities of the results of a randomized function, by enumerating all its draws."""
 
 import math
 import random
@@ -10,7 +10,7 @@ _COIN_SIDES = 2
 
 
 class _FollowedBranch(random.Random):
-    """A generator whose draws are given, the first possible one where nothing is given any more."""
+    """A generator with predetermined draws; after the last, it takes the first possible result."""
 
     def __new__(cls, given: tuple[int, ...]) -> "_FollowedBranch":
         return super().__new__(cls)
@@ -19,7 +19,7 @@ class _FollowedBranch(random.Random):
         super().__init__()
         self._given = given
         self.taken: list[int] = []
-        """Number of each draw's result."""
+        """Index of the result of each draw."""
         self.widths: list[int] = []
         """Number of possible results of each draw."""
 
@@ -32,7 +32,7 @@ class _FollowedBranch(random.Random):
 
     @property
     def chance(self) -> float:
-        """How likely these draws are."""
+        """Probability of these draws."""
         return 1.0 / math.prod(self.widths)
 
     def choice(self, seq: Any) -> Any:
@@ -40,22 +40,23 @@ class _FollowedBranch(random.Random):
 
     def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
         if stop is not None or step != 1:
-            raise NotImplementedError("rules draw by randrange(n) alone")
+            raise NotImplementedError("rules may only draw with randrange(n)")
         return self._take(start)
 
     def random(self) -> float:
-        # Rules flip a fair coin with it: below one half, or not.
+        # Rules use it as a fair coin: below one half, or not.
         return self._take(_COIN_SIDES) / _COIN_SIDES
 
     def getrandbits(self, k: int, /) -> int:
-        raise NotImplementedError("rules draw by choice, randrange and random alone")
+        raise NotImplementedError("rules may only draw with choice, randrange and random")
 
 
 def chances_of(choose: Callable[[random.Random], _Result]) -> dict[_Result, float]:
-    """Return how likely each result is, by following every result of every draw.
+    """Return the probability of each result by enumerating every outcome of every draw.
 
     Args:
-        choose: Returns a result, and draws by `choice`, `randrange(n)` and `random() < 0.5` alone.
+        choose: Returns a result; it may only draw with `choice`, `randrange(n)` and
+            `random() < 0.5`.
 
     Example:
         chances_of(lambda rng: rng.choice("aab")) == {"a": 2 / 3, "b": 1 / 3}

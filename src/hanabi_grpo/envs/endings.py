@@ -1,4 +1,4 @@
-"""How a game ended, as the person in a seat is told."""
+"""How a game ended, as told to the person in a seat."""
 
 from hanabi_grpo.envs.base import EnvSpec
 from hanabi_grpo.types import REPLY_PARTS, Episode, player_name
@@ -8,8 +8,8 @@ def outcome(spec: EnvSpec, episode: Episode, player: int) -> str:
     """Return how a game ended for a person, in a sentence or two.
 
     Args:
-        spec: What was played.
-        episode: The game.
+        spec: Spec of the game.
+        episode: The finished episode.
         player: The person's seat.
 
     Example:
@@ -32,12 +32,12 @@ def outcome(spec: EnvSpec, episode: Episode, player: int) -> str:
 
 
 def most_score(spec: EnvSpec) -> float:
-    """Return the greatest value of the figure by which players are compared."""
+    """Return the maximum of the figure that measures how well players did."""
     return spec.return_range[1] if spec.max_score is None else spec.max_score
 
 
 def _game_return(episode: Episode, player: int) -> float:
-    """Return what the game itself paid a player, without the prices of its bad replies."""
+    """Return what the game itself paid a player, without penalties for bad replies."""
     return episode.reward(player) - episode.reward(player, *sorted(REPLY_PARTS))
 
 

@@ -1,13 +1,13 @@
-"""Instructions: a user's text behind the system messages of an environment.
+"""Instructions: a user's text appended to the system messages of an environment.
 
-An instruction is one text. What stands before the first line that begins with `player_N=` is for
-every seat, and each such line begins what is for that seat alone:
+An instruction is one text. The part before the first line that starts with `player_N=` is for
+every seat; each of those lines starts the part for that seat only:
 
     Weigh what you are told; the others may be wrong.
     player_1=You speak last. Be brief.
 
-`EnvConfig.instruction` holds the text itself. The names of files, which HANABI_INSTRUCTION takes as
-well, are read by `settings.instructions`; nothing here opens a file.
+`EnvConfig.instruction` holds the text itself. HANABI_INSTRUCTION also accepts file names, which
+`settings.instructions` reads; nothing here opens a file.
 """
 
 import functools
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from hanabi_grpo.errors import shown
 
 MAX_CHARACTERS = 16_000
-"""Longest instruction."""
+"""Maximum length of an instruction."""
 INSTRUCTION_ALLOWED = (
-    f"a text of up to {MAX_CHARACTERS} characters, or a file of it (.txt or .md), or a comma list "
-    "of files; player_1= before a line or a file is for that seat alone"
+    f"a text of up to {MAX_CHARACTERS} characters, a file with that text (.txt or .md), or a comma "
+    "list of files; player_1= before a line or a file makes it for that seat only"
 )
 _SEAT_LINE = re.compile(r"player_([0-9]{1,2})=(.*)", re.ASCII | re.DOTALL)
 _FILE = re.compile(r"(?:player_([0-9]{1,2})=)?([^\s,=]+\.(?:txt|md))", re.ASCII)
@@ -31,12 +31,12 @@ class NamedFile(NamedTuple):
     """A file of an instruction."""
 
     player: int | None
-    """The seat that it is for; None: every seat."""
+    """The seat that the file is for; None: every seat."""
     path: str
 
 
 def file_names(text: str) -> tuple[NamedFile, ...]:
-    """Return the files that a value names; () where it is the text itself.
+    """Return the files named by a value; () if the value is the text itself.
 
     Example:
         file_names("team.md,player_1=last.txt")
@@ -54,13 +54,13 @@ def file_names(text: str) -> tuple[NamedFile, ...]:
 
 @functools.lru_cache(maxsize=256)
 def split_instruction(text: str) -> Mapping[int | None, str]:
-    """Return the text of each seat that has one; that of every seat has the key None.
+    """Return the text for each seat that has one; the text for every seat has the key None.
 
     Raises:
-        ValueError: It is too long, or names a seat twice.
+        ValueError: The instruction is too long, or names a seat twice.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"has {len(text)} characters; allowed are {MAX_CHARACTERS}")
+        raise ValueError(f"has {len(text)} characters; at most {MAX_CHARACTERS} are allowed")
     lines: dict[int | None, list[str]] = {None: []}
     seat: int | None = None
     for line in text.splitlines():
@@ -69,7 +69,7 @@ def split_instruction(text: str) -> Mapping[int | None, str]:
             seat = int(match[1])
             if seat in lines:
                 raise ValueError(
-                    f"player_{seat}= begins two lines; write {shown(line)} with the other one"
+                    f"player_{seat}= starts two lines; merge {shown(line)} into the other one"
                 )
             line = match[2]
         lines.setdefault(seat, []).append(line)
@@ -82,11 +82,11 @@ def split_instruction(text: str) -> Mapping[int | None, str]:
 
 
 def instruction_of_seats(text: str, num_players: int) -> str:
-    """Return an instruction without the lines of seats that another game does not have.
+    """Return an instruction without the lines for seats that another game does not have.
 
     Args:
         text: The instruction.
-        num_players: Seats of that game.
+        num_players: Number of seats in that game.
     """
     lines = []
     for player, own_text in split_instruction(text).items():

@@ -1,16 +1,17 @@
-"""What a player should believe about what it cannot see, exactly.
+"""Exact beliefs of a player about what it cannot see.
 
-A *world* is a start of the game that a player cannot tell from the real one, in Hanabi a deck.
-Given how the others play, Bayes' rule weighs it by the chance of what they have done:
+A *world* is a start of the game (in Hanabi, a deck) that a player cannot distinguish from the real
+one. Given the policies of the others, Bayes' rule weights it by the probability of their moves:
 
     P(world | what player i has seen)  ∝  P(world) · Π_t π_j(a_t | what player j sees in the world)
 
-over the turns t of the others j. All starts must be equally likely and few enough to be enumerated:
-1120 decks on Hanabi's boards of 2 colours and 2 ranks, 6 deals of Kuhn poker, 120 of Leduc. A
-player's own moves say nothing about what it cannot see, since it chose them without seeing it.
+over the turns t of the other players j. All starts must be equally likely, and few enough to be
+enumerated: 1120 decks on Hanabi boards with 2 colors and 2 ranks, 6 deals in Kuhn poker, 120 in
+Leduc poker. A player's own moves carry no information about what it cannot see, because it chose
+them without seeing it.
 
-By the rules alone, whatever the others' policies, every world counts alike. What the two posteriors
-differ by is what the others' conventions say.
+By the rules alone, whatever the others' policies, all worlds have equal weight. The difference
+between the two posteriors is what the others' conventions convey.
 """
 
 import functools
@@ -34,41 +35,41 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import ALL_STARTS, player_name
 
 MOST_STARTS = 2000
-"""Starts of a game that are enumerated at most."""
+"""Maximum number of starts that are enumerated."""
 
 Answers = tuple[str, ...]
-"""The answer to each of a player's questions, see `Game.truths`."""
+"""The answer to each of a player's questions; see `Game.truths`."""
 Belief = dict[Answers, float]
-"""How likely each combination of answers is; together 1."""
+"""Probability of each combination of answers."""
 Marginal = dict[str, float]
-"""How likely each answer to one question is."""
+"""Probability of each answer to one question."""
 Chances = Callable[[Sequence[Observation]], Sequence[Mapping[str, float]]]
-"""(what a player may look at, for each of several worlds) -> how likely each of its actions is."""
+"""Maps a player's observations in several worlds to the probability of each action in each."""
 
 
 class Shift(NamedTuple):
-    """How a move of another player changed what a player knows, as entropies in bits.
+    """How another player's move changed what a player knows, as entropies in bits.
 
-    They are of all its answers together.
+    Each entropy is that of the joint distribution of all answers.
     """
 
     before: float
-    """Before the move."""
+    """Entropy before the move."""
     by_rules: float
-    """With what the move shows to everybody, whoever made it: what a hint touches, a card drawn."""
+    """After the move's public information, such as cards that a hint touches or a drawn card."""
     after: float
-    """With the chances of that move too."""
+    """After also conditioning on the probability of that move."""
 
 
 @dataclass(slots=True)
 class World:
-    """A start that some player may take for the real one, as it stands now."""
+    """The current state of a game whose start some player considers possible."""
 
     game: Game
     likelihoods: list[float]
-    """Per player the chance of what all others have done so far."""
+    """Per player: probability of all moves by the other players so far."""
     views: tuple[int, ...]
-    """Per player the number of what it may know now."""
+    """Per player: number of its current view."""
 
 
 class Tracker:
@@ -87,7 +88,7 @@ class Tracker:
         """Start at the beginning of a game.
 
         Args:
-            setup: What is played.
+            setup: The environment and config.
             game: The real game before its first move; it is copied.
 
         Raises:
@@ -111,48 +112,48 @@ class Tracker:
         for player, view in enumerate(self._views):
             if view not in self._by_view[player]:
                 raise SettingsError(
-                    f"beliefs of {setup.env} {setup.spec.preset}: no numbered start looks like "
-                    "this one; the environment's num_starts leaves some out."
+                    f"beliefs of {setup.env} {setup.spec.preset}: no numbered start matches "
+                    "this one; the environment's num_starts omits some starts."
                 )
 
     def mover(self) -> int | None:
-        """Return who is to act; None: the game is over.
+        """Return the player to act, or None if the game is over.
 
         Raises:
-            SettingsError: Several are, at the same time.
+            SettingsError: Several players act simultaneously.
         """
         acting = self.game.to_act()
         if len(acting) > 1:
             raise SettingsError(
-                "beliefs: players of this game act at the same time; they are computed for games "
-                "whose players take turns."
+                "beliefs: players of this game act simultaneously; beliefs can only be computed "
+                "for games in which players take turns."
             )
         return acting[0] if acting else None
 
     def observations(self, player: int) -> dict[int, Observation]:
-        """Return what the mover may be looking at, by its number, over all worlds."""
+        """Return the possible observations of the mover over all worlds, by view number."""
         seen = {}
         for view, [world, *_] in self._by_view[player].items():
             seen[view] = Observation(world.game, player, window=1)
         return seen
 
     def advance(self, action: str, chances: Mapping[int, Mapping[str, float]]) -> dict[int, Shift]:
-        """Make the mover's move in the game and in all worlds.
+        """Apply the mover's move to the game and to all worlds.
 
         Args:
             action: The move, as the game words it.
-            chances: By number of `observations` how likely the mover makes each move.
+            chances: Probability of each move of the mover, by the numbers of `observations`.
 
         Returns:
-            By player who did not move what it learned; empty once the game is over.
+            What each of the other players learned; empty once the game is over.
 
         Raises:
-            SettingsError: By these chances the mover never makes this move, where it made it.
+            SettingsError: According to `chances`, the mover never makes this move here.
         """
         mover = self.mover()
         assert mover is not None
         if action == FORFEIT:
-            # It ends the game, so nobody can learn from it.
+            # A forfeit ends the game, so no player can learn from it.
             self.game.step({mover: action})
             return {}
         if not chances[self._views[mover]].get(action, 0.0) > 0:
@@ -201,7 +202,7 @@ class Tracker:
 
         Args:
             player: Number of the player.
-            by_rules: Whether it knows the rules alone, and not how the others play.
+            by_rules: Whether the player knows only the rules, not how the others play.
         """
         worlds = self._by_view[player][self._views[player]]
         if by_rules:
@@ -209,17 +210,17 @@ class Tracker:
         return _belief_of(worlds, player)
 
     def others_marginals(self, player: int, other: int) -> list[Marginal]:
-        """Return what a player should expect another one to believe: second order.
+        """Return what a player should expect another player to believe (second-order beliefs).
 
-        That is the mean of the other's beliefs over the player's own posterior, since the player
-        does not see all that the other sees.
+        This is the mean of the other player's beliefs over the player's own posterior, because the
+        player does not see everything that the other one sees.
 
         Args:
             player: Number of the player.
-            other: Number of the other one.
+            other: Number of the other player.
 
         Returns:
-            Per question of the other one how likely it finds each answer.
+            For each question to the other player, its expected probability of each answer.
         """
         worlds = self._by_view[player][self._views[player]]
         total = math.fsum(world.likelihoods[player] for world in worlds)
@@ -239,7 +240,7 @@ class Tracker:
         return expected
 
     def _grouped(self) -> list[dict[int, list[World]]]:
-        """Return per player the worlds by what it may know in them."""
+        """Return the worlds grouped by view, per player."""
         by_view: list[dict[int, list[World]]] = [{} for _ in range(self.num_players)]
         for world in self.worlds:
             for player, view in enumerate(world.views):
@@ -247,7 +248,7 @@ class Tracker:
         return by_view
 
     def _reachable(self, worlds: list[World]) -> list[World]:
-        """Return the worlds that some player, in a world that another takes for real, considers."""
+        """Return the worlds that a player considers in any world that another finds possible."""
         considered: list[set[int]] = [set() for _ in range(self.num_players)]
         for world in worlds:
             if any(map(operator.eq, world.views, self._views)):
@@ -261,10 +262,10 @@ class Tracker:
 
 
 def check_setup(setup: Setup[Any]) -> int:
-    """Return how many starts a game has whose beliefs can be computed.
+    """Return the number of starts of a game, if beliefs can be computed for it.
 
     Raises:
-        SettingsError: There are too many, they are not numbered, or players can be asked nothing.
+        SettingsError: It has too many starts, they are not numbered, or the game has no questions.
     """
     what = f"beliefs of {setup.env} {setup.spec.preset}"
     num_starts = setup.environment.num_starts(setup.config)
@@ -273,44 +274,43 @@ def check_setup(setup: Setup[Any]) -> int:
         if num_starts is not None:
             count = f"it has {num_starts:.3g} starts"
         raise SettingsError(
-            f"{what}: {count}; they are computed over all starts, of which there may be "
-            f"{MOST_STARTS}. Choose a board of 2 colours and 2 ranks such as laptop, kuhn_poker or "
-            "leduc_poker."
+            f"{what}: {count}; beliefs are computed over all starts, at most {MOST_STARTS}. "
+            "Choose a board with 2 colors and 2 ranks such as laptop, or kuhn_poker or leduc_poker."
         )
     if getattr(setup.config, "other_play", False):
         raise SettingsError(
-            f"{what}: with HANABI_OTHER_PLAY=1 players do not know how the others see the colours; "
-            "unset it to measure them."
+            f"{what}: with HANABI_OTHER_PLAY=1 players do not know how the others see the colors; "
+            "unset it to measure beliefs."
         )
     if setup.spec.bad_reply == "skip":
         raise SettingsError(
-            f"{what}: a bad reply loses a turn, and the chance of that is not computed; choose "
-            "another game."
+            f"{what}: a bad reply loses a turn, and the probability of that is not computed; "
+            "choose another game."
         )
     if setup.tools:
         raise SettingsError(f"{what}: players of this game call tools; set HANABI_TOOLS=none.")
     game = setup.environment.reset(setup.config, split=ALL_STARTS, seed=0)
     if not any(game.questions(player) for player in range(setup.spec.num_players)):
-        raise SettingsError(f"{what}: its players can be asked nothing.")
+        raise SettingsError(f"{what}: the game has no questions for its players.")
     return num_starts
 
 
 def script_chances(setup: Setup[Any], name: str, player: int) -> Chances:
-    """Return the chances of a script's moves.
+    """Return the probabilities of a script's moves.
 
     Args:
-        setup: What is played.
+        setup: The environment and config.
         name: Name of the script.
-        player: Its seat.
+        player: Seat of the script.
 
     Raises:
-        SettingsError: It searches or remembers what it saw, so that its chances are not known.
+        SettingsError: The script searches or has memory, so its probabilities are unknown.
     """
     policy = setup.environment.policies[name]()
     if isinstance(policy, MixingPolicy):
         by_view = policy.chances
         return lambda observations: [by_view(seen) for seen in observations]
-    # A seat of a function has no memory, so one seat serves all worlds.
+    # A seat that is a pure function has no memory, so one seat serves all worlds.
     seat = policy.seat(player, task=setup.task(ALL_STARTS, 0), game=0)
     if not isinstance(seat, ScriptSeat):
         raise _unknown_chances(name)
@@ -330,13 +330,13 @@ def script_chances(setup: Setup[Any], name: str, player: int) -> Chances:
 
 def _unknown_chances(name: str) -> SettingsError:
     return SettingsError(
-        f"beliefs beside {name}: the chances of its moves are not known, because it searches or "
-        "remembers; choose random, a rule bot such as hint-bot or iggi, best-response, or a model."
+        f"beliefs with {name}: the probabilities of its moves are unknown, because it searches or "
+        "has memory; choose random, a rule bot such as hint-bot or iggi, best-response, or a model."
     )
 
 
 def marginals(belief: Belief) -> list[Marginal]:
-    """Return for each question how likely each answer is."""
+    """Return the probability of each answer to each question."""
     totals: list[Marginal] = [{} for _ in next(iter(belief), ())]
     for answers, chance in belief.items():
         for total, answer in zip(totals, answers, strict=True):
@@ -350,13 +350,13 @@ def entropy(belief: Mapping[Any, float]) -> float:
 
 
 class _Numbers:
-    """Numbers what players may know: equal views have the same number, and compare fast."""
+    """Assigns numbers to views: equal views get the same number, which is fast to compare."""
 
     def __init__(self, numbers: Mapping[Hashable, int] | None = None) -> None:
         self.numbers: dict[Hashable, int] = dict(numbers or {})
 
     def views(self, game: Game, num_players: int) -> tuple[int, ...]:
-        """Return per player the number of what it may know."""
+        """Return the number of each player's view."""
         numbers = []
         for player in range(num_players):
             numbers.append(self.numbers.setdefault(game.view(player), len(self.numbers)))
@@ -368,7 +368,7 @@ class _Starts(NamedTuple):
 
     games: tuple[Game, ...]
     views: tuple[tuple[int, ...], ...]
-    """Per start and player the number of what it may know."""
+    """Number of the view, per start and player."""
     numbers: Mapping[Hashable, int]
     """See `_Numbers`."""
 
@@ -386,16 +386,16 @@ def _starts(setup: Setup[Any]) -> _Starts:
 
 
 def _belief_of(worlds: Sequence[World], player: int) -> Belief:
-    """Return what a player should believe that takes these worlds for possible."""
+    """Return the belief of a player that considers these worlds possible."""
     return _belief(worlds, [world.likelihoods[player] for world in worlds], player)
 
 
 def _belief(worlds: Sequence[World], likelihoods: Sequence[float], player: int) -> Belief:
-    """Return how likely each combination of a player's answers is.
+    """Return the probability of each combination of a player's answers.
 
     Args:
-        worlds: Those that the player takes for possible.
-        likelihoods: Of each of them.
+        worlds: The worlds that the player considers possible.
+        likelihoods: Likelihood of each world.
         player: Number of the player.
     """
     total = math.fsum(likelihoods)

@@ -1,7 +1,7 @@
 """Questions to a player about what it cannot see, e.g. its own cards in Hanabi.
 
-They measure beliefs (`posterior`) and are no part of a game: a player that is asked never learns
-whether it was right.
+They measure beliefs (`posterior`) and are not part of the game: a player never learns whether its
+answer was right.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Question:
     """
 
     name: str
-    """What is asked for, in one word."""
+    """One word for what is asked."""
     text: str
-    """The question as it stands behind the player's message, with what separates the two."""
+    """The text appended to the player's message, including the separator."""
     answers: tuple[str, ...]
-    """Every answer that the game knows, whether or not it is possible now."""
+    """Every answer that the game knows, even if it is currently impossible."""

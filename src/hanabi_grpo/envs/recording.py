@@ -1,8 +1,8 @@
-"""A game as a file holds it: an episode, and beside it what an episode cannot name.
+"""A game as stored in a file: an episode, plus information that an episode does not hold.
 
-An episode names its start by (suite, seed). A game from elsewhere has a start that no seed draws:
-its line carries it as text in `start` (in Hanabi the deck, e.g. "R1 Y4 ..."), and in `names` the
-players' own names.
+An episode identifies its start by (suite, seed). A game from another source may have a start that
+no seed produces. Its line then holds the start as text in `start` (in Hanabi the deck, e.g.
+"R1 Y4 ..."), and the players' own names in `names`.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class Recording:
     """One game of a file."""
 
     episode: Episode
-    """The game."""
+    """The episode itself."""
     number: int = 0
-    """Number among the games that were read together, from 0; people choose a game by it."""
+    """Index among the games that were read together, from 0; people select a game by it."""
     source: str = ""
     """File it came from, without folder and suffix, e.g. "step_000030"."""
     start: str | None = None
-    """The start of a game that no (suite, seed) draws, as its environment writes it."""
+    """The start, in its environment's notation, of a game that no (suite, seed) produces."""
     names: tuple[str, ...] = ()
-    """What the players are called elsewhere; empty: `player_0`, …"""
+    """The players' names in the other source; empty: `player_0`, …"""
 
     @property
     def players(self) -> tuple[str, ...]:
@@ -32,6 +32,6 @@ class Recording:
 
     @property
     def where(self) -> str:
-        """What errors call this game."""
+        """Name of this game in error messages."""
         source = self.source or "recording"
         return f"{source}, game {self.number}"

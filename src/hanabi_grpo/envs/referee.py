@@ -1,6 +1,6 @@
-"""One episode from replies to rewards.
+"""Turns the replies of one episode into actions and rewards.
 
-Whoever plays, plays through a `Referee`, so that bad replies mean one thing.
+All play goes through a `Referee`, so that bad replies are always handled the same way.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ from hanabi_grpo.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MadeCall:
-    """A reply that called a tool, in a step that is not over."""
+    """A reply that called a tool in the current step."""
 
     reply: Reply
     call: ToolCall
@@ -47,8 +47,8 @@ class _MadeCall:
 class Referee:
     """An episode in progress.
 
-    A bad reply is data: it costs its player `reward_illegal` or `reward_unparsable`, and what
-    `EnvSpec.bad_reply` says takes its place.
+    A bad reply is not an error: its player gets `reward_illegal` or `reward_unparsable`, and the
+    action that `EnvSpec.bad_reply` specifies replaces it.
 
     Example:
         setup = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
@@ -65,37 +65,37 @@ class Referee:
 
         Args:
             task: The start.
-            number: Number of the episode within the task's group; it feeds the randomness of
-                replacing actions.
-            is_rehearsal: Leave `Environment.rewards` out: it is played to learn how long games are
-                or which words they have, and such a function may be slow, or cost money.
+            number: Index of the episode within the task's group; it seeds the random actions that
+                replace bad replies.
+            is_rehearsal: Skip `Environment.rewards`, for episodes that are only played to find out
+                how long games are or which words occur: reward functions may be slow or cost money.
         """
         self.task = task
         self._is_rehearsal = is_rehearsal
         self.number = number
         self.spec: EnvSpec = task.setup.spec
         self.game: Game = task.environment.reset(task.config, split=task.split, seed=task.seed)
-        """It knows everything: it is for records and tests, never for players."""
+        """The complete game, with all secrets: for records and tests, never for players."""
         self._tools: dict[int, SeatTools] = {}
-        """Per player; empty in a game without tools."""
+        """Tools per player; empty in a game without tools."""
         self._made_calls: dict[int, list[_MadeCall]] = {}
-        """Per player its calls since its last action."""
+        """Each player's calls since its last action."""
         for player in range(self.spec.num_players):
             tools = task.setup.seat_tools()
             if tools is not None:
                 self._tools[player] = tools
                 self._made_calls[player] = []
         self.status: EpisodeStatus | None = None if self.game.to_act() else EpisodeStatus.FINISHED
-        """None while the episode goes on."""
+        """None while the episode is in progress."""
         self._turns: list[Turn] = []
         self._num_steps = 0
         self._late: tuple[Counter[str], ...] = tuple(
             Counter[str]() for _ in range(self.spec.num_players)
         )
-        """What the end paid each player for earlier steps than the last one."""
+        """Rewards for steps before the last one that each player was paid at the end."""
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the players who answer now; () once the episode is over or truncated."""
+        """Return the players to act; () once the episode is over or truncated."""
         return () if self.status is not None else self.game.to_act()
 
     def see(self, player: int) -> Observation:
@@ -103,9 +103,9 @@ class Referee:
         return Observation(self.game, player, self.task.config.window, self._tools.get(player))
 
     def wanted_call(self, player: int, reply: Reply | str) -> WantedCall | None:
-        """Return the call of a tool that a reply makes, None for an action.
+        """Return the tool call in a reply, or None for an action.
 
-        After the last call of a turn, a reply that calls is an action that cannot be read.
+        Once a turn has no calls left, a reply that calls a tool is an unparsable action.
 
         Args:
             player: One of the players to act.
@@ -117,23 +117,24 @@ class Referee:
         return tools.read(reply.text if isinstance(reply, Reply) else reply)
 
     def tools_of(self, player: int) -> SeatTools:
-        """Return the tools of a player that has some, to run a `wanted_call`."""
+        """Return the tools of a player that has tools, to run a `wanted_call`."""
         return self._tools[player]
 
     def add_call(
         self, player: int, reply: Reply | str, wanted: WantedCall, outcome: Outcome
     ) -> ToolCall:
-        """Record a call with what it brought; the player is asked again, see `see`."""
+        """Record a call with its outcome; the player is then asked again, see `see`."""
         call = self._tools[player].add(wanted, outcome)
         full_reply = reply if isinstance(reply, Reply) else Reply(text=reply)
         self._made_calls[player].append(_MadeCall(reply=full_reply, call=call))
         return call
 
     def take_back_call(self, player: int) -> Reply | None:
-        """Return the reply of the player's last call in this turn, as if no call were left then.
+        """Remove the player's last call of this turn and return its reply.
 
-        It is for a player whose conversation has no room for another reply: the reply that took
-        the room is then its action, one that cannot be read. None: the turn has no call.
+        This is for a player whose conversation has no room for another reply: the reply that used
+        up the room then becomes its action, an unparsable one, as if no call had been left. None:
+        the turn has no call.
         """
         if not self._made_calls.get(player):
             return None
@@ -141,23 +142,24 @@ class Referee:
         return self._made_calls[player].pop().reply
 
     def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
-        """Take one reply of each player in `to_act()` and return their turns in that order.
+        """Take one reply from each player in `to_act()` and return their turns in that order.
 
         Args:
-            replies: Per player any text, or a reply with its tokens.
+            replies: Any text, or a reply with its tokens, per player.
 
         Raises:
-            IllegalActionError: The episode is over, or the replies are not those of the players to
-                act.
-            RewardError: The episode is over with this step, and one of the environment's reward
-                functions fails.
+            IllegalActionError: The episode is over, or the replies are not from exactly the players
+                to act.
+            RewardError: This step ends the episode, and one of the environment's reward functions
+                fails.
         """
         players = self.to_act()
         if self.status is not None:
-            raise IllegalActionError(f"The episode is over ({self.status}): start another one.")
+            raise IllegalActionError(f"The episode is over ({self.status}): start a new one.")
         if set(replies) != set(players):
             raise IllegalActionError(
-                f"replies of players {sorted(replies)}: give one of each of {sorted(players)}."
+                f"replies from players {sorted(replies)}: give one reply for each of "
+                f"{sorted(players)}."
             )
         full_replies: dict[int, Reply] = {}
         for player, reply in replies.items():
@@ -189,11 +191,12 @@ class Referee:
         return tuple(self._turns[-len(turns) :])
 
     def out_of_tokens(self, player: int) -> None:
-        """End the episode because the next reply of a player might not fit its conversation.
+        """End the episode because a player's next reply might not fit into its conversation.
 
-        The others keep what they have earned. Without a price, talking until the context is full
-        would be a safe way out of a game that may still be lost: the part "out_of_tokens" stands in
-        the player's last turn, whose reply took the room. A player without a turn has none.
+        The others keep what they have earned. The player's last turn, whose reply used up the room,
+        gets the reward part "out_of_tokens". Without this penalty, talking until the context is
+        full would be a safe way out of a game that may still be lost. A player without a turn gets
+        no such part.
 
         Raises:
             RewardError: One of the environment's reward functions fails.
@@ -210,7 +213,7 @@ class Referee:
     def paid(self, turns: Sequence[Turn], player: int) -> dict[str, float]:
         """Return what a step paid a player, by part.
 
-        The last step comes with what the end paid for earlier ones.
+        For the last step, this includes what was paid at the end for earlier steps.
 
         Args:
             turns: The turns that `step` returned.
@@ -225,11 +228,11 @@ class Referee:
         """Return the episode as data.
 
         Args:
-            seats: Who sat in each seat, see `Episode.seats`.
-            instance_id: Which server process played.
+            seats: The policy in each seat; see `Episode.seats`.
+            instance_id: The server process that played the episode.
 
         Raises:
-            IllegalActionError: It goes on.
+            IllegalActionError: The episode is still in progress.
         """
         if self.status is None:
             raise IllegalActionError("The episode is not over: play it to its end first.")
@@ -249,9 +252,9 @@ class Referee:
         )
 
     def _read(self, player: int, reply: str, order: int) -> tuple[str, ReplyKind]:
-        """Return the action that is applied for a reply, and what became of the reply.
+        """Return the action that is applied for a reply, and how the reply was classified.
 
-        `order` is the place of the player among those who answer in this step.
+        `order` is the position of the player among those who act in this step.
         """
         legal = self.game.legal(player)
         action = None
@@ -266,19 +269,19 @@ class Referee:
             return SKIP, kind
         if not legal:
             raise SettingsError(
-                f"environment {self.spec.env!r}: bad_reply='random_legal' needs legal actions, and "
-                f"player {player} to act has none listed; give bad_reply='skip' or 'forfeit'."
+                f"environment {self.spec.env!r}: bad_reply='random_legal' needs legal actions, but "
+                f"legal() lists none for player {player}; use bad_reply='skip' or 'forfeit'."
             )
         key = (self.task.split, self.task.seed, self.number, len(self._turns) + order)
         return legal[draw(*key, below=len(legal))], kind
 
     def _read_call(self, player: int, reply: str) -> WantedCall | None:
-        """Return the call in a reply, whether or not the turn allows one more."""
+        """Return the call in a reply, whether or not the turn has a call left."""
         tools = self._tools.get(player)
         return tools.read(reply) if tools is not None else None
 
     def _call_turns(self, player: int) -> list[Turn]:
-        """Return a player's calls of this step as turns without rewards."""
+        """Return a player's tool calls in this step as turns without rewards."""
         no_rewards: list[Mapping[str, float]] = [{} for _ in range(self.spec.num_players)]
         turns = []
         result = ""
@@ -293,7 +296,7 @@ class Referee:
         return turns
 
     def _marked(self, turn: Turn) -> Turn:
-        """Return an action's turn with what it has to do with calls of tools."""
+        """Return the turn of an action with its fields about tool calls filled in."""
         made_calls = self._made_calls.get(turn.player)
         if made_calls:
             prompt = turn.prompt or encodable(made_calls[-1].call.result)
@@ -311,10 +314,10 @@ class Referee:
         game_rewards: Sequence[Mapping[str, float]],
         kind: ReplyKind,
     ) -> list[dict[str, float]]:
-        """Return what stands in one player's turn of a step: per player its reward parts.
+        """Return the reward parts, per player, that one player's turn of a step holds.
 
-        These are the player's own, the price of a bad reply among them. The last turn of the step
-        also holds the parts of everybody who did not act.
+        These are the player's own parts, including the penalty for a bad reply. The last turn of
+        the step also holds the parts of all players who did not act.
         """
         is_last_turn = player == acting[-1]
         rewards: list[dict[str, float]] = []
@@ -354,7 +357,7 @@ class Referee:
         )
 
     def _pay_earlier_steps(self) -> None:
-        """Write into the turns of each step what the game pays for it once the episode is over."""
+        """Add to the turns of each step what the game pays for it once the episode is over."""
         if self.status is None:
             return
         for step, rewards in enumerate(self.game.late()):
@@ -369,7 +372,7 @@ class Referee:
                     self._late[player].update(parts)
 
     def _pay_episode(self) -> None:
-        """Write into the turns of the last step what the environment's reward functions pay."""
+        """Add to the turns of the last step what the environment's reward functions pay."""
         rewards = {} if self._is_rehearsal else self.task.environment.rewards
         if self.status is None or not rewards or not self._turns:
             return
@@ -378,7 +381,7 @@ class Referee:
         self._turns = list(with_parts(episode, paid).turns)
 
     def _add_rewards(self, index: int, player: int, parts: Mapping[str, float]) -> None:
-        """Add reward parts of a player to the turn at an index of `_turns`."""
+        """Add a player's reward parts to the turn at an index of `_turns`."""
         turn = self._turns[index]
         rewards = list(turn.rewards)
         rewards[player] = {**rewards[player], **parts}
@@ -394,12 +397,12 @@ def parts_of(turns: Sequence[Turn], player: int) -> dict[str, float]:
 
 
 def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int = 0) -> Episode:
-    """Play an episode by scripts alone.
+    """Play an episode with scripts in all seats.
 
     Args:
         task: The start.
         policies: One script per player.
-        number: Number of the episode within the task's group.
+        number: Index of the episode within the task's group.
     """
     referee = Referee(task, number=number)
     seats = {}
@@ -415,7 +418,7 @@ def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int
 
 
 def _script_reply(referee: Referee, player: int, seat: Seat) -> str:
-    """Return a script's action, after its calls of tools."""
+    """Return a script's action, after running its tool calls."""
     while True:
         reply = seat.act(referee.see(player))
         wanted = referee.wanted_call(player, reply)

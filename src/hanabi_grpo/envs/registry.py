@@ -1,13 +1,13 @@
 """Environments by name: those of this package, and those that installed packages register.
 
-A package registers one by an entry point of the group `hanabi_grpo.environments`, whose name is the
-environment's and whose value leads to the `Environment` object:
+A package registers an environment with an entry point in the group `hanabi_grpo.environments`. Its
+name is the name of the environment, and its value points to the `Environment` object:
 
     [project.entry-points."hanabi_grpo.environments"]
     my_game = "my_package.my_game:MY_GAME"
 
-So code runs only if somebody installed it. A name is never a path, since it may come from a dataset
-row or a request.
+Thus only installed code can run. A name is never a path, because it may come from a dataset row or
+a request.
 """
 
 import functools
@@ -22,7 +22,7 @@ from hanabi_grpo.envs.base import Environment, Setup
 from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 GROUP = "hanabi_grpo.environments"
-"""Group of entry points that installed packages register environments in."""
+"""Entry-point group in which installed packages register environments."""
 OWN_DISTRIBUTION = "hanabi-grpo"
 OWN = {
     "hanabi": "hanabi_grpo.envs.hanabi.environment:HANABI",
@@ -40,36 +40,36 @@ OWN = {
     "split_sum": "hanabi_grpo.envs.parts.split_sum:SPLIT_SUM",
     "hat_line": "hanabi_grpo.envs.parts.hat_line:HAT_LINE",
 }
-"""Environments of this package by name, with the module and the name of each object."""
+"""Environments of this package by name, with the module and object name of each."""
 FAMILIES = {
     "openspiel": "hanabi_grpo.envs.openspiel.any_game:any_game",
     "gymnasium": "hanabi_grpo.envs.interop.gymnasium_text:gymnasium_game",
     "textarena": "hanabi_grpo.envs.interop.textarena_game:textarena_game",
     "openenv": "hanabi_grpo.envs.interop.openenv_client:openenv_game",
 }
-"""What stands before the colon of another library's game, and the function for the whole name.
+"""By prefix before the colon: the function that makes the environment of another library's game.
 
-The function returns the environment.
+The function takes the whole name and returns the environment.
 """
 REACHING_OUT = ("textarena", "openenv")
-"""Families whose games reach outside the process: TextArena downloads word lists, OpenEnv's games
-are played by servers."""
+"""Families whose games reach outside the process: TextArena downloads word lists, and servers play
+OpenEnv's games."""
 OTHERS = "openspiel:<game>, gymnasium:<id>, textarena:<id>, openenv:localhost:<port>"
 _NAME = re.compile(
     r"(openspiel:[a-z0-9]|[a-z])[a-z0-9_-]{0,63}|(gymnasium|textarena):[A-Za-z0-9][\w.-]{0,50}"
     r"|openenv:(localhost|127\.0\.0\.1):[0-9]{1,5}",
     re.ASCII,
 )
-"""What may be looked up."""
+"""Names that may be looked up."""
 _UNKNOWN = "?"
-"""Name and version of a package that does not say them."""
+"""Name and version of a package without metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Which installed package an environment comes from.
 
-    Two sides compare it before they play together.
+    Server and trainer compare it before they work together.
     """
 
     env: str
@@ -83,38 +83,38 @@ class Origin:
 def names() -> tuple[str, ...]:
     """Return the name of every environment, this package's first.
 
-    Games of other libraries are not among them, see `FAMILIES`.
+    Games of other libraries are not included; see `FAMILIES`.
     """
     foreign = set(_entry_points()) - set(OWN)
     return (*OWN, *sorted(foreign))
 
 
 def get(name: str) -> Environment[Any]:
-    """Return the environment of this name.
+    """Return the environment with this name.
 
     Raises:
-        SettingsError: There is none, or two, or it cannot be loaded.
+        SettingsError: No environment has the name, two have it, or it cannot be loaded.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SettingsError(
-            f"env={shown(name)}: an environment is named by a word of lower-case letters, digits, "
-            f"'_' and '-', never by a path; known: {', '.join(names())}; of other libraries: "
+            f"env={shown(name)}: an environment name consists of lower-case letters, digits, '_' "
+            f"and '-', and is never a path; known: {', '.join(names())}; from other libraries: "
             f"{OTHERS}."
         )
     return _load(name)
 
 
 def reaches_out(name: str) -> bool:
-    """Tell whether a game of this name reaches outside the process, see `access.GameAccess`."""
+    """Return whether this game reaches outside the process; see `access.GameAccess`."""
     family, colon, _ = name.partition(":")
     return bool(colon) and family in REACHING_OUT
 
 
 def is_zero_sum(name: str) -> bool:
-    """Tell whether players of an environment's first preset win what others lose.
+    """Return whether an environment's first preset is a zero-sum game.
 
     Raises:
-        SettingsError: As `get`.
+        SettingsError: See `get`.
     """
     environment = get(name)
     first_preset = next(iter(environment.presets.values()))
@@ -122,22 +122,22 @@ def is_zero_sum(name: str) -> bool:
 
 
 def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
-    """Return an environment with the config that a dataset row or a record holds.
+    """Return an environment with the config from a dataset row or a record.
 
-    What a request of another program holds is read by `access.GameAccess.setup`.
+    For requests from other programs, use `access.GameAccess.setup`.
 
     Raises:
-        SettingsError: There is no such environment, or the config is not one of its own.
+        SettingsError: The environment does not exist, or the config is not valid for it.
     """
     environment = get(env)
     chosen = Setup(environment, environment.Config.parse(env_config))
-    # Refuses fields that contradict each other.
+    # Raises an error for fields that contradict each other.
     _ = chosen.spec
     return chosen
 
 
 def may_block(setup: Setup[Any]) -> bool:
-    """Tell whether calls of a game may block, see `Environment.may_block`."""
+    """Return whether calls to a game may block; see `Environment.may_block`."""
     if any(tool.slow for tool in setup.tools):
         return True
     answer = setup.environment.may_block(setup.config)
@@ -150,7 +150,7 @@ def origin(name: str) -> Origin:
     """Return which package an environment comes from.
 
     Raises:
-        SettingsError: As `get`.
+        SettingsError: See `get`.
     """
     get(name)
     is_of_a_library = ":" in name
@@ -182,18 +182,19 @@ def _load(name: str) -> Environment[Any]:
     if not entries:
         raise SettingsError(
             f"env={name!r}: no such environment; {did_you_mean(name, names())}known: "
-            f"{', '.join(names())}, {OTHERS}. One of another package has to be installed here and "
-            f"registered in the entry-point group {GROUP} (docs/environments.md)."
+            f"{', '.join(names())}, {OTHERS}. An environment from another package must be "
+            f"installed here and registered in the entry-point group {GROUP} "
+            "(docs/environments.md)."
         )
     [entry] = entries
     return _load_entry(entry)
 
 
 def _load_entry(entry: metadata.EntryPoint) -> Environment[Any]:
-    """Return the environment that an entry point of another package leads to."""
+    """Return the environment that another package's entry point refers to."""
     try:
         environment = entry.load()
-    except Exception as error:  # whatever a stranger's module raises when it is imported
+    except Exception as error:  # third-party code may raise anything on import
         raise SettingsError(
             f"env={entry.name!r}: {_owner(entry)} registers {entry.value}, which cannot be loaded: "
             f"{type(error).__name__}: {error}."
@@ -208,13 +209,13 @@ def _load_entry(entry: metadata.EntryPoint) -> Environment[Any]:
 
 
 def _import(address: str) -> Any:
-    """Return what stands at e.g. "package.module:NAME"."""
+    """Return the object at e.g. "package.module:NAME"."""
     module, _, attribute = address.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def _entry_points() -> dict[str, list[metadata.EntryPoint]]:
-    """Return the entry points of installed packages by name; two packages may give the same."""
+    """Return the entry points of installed packages by name; names may collide."""
     entries: dict[str, list[metadata.EntryPoint]] = {}
     for entry in metadata.entry_points(group=GROUP):
         entries.setdefault(entry.name, []).append(entry)

@@ -1,6 +1,6 @@
-"""From whatever a model wrote to lines that may be its answer.
+"""Extract the lines of a model's reply that may be its answer.
 
-Linear in the length of the text; never raises.
+Takes time linear in the length of the text, and never raises an error.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from hanabi_grpo.envs.texts import think_parts
 
 _DECORATION = " \t\r\f\v*_`~#>|\"'.,;!-+=()[]{}$\u2018\u2019\u201c\u201d\u2022\u2013\u2014\x00"
 _DECORATION_BUT_SIGNS = "".join(mark for mark in _DECORATION if mark not in "+-")
-"""For choices such as -1 and 1, which only a sign tells apart."""
+"""For choices such as -1 and 1, which differ only in their sign."""
 _LABEL_WORDS = frozenset(
     {
         "my",
@@ -29,9 +29,9 @@ _LABEL_WORDS = frozenset(
         "decision",
     }
 )
-"""Words that may stand before the colon of a line such as "My final move: Play 1"."""
+"""Words that may precede the colon of a line such as "My final move: Play 1"."""
 MAX_LINE_CHARS = 120
-"""No decorated answer is longer; longer lines are prose and are skipped unread."""
+"""Maximum length of a decorated answer; longer lines are prose and are skipped."""
 
 
 def answer_lines(
@@ -39,13 +39,13 @@ def answer_lines(
 ) -> Iterator[str]:
     r"""Yield the short lines of a reply, last first, undecorated.
 
-    They come without markdown, quotes and a label such as `Action:`. Think blocks are not read; a
-    reply whose thinking was cut off has no lines.
+    Markdown, quotes and a label such as `Action:` are removed. Think blocks are ignored; a reply
+    whose thinking was cut off has no lines.
 
     Args:
         reply: Any text.
-        longest: Characters of a line that may be an answer.
-        marks: Characters that do not count at its ends.
+        longest: Maximum length of a line that may be an answer.
+        marks: Characters to strip from both ends of a line.
 
     Example:
         reply = "<think>bet?</think>\nI am strong.\n**Action: bet**"
@@ -61,11 +61,11 @@ def answer_lines(
 
 
 def last_choice(reply: str, choices: Iterable[str]) -> str | None:
-    r"""Return the choice that the last line naming one names, or None.
+    r"""Return the choice named by the last line that names one, or None.
 
-    A line counts when it is a choice and nothing else; prose around it makes it none. Upper and
-    lower case are the same. Marks at the ends of a choice count as little as those of a line; signs
-    do where choices such as -1 and 1 differ in nothing else.
+    A line counts only if it is a choice and nothing else, without prose around it. Case does not
+    matter. Marks at the ends of a choice are ignored, as in a line, except for signs if choices
+    such as -1 and 1 differ only in them.
 
     Example:
         last_choice("I could check.\nMove: Bet.", ("check", "bet")) == "bet"
@@ -84,11 +84,11 @@ def last_choice(reply: str, choices: Iterable[str]) -> str | None:
 
 
 def undecorated(line: str, marks: str = _DECORATION) -> str:
-    """Return a line without markdown, quotes and marks at its ends, and without its label.
+    """Return a line without its label, and without markdown, quotes and marks at its ends.
 
     Args:
         line: The line.
-        marks: Characters that do not count at its ends.
+        marks: Characters to strip from both ends.
 
     Example:
         undecorated("**Action: bet**") == "bet"

@@ -1,7 +1,7 @@
-"""Rewards of whole episodes: Python functions that an installed package adds to an environment.
+"""Episode-level rewards: Python functions that an installed package adds to an environment.
 
 They are part of an environment, so they run where it is played: in the rollout server's processes
-for games that may block, never in the trainer. What they pay has their name in every record.
+for games that may block, never in the trainer. Every record lists their rewards by name.
 """
 
 import math
@@ -30,9 +30,9 @@ from hanabi_grpo.types import JUDGE_PARTS, TURN_PARTS, Episode, task_name
 
 Payoff = Literal["team", "zero_sum", "general"]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
-"""What a reward may be called."""
+"""Valid names of rewards."""
 _ROUNDING = 1e-9
-"""By how much sums of floats may miss what they should be."""
+"""Tolerance for sums of floats."""
 
 
 def with_rewards(
@@ -43,23 +43,23 @@ def with_rewards(
     reward_range: tuple[float, float],
     payoff: Payoff | None = None,
 ) -> "RewardedEnvironment[C]":
-    """Return an environment that plays as another one does and pays further rewards.
+    """Return an environment that plays like an existing one and pays additional rewards.
 
-    To use it in training, register it by an entry point as any environment of a package of yours,
-    under the same name (docs/environments.md): then `HANABI_ENV` chooses it, and server and trainer
-    compare which version of your package they have.
+    To use it in training, register it under the same name with an entry point, like any environment
+    in your own package (docs/environments.md). Then `HANABI_ENV` selects it, and server and trainer
+    compare their versions of your package.
 
     Args:
-        environment: The environment, or its name.
-        name: The new name, by which settings, records and requests choose it.
-        rewards: By the name of its part each function, which takes a finished episode and returns
-            one finite number per player.
-        reward_range: Least and greatest sum of these rewards for one player in an episode.
-        payoff: How the players' rewards are related with these, see `EnvSpec.payoff`; None: as
-            before, so that in a team all players must be paid the same.
+        environment: The existing environment, or its name.
+        name: The new name, used in settings, records and requests.
+        rewards: Reward functions by the name of their reward part. Each takes a finished episode
+            and returns one finite number per player.
+        reward_range: Minimum and maximum sum of these rewards for one player in an episode.
+        payoff: How the players' rewards are related, these rewards included; see
+            `EnvSpec.payoff`. None: unchanged, so all players of a team must get the same reward.
 
     Raises:
-        SettingsError: A name or the range cannot be used.
+        SettingsError: A name or the range is invalid.
 
     Example:
         def brief(episode: Episode) -> list[float]:
@@ -74,7 +74,7 @@ def with_rewards(
     if name == base.name or name in registry.OWN or not _NAME.fullmatch(name):
         raise SettingsError(
             f"with_rewards(name={shown(name)}): give a new name of lower-case letters, digits and "
-            f"'_', e.g. {base.name.replace(':', '_')}_brief; a name stands for one set of rewards."
+            f"'_', e.g. {base.name.replace(':', '_')}_brief; each name stands for one reward set."
         )
     if not rewards:
         raise SettingsError(f"with_rewards(rewards={{}}): {name} needs at least one function.")
@@ -82,21 +82,21 @@ def with_rewards(
         taken = part in TURN_PARTS | JUDGE_PARTS or part in base.rewards
         if taken or not _NAME.fullmatch(part) or not callable(function):
             raise SettingsError(
-                f"with_rewards(rewards={{{shown(part)}: {shown(function)}}}): give functions by "
-                "names of lower-case letters, digits and '_' that no other reward has; taken: "
+                f"with_rewards(rewards={{{shown(part)}: {shown(function)}}}): map unused names of "
+                "lower-case letters, digits and '_' to functions; names already in use: "
                 f"{', '.join(sorted({*TURN_PARTS, *JUDGE_PARTS, *base.rewards}))}."
             )
     low, high = reward_range
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise SettingsError(
-            f"with_rewards(reward_range={reward_range!r}): give the least and the greatest sum of "
+            f"with_rewards(reward_range={reward_range!r}): give the minimum and maximum sum of "
             "these rewards for one player, both finite."
         )
     return RewardedEnvironment(base, name, {**base.rewards, **rewards}, (low, high), payoff)
 
 
 class RewardedEnvironment(Environment[C]):
-    """Another environment with rewards of whole episodes, see `with_rewards`."""
+    """An existing environment with additional episode-level rewards; see `with_rewards`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class RewardedEnvironment(Environment[C]):
         self.draws_as = base.draws_as or base.name
 
     def spec(self, config: C) -> EnvSpec:
-        """Return the spec of the other environment, with this name and the wider range."""
+        """Return the spec of the base environment, with this name and the wider range."""
         spec = self.base.spec(config)
         low, high = spec.return_range
         least, greatest = self.reward_range
@@ -131,7 +131,7 @@ class RewardedEnvironment(Environment[C]):
         return replace(
             spec,
             env=self.name,
-            # What stands before the dash still names the rules.
+            # The part before the dash still identifies the rules.
             hash=f"{spec.hash}-{rewards_hash}",
             payoff=self.payoff or spec.payoff,
             return_range=(low + least, high + greatest),
@@ -143,7 +143,7 @@ class RewardedEnvironment(Environment[C]):
         return self.base.knows_preset(name)
 
     def may_block(self, config: C) -> bool | None:
-        """Return True: nobody knows how long a stranger's function takes."""
+        """Return True: a third-party function may take any amount of time."""
         return True
 
     def num_starts(self, config: C) -> int | None:
@@ -167,7 +167,7 @@ class RewardedEnvironment(Environment[C]):
         self.base.check_policy(config, name)
 
     def bounds_key(self, config: C) -> str | None:
-        """See `Environment.bounds_key`; nobody knows a bound where a stranger's function pays."""
+        """See `Environment.bounds_key`; there is no known bound if the score includes rewards."""
         return self.base.bounds_key(config) if self.base.spec(config).score != "return" else None
 
     def best_response_score(self, config: C, policy: str, seat: int) -> float | None:
@@ -207,7 +207,7 @@ class RewardedEnvironment(Environment[C]):
         return self.base.start_id(config, split=split, seed=seed)
 
     def recorded(self, config: C, recording: Recording) -> tuple[Game, str]:
-        """See `Environment.recorded`; a game of the other environment is none of this one."""
+        """See `Environment.recorded`; games of the base environment do not count as this one's."""
         if recording.start is not None:
             return self.base.recorded(config, recording)
         return super().recorded(config, recording)
@@ -241,25 +241,25 @@ def episode_rewards(
     Args:
         rewards: The functions by the name of their part.
         episode: The episode.
-        spec: Rules of the game, whose payoff holds for these rewards, too.
+        spec: Spec of the game; its payoff applies to these rewards, too.
 
     Returns:
-        Per player the reward of each function.
+        The reward from each function, per player.
 
     Raises:
-        RewardError: A function raises, or its numbers cannot be paid. The message names it.
+        RewardError: A function raises an error or returns invalid numbers. The message names it.
     """
     paid: list[dict[str, float]] = [{} for _ in range(spec.num_players)]
     known = {part for turn in episode.turns for parts in turn.rewards for part in parts}
     for name, function in rewards.items():
         if name in known:
-            raise _failed(name, episode, "has the name of a reward of the game; give it another")
+            raise _failed(name, episode, "has the same name as a reward of the game; rename it")
         try:
             answer = function(episode)
-            # A generator computes only now.
+            # A generator runs only now.
             if isinstance(answer, Iterator):
                 answer = list(answer)
-        except Exception as error:  # whatever a stranger's function raises
+        except Exception as error:  # third-party code may raise anything
             problem = f"raised {type(error).__name__}: {error}"
             raise _failed(name, episode, problem) from error
         for player, value in enumerate(_numbers(name, answer, episode, spec)):
@@ -268,16 +268,17 @@ def episode_rewards(
 
 
 def with_parts(episode: Episode, parts: Sequence[Mapping[str, float]]) -> Episode:
-    """Return a finished episode with rewards for all of it, which stand in the last step.
+    """Return a finished episode with episode-level rewards added to its last step.
 
-    A player's stand in its turn of that step, else in the last turn of all.
+    A player's rewards go into its turn of that step, or if it has none, into the episode's last
+    turn.
 
     Args:
-        episode: The episode; one without a turn has no place for them.
-        parts: Per player the named rewards.
+        episode: The episode; one without turns is returned unchanged.
+        parts: Named rewards per player.
 
     Raises:
-        RewardError: The last step pays one of that name already.
+        RewardError: The last step already has a reward of the same name.
     """
     if not episode.turns:
         return episode
@@ -291,16 +292,16 @@ def with_parts(episode: Episode, parts: Sequence[Mapping[str, float]]) -> Episod
         index = indices.get(player, last_index)
         rewards = list(turns[index].rewards)
         for name in own_parts.keys() & rewards[player].keys():
-            raise _failed(name, episode, "has the name of a reward of the game; give it another")
+            raise _failed(name, episode, "has the same name as a reward of the game; rename it")
         rewards[player] = {**rewards[player], **own_parts}
         turns[index] = replace(turns[index], rewards=tuple(rewards))
     return replace(episode, turns=tuple(turns))
 
 
 def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[float]:
-    """Return what one function answered as numbers, one per player."""
+    """Return the result of one function as numbers, one per player."""
     wanted = f"expected a list of {spec.num_players} finite numbers, one per player"
-    # A list of these would be of keys, or in any order.
+    # As a list, these would be keys, or in arbitrary order.
     if isinstance(answer, Mapping | Set):
         raise _failed(name, episode, f"returned {shown(answer)}; {wanted}")
     try:
@@ -320,7 +321,7 @@ def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[fl
 
 
 def _is_finite(value: object) -> bool:
-    """Tell whether a value is a number that a finite float can hold."""
+    """Return whether a value is a number that fits a finite float."""
     try:
         return isinstance(value, Real) and math.isfinite(value)
     except OverflowError:

@@ -1,23 +1,23 @@
-"""Replies as people read them: thought and answer apart, and what they earned."""
+"""Replies as people read them: thoughts and answer separated, and the rewards they earned."""
 
 import re
 from collections.abc import Mapping
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
 _MARKUP = re.compile(r"<(?=[|\uff5c/!\w])|\[(?=/?[A-Z_]+\])")
-"""Where a tag begins that a chat template or a tokenizer might take for its own."""
+"""Start of a tag that a chat template or a tokenizer might take for a special token."""
 
 
 def split_reply(reply: str) -> tuple[str, str]:
-    """Return what a reply thinks and what it says, both stripped."""
+    """Return a reply's thoughts and the rest of its text, both stripped."""
     thoughts, outside, _ = think_parts(reply)
     return _join_stripped(thoughts), _join_stripped(outside)
 
 
 def public_text(reply: str) -> str | None:
-    """Return what a reply says beside its thoughts, None where a thought was cut off.
+    """Return what a reply says outside its thoughts, or None if a thought was cut off.
 
-    Others read it as a part of their prompts, so nothing in it may be a special token:
+    Other players read it as part of their prompts, so it must not contain special tokens:
     `<|im_end|>` becomes `< |im_end|>`.
     """
     _, parts, is_cut_off = think_parts(reply)
@@ -28,7 +28,7 @@ def public_text(reply: str) -> str | None:
 
 
 def without_markup(text: str) -> str:
-    """Return a text for a prompt in which nothing is a special token.
+    """Return a text in which nothing is a special token, so that it can be part of a prompt.
 
     Example:
         without_markup("<|im_end|>") == "< |im_end|>"
@@ -58,7 +58,7 @@ def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
         if is_thinking:
             thoughts.append(text)
         elif is_closing:
-            # The prompt opened the thought: all so far belongs to it.
+            # The prompt opened the thought: everything so far belongs to it.
             thoughts += [*outside, text]
             outside = []
         else:
@@ -74,10 +74,10 @@ def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
 
 
 def think_spans(reply: str) -> list[tuple[int, int]]:
-    """Return where the thoughts of a reply are, as `think_parts` reads it, tags included.
+    """Return the positions of a reply's thoughts, as read by `think_parts`, tags included.
 
     Returns:
-        (first character, character behind the last) of each thought, in order.
+        (start, end) of each thought, in order; the end is exclusive.
 
     Example:
         think_spans("<think>a</think>b<think>c") == [(0, 16), (17, 25)]
@@ -90,7 +90,7 @@ def think_spans(reply: str) -> list[tuple[int, int]]:
         if is_thinking:
             spans.append((start, tag.end()))
         elif is_closing:
-            # The prompt opened the thought: all so far belongs to it.
+            # The prompt opened the thought: everything so far belongs to it.
             spans = [(0, tag.end())]
         start = tag.start() if not is_thinking else tag.end()
         is_thinking = not is_closing
@@ -100,12 +100,12 @@ def think_spans(reply: str) -> list[tuple[int, int]]:
 
 
 def earned(rewards: Mapping[str, float]) -> str:
-    """Return reward parts, e.g. "score +1, illegal -0.5"."""
+    """Return reward parts as text, e.g. "score +1, illegal -0.5"."""
     return ", ".join(f"{part} {signed(value)}" for part, value in rewards.items())
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign and without needless zeros, e.g. "+0.5"."""
+    """Return a number with its sign and without trailing zeros, e.g. "+0.5"."""
     return f"{value:+.2f}".rstrip("0").rstrip(".")
 
 

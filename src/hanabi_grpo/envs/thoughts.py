@@ -8,13 +8,14 @@ from hanabi_grpo.types import Episode
 
 
 def thought_figures(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the figures of some episodes; nothing where no reply has a thought.
+    """Return the figures of some episodes; {} if no reply has a thought.
 
-    `thoughts/turn_share` is the share of replies with a thought. Over those: `thoughts/words`, the
-    mean length in words; `thoughts/cut_share`, the share that the limit of a reply cut off; and
-    `thoughts/per_prompt`, different thoughts divided by different prompts. Where it falls towards
-    0, players write the same template whatever they read, and rewards no longer depend on what is
-    thought; RAGEN describes such a collapse (arXiv 2504.20073).
+    `thoughts/turn_share` is the share of replies with a thought. Over those replies:
+    `thoughts/words` is the mean length in words; `thoughts/cut_share` is the share that was cut off
+    by the reply limit; and `thoughts/per_prompt` is the number of distinct thoughts divided by the
+    number of distinct prompts. If the latter falls toward 0, players write the same template
+    whatever they read, and rewards no longer depend on the thoughts; RAGEN describes this collapse
+    (arXiv 2504.20073).
     """
     num_replies = 0
     num_cut = 0

@@ -1,6 +1,6 @@
-"""Any environment as a PettingZoo environment, and one seat of it as a Gymnasium one.
+"""Any environment as a PettingZoo environment, and one seat of it as a Gymnasium environment.
 
-Replies go in, messages come out.
+Actions are reply texts; observations are message texts.
 """
 
 import string
@@ -22,61 +22,62 @@ from hanabi_grpo.types import player_name, player_names
 
 
 class AnyText(Text):
-    """A space that holds every text up to a length; samples are printable ASCII."""
+    """A space of all texts up to a maximum length; samples are printable ASCII."""
 
     def __init__(self, max_length: int) -> None:
         super().__init__(max_length, min_length=0, charset=string.printable)
 
     def contains(self, x: Any) -> bool:
-        """Return True for a text that is not too long."""
+        """Return True for a text within the maximum length."""
         return isinstance(x, str) and len(x) <= self.max_length
 
 
 _REPLY_CHARS = 1 << 12
-"""Longest reply that the action spaces hold."""
+"""Maximum reply length in the action spaces."""
 _MESSAGE_CHARS = 1 << 16
-"""Longest message that the observation spaces hold."""
+"""Maximum message length in the observation spaces."""
 _NUM_SEEDS = 2**31
-"""Starts from which one is drawn where `reset` is not told which."""
+"""Number of starts to draw from if `reset` is not told which one."""
 _AEC_OPTIONS = frozenset({"split", "seed"})
 _SEAT_OPTIONS = frozenset({"split", "seed", "game"})
 
 
 def _text_of(action: object) -> str:
-    """Return an action; an IllegalActionError refuses one that is no text."""
+    """Return an action, or raise an IllegalActionError if it is not a text."""
     if not isinstance(action, str):
-        raise IllegalActionError(f"action={action!r}: an action is the text of a reply.")
+        raise IllegalActionError(f"action={action!r}: an action must be the text of a reply.")
     return action
 
 
 class _HoldsEpisode:
-    """What both wrappers have: the episode that `reset` starts."""
+    """Shared by both wrappers: the episode started by `reset`."""
 
     _referee: Referee | None = None
 
     @property
     def referee(self) -> Referee:
-        """The episode; it knows everything, so it is for records and tests, never for players."""
+        """The episode with all its secrets: for records and tests, never for players."""
         if self._referee is None:
-            raise IllegalActionError("No episode was started: call reset() first.")
+            raise IllegalActionError("No episode has been started: call reset() first.")
         return self._referee
 
 
 class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
     """One environment with one config; its agents are `player_0`, `player_1` ….
 
-    - Action: any text up to a length is a reply, see `Referee` for bad ones;
-      `infos[agent]["legal"]` lists the legal actions of an agent that is to act, where the
-      environment lists them. An agent whose episode is over steps with None.
-    - Observation: "message", what is new for the agent; "" for one that is not to act. A bare text
-      would fail PettingZoo's check, which reads the `dtype` of every observation.
-    - Rewards: the sum of the agent's reward parts of a step, `infos[agent]["rewards"]`.
-    - Players who answer at the same time are selected one after the other; the step is made when
-      the last has answered, and none of them sees the others' answers before.
+    - Action: the text of a reply, up to a maximum length; `Referee` handles bad replies.
+      `infos[agent]["legal"]` lists the legal actions of an agent that is to act, if the environment
+      lists them. An agent whose episode is over steps with None.
+    - Observation: "message", what is new for the agent; "" for an agent that is not to act. A plain
+      text would fail PettingZoo's check, which reads the `dtype` of every observation.
+    - Rewards: the sum of the agent's reward parts in a step, which are in
+      `infos[agent]["rewards"]`.
+    - Players who act simultaneously are selected one after the other. The step is executed after
+      the last of them has replied, and none of them sees the others' replies before that.
     - Every agent terminates when the game is over, and is truncated after the spec's `max_turns`
       steps. `infos[agent]` then holds "result".
-    - `reset(options={"split": "eval", "seed": 17})` chooses the start. Without options the split is
-      "pettingzoo" and the start is drawn from a generator that `reset(seed=...)` seeds.
+    - `reset(options={"split": "eval", "seed": 17})` selects the start. Without options, the split
+      is "pettingzoo" and the start is drawn from a generator seeded by `reset(seed=...)`.
     """
 
     metadata = {  # noqa: RUF012 - as PettingZoo declares it
@@ -86,9 +87,9 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
     }
 
     def __init__(self, environment: Environment[C], config: C) -> None:
-        """Make an env without an episode; `reset` starts one."""
+        """Create an env without an episode; `reset` starts one."""
         self.environment = environment
-        # Whoever drives a wrapper gives actions alone.
+        # Callers of a wrapper can only give actions, not tool calls.
         self.config = Setup(environment, config).without_tools().config
         self.possible_agents = list(player_names(environment.spec(config).num_players))
         self.agents: list[str] = []
@@ -104,11 +105,11 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         """Replies of the step so far, by player."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start a new episode; warns of an option that it does not know.
+        """Start a new episode; warns about unknown options.
 
         Args:
             seed: Seeds the generator that draws starts.
-            options: Which start, see the class.
+            options: Selects the start; see the class docstring.
         """
         options = options or {}
         unknown = sorted(set(options) - _AEC_OPTIONS)
@@ -138,8 +139,8 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         """Take the reply of the selected agent; None from an agent whose episode is over.
 
         Raises:
-            IllegalActionError: No episode was started, every agent has left, or the action is no
-                text.
+            IllegalActionError: No episode has been started, every agent has left, or the action is
+                not a text.
         """
         referee = self.referee
         if not self.agents:
@@ -181,17 +182,17 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         return {"message": referee.see(player).message()}
 
     def observation_space(self, agent: str) -> Dict:
-        """Return the space of an agent's observations; equal for all agents."""
+        """Return the observation space of an agent; it is the same for all agents."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> AnyText:
-        """Return the space of an agent's replies; equal for all agents."""
+        """Return the action space of an agent; it is the same for all agents."""
         return self.action_spaces[agent]
 
     def _begin_step(self, rewards: list[dict[str, float]]) -> None:
-        """Fill in what agents are told before a step, and select the first of those who act.
+        """Fill in what agents are told before a step, and select the first player to act.
 
-        `rewards` are the parts that the step before has paid, per player.
+        `rewards` are the reward parts of the previous step, per player.
         """
         referee = self.referee
         self.infos: dict[str, dict[str, Any]] = {}
@@ -208,7 +209,7 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         self._select_agent()
 
     def _select_agent(self) -> None:
-        """Select the next player who has not answered in this step, the first one at the end."""
+        """Select the next player who has not acted in this step; at the end, the first player."""
         waiting = [player for player in self.referee.to_act() if player not in self._replies]
         next_player = waiting[0] if waiting else 0
         self.agent_selection = self.agents[next_player]
@@ -217,20 +218,20 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
 class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     """An environment seen from one seat.
 
-    Each step is one reply of the seat and what the partners do until its next turn.
+    Each step is one reply from the seat, followed by the partners' actions until its next turn.
 
     - Action and observation: texts as in `AECWrapper`; "" when the episode is over.
-    - Reward: the seat's return since its last turn, whose parts are `info["rewards"]`. What it
-      earns before its first turn is paid with its first step.
-    - Terminated when the game is over, truncated after the spec's `max_turns` steps. Where partners
-      end the game before the seat's first turn, which `reset` cannot say, the first step takes no
-      reply: whatever it is given, it returns the end and its reward. Starting again instead would
+    - Reward: the seat's return since its last turn; its parts are in `info["rewards"]`. Rewards
+      earned before its first turn are paid with its first step.
+    - Terminated when the game is over, truncated after the spec's `max_turns` steps. If partners
+      end the game before the seat's first turn, `reset` cannot report it. The first step then
+      ignores its action and returns the end and the reward. Starting another game instead would
       change which starts are played.
-    - Info: `player`, `system` (the system message), `legal` (of the next turn; None: any text),
-      after a step also `rewards`, `action` and `kind` of the seat's own move, and at the end
+    - Info: `player`, `system` (the system message) and `legal` (for the next turn; None: any text);
+      after a step also `rewards`, and `action` and `kind` of the seat's own move; at the end also
       `result`.
-    - `reset(options={"split": "eval", "seed": 17, "game": 3})` chooses the start and the partners'
-      random generators. Without options the split is "gymnasium" and the start is drawn from the
+    - `reset(options={"split": "eval", "seed": 17, "game": 3})` selects the start and the partners'
+      random generators. Without options, the split is "gymnasium" and the start is drawn from the
       env's own generator.
     """
 
@@ -239,30 +240,30 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     def __init__(
         self, environment: Environment[C], config: C, seat: int, partners: Mapping[int, Policy]
     ) -> None:
-        """Make an env without an episode; `reset` starts one.
+        """Create an env without an episode; `reset` starts one.
 
         Args:
-            environment: What is played.
+            environment: The environment.
             config: Its settings.
             seat: Number of the seat, from 0.
-            partners: Scripts of all other seats, e.g. `{1: HANABI.policies["iggi"]()}`.
+            partners: Scripts for all other seats, e.g. `{1: HANABI.policies["iggi"]()}`.
 
         Raises:
-            SettingsError: The game has no such seat, or the partners do not fill the others.
+            SettingsError: The game has no such seat, or the partners do not fill the other seats.
         """
         num_players = environment.spec(config).num_players
         if not 0 <= seat < num_players:
             raise SettingsError(
-                f"seat={seat}: {num_players} players have seats 0 to {num_players - 1}."
+                f"seat={seat}: a game of {num_players} players has seats 0 to {num_players - 1}."
             )
         others = [other for other in range(num_players) if other != seat]
         if sorted(partners) != others:
             raise SettingsError(
-                f"partners for seats {sorted(partners)}: with seat={seat} give one each for "
-                f"{others}."
+                f"partners for seats {sorted(partners)}: with seat={seat}, give one partner for "
+                f"each of {others}."
             )
         self.environment = environment
-        # Whoever drives a wrapper gives actions alone.
+        # Callers of a wrapper can only give actions, not tool calls.
         self.config = Setup(environment, config).without_tools().config
         self.seat = seat
         self.observation_space = AnyText(_MESSAGE_CHARS)
@@ -271,7 +272,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         self._seats: dict[int, Seat] = {}
         """The partners as players of this episode."""
         self._unpaid: Counter[str] = Counter()
-        """Reward parts since this seat's last turn, which its next step returns."""
+        """Reward parts since this seat's last turn; its next step returns them."""
         self._is_end_returned = False
 
     def reset(
@@ -281,7 +282,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
 
         Args:
             seed: Seeds the generator that draws starts.
-            options: Which start and which episode of its group, see the class.
+            options: Selects the start and the episode of its group; see the class docstring.
 
         Returns:
             The seat's first message and the info.
@@ -313,11 +314,11 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         """Take this seat's reply, then let the partners act until its next turn or the end.
 
         Returns:
-            Message, reward, terminated, truncated and info, as Gymnasium has them.
+            Message, reward, terminated, truncated and info, as in Gymnasium.
 
         Raises:
-            IllegalActionError: There is no episode, or it is over, or the action is no text, or a
-                partner's was not legal.
+            IllegalActionError: There is no episode, it is over, the action is not a text, or a
+                partner's action was not legal.
         """
         move: dict[str, Any] = {}
         if self.referee.status is None:
@@ -342,9 +343,9 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
             self._step(None)
 
     def _step(self, reply: str | None) -> dict[str, Any]:
-        """Make one step in which this seat gives `reply`; return what became of the reply.
+        """Take one step with this seat's `reply`; return the resulting action and its kind.
 
-        `reply` is None and nothing is returned where this seat is not to act.
+        If this seat is not to act, `reply` is None and the result is empty.
         """
         referee = self.referee
         replies: dict[int, str] = {}
@@ -366,13 +367,13 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         legal = seen.legal()
         if legal is not None and seen.parse(reply) not in legal:
             raise IllegalActionError(
-                f"{reply!r}: {self.partners[player].name} as {player_name(player)} may not do that "
-                f"now; a partner has to choose one of {', '.join(legal)}."
+                f"{reply!r}: not a legal action of {self.partners[player].name} as "
+                f"{player_name(player)}; a partner must choose one of {', '.join(legal)}."
             )
         return reply
 
     def _observation(self) -> tuple[str, dict[str, Any]]:
-        """Return message and info of this seat."""
+        """Return message and info for this seat."""
         info: dict[str, Any] = {
             "player": player_name(self.seat),
             "system": self.environment.system_message(self.config, self.seat),

@@ -1,1 +1,1 @@
-"""One player on a grid: FrozenLake and Sokoban. Each task is a map of its own."""
+"""One player on a grid: FrozenLake and Sokoban. Each task has its own map."""

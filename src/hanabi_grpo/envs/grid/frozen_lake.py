@@ -1,8 +1,8 @@
-"""FrozenLake: gymnasium's lake with a map of its own for each task.
+"""FrozenLake: Gymnasium's lake, with its own map for each task.
 
-Source: gymnasium's `toy_text/frozen_lake.py`. Each cell is frozen with chance p, some way leads
-from start to goal, and on a slippery lake a move goes in the wanted direction or to either side of
-it, each with chance 1/3.
+Source: Gymnasium's `toy_text/frozen_lake.py`. Each cell is frozen with probability p, and at least
+one path leads from start to goal. On a slippery lake, a move goes in the intended direction or to
+either side of it, each with probability 1/3.
 """
 
 import functools
@@ -32,26 +32,26 @@ GOAL = "G"
 PLAYER = "P"
 
 _RESOLUTION = 1 << 32
-"""Steps of the draw that decides whether a cell is frozen."""
+"""Resolution of the draw that decides whether a cell is frozen."""
 _MOST_DRAWS = 1 << 14
-"""Maps that are drawn at most until the goal can be reached on one."""
+"""Maximum number of maps drawn until the goal can be reached on one."""
 _LAKES_REMEMBERED = 1 << 12
 _SLIP_SIGNS = {-1: "-", 0: "0", 1: "+"}
-"""How the name of a start writes a slip."""
+"""Notation of a slip in the name of a start."""
 
 Position = tuple[int, int]
 """Row and column, from 0 at the upper left."""
 
 
 class FrozenLakeConfig(MazeConfig):
-    """Size and ice."""
+    """Settings of FrozenLake: size and ice."""
 
     size: int = Field(default=4, ge=2, le=10)
-    """Rows and columns of the lake."""
+    """Number of rows and columns of the lake."""
     frozen: float = Field(default=0.8, ge=0.3, le=1)
-    """Chance that a cell of the lake is frozen and no hole."""
+    """Probability that a cell of the lake is frozen instead of a hole."""
     slippery: bool = False
-    """Whether two moves of three go to a side of the wanted direction."""
+    """Whether two of three moves slip to a side of the intended direction."""
 
 
 class FrozenLakeGame(MazeGame):
@@ -67,7 +67,7 @@ class FrozenLakeGame(MazeGame):
         Args:
             config: The settings.
             lake: The rows of the map, one character per cell.
-            slips: To which side each move slips: -1, 0 or 1; () on a lake that is not slippery.
+            slips: Side to which each move slips: -1, 0 or 1; () on a lake that is not slippery.
         """
         self.config = config
         self.lake = lake
@@ -130,9 +130,9 @@ class FrozenLake(Maze[FrozenLakeConfig]):
     }
 
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
-        """Return the spec of one player; without slips and with enough moves every goal is reached.
+        """Return the spec; without slips and with enough moves, every goal can be reached.
 
-        No shortest way visits a cell twice, so twice the number of cells is more than enough.
+        A shortest path never visits a cell twice, so twice the number of cells is enough.
         """
         has_enough_moves = config.max_moves >= 2 * config.size**2
         is_certain = has_enough_moves and not config.slippery
@@ -154,7 +154,7 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         return lake + "".join(signs)
 
     def reset(self, config: FrozenLakeConfig, *, split: str, seed: int) -> FrozenLakeGame:
-        """Draw a lake on which some way leads to the goal, and the slips."""
+        """Draw a lake with a path to the goal, and the slips."""
         lake = _draw_solvable_lake(config.size, config.frozen, split, seed)
         slips: list[int] = []
         if config.slippery:
@@ -165,9 +165,9 @@ class FrozenLake(Maze[FrozenLakeConfig]):
 
 @functools.lru_cache(maxsize=_LAKES_REMEMBERED)
 def _draw_solvable_lake(size: int, frozen: float, split: str, seed: int) -> tuple[str, ...]:
-    """Return the rows of the first of a start's lakes that has a way to the goal.
+    """Return the rows of the first of a start's lakes that has a path to the goal.
 
-    Where there are so many holes that none has, a way is frozen on the last of them.
+    If none of them has one because there are too many holes, a path is frozen on the last lake.
     """
     for number in range(_MOST_DRAWS):
         lake = _Lake(size, frozen, (split, seed, number))
@@ -188,24 +188,24 @@ def _draw_solvable_lake(size: int, frozen: float, split: str, seed: int) -> tupl
 
 
 class _Lake:
-    """A lake whose cells are drawn when somebody looks at them."""
+    """A lake whose cells are drawn on demand."""
 
     def __init__(self, size: int, frozen: float, key: tuple[str, int, int]) -> None:
         """Draw nothing yet.
 
         Args:
             size: Rows and columns.
-            frozen: Chance that a cell is no hole.
+            frozen: Probability that a cell is not a hole.
             key: Split, seed, and number of the lake.
         """
         self.size = size
         self.kept: set[Position] = set()
-        """Cells that are frozen whatever is drawn."""
+        """Cells that are always frozen."""
         self._threshold = frozen * _RESOLUTION
         self._key = key
 
     def sign(self, position: Position) -> str:
-        """Return what a cell is."""
+        """Return the sign of a cell."""
         row, column = position
         cell = row * self.size + column
         if cell == 0:
@@ -218,7 +218,7 @@ class _Lake:
         return FROZEN if drawn < self._threshold else HOLE
 
     def has_open_ends(self) -> bool:
-        """Tell whether start and goal have a neighbour that is no hole: the fastest look at all."""
+        """Return whether start and goal each have a neighbor without a hole: a fast first check."""
         last = self.size - 1
         beside_start = self.sign((0, 1)) != HOLE or self.sign((1, 0)) != HOLE
         return beside_start and (
@@ -235,7 +235,7 @@ class _Lake:
 
 
 def _neighbour(position: Position, action: str, size: int) -> Position:
-    """Return where a move leads; the edge of the lake stops it."""
+    """Return the position after a move; the edge of the lake blocks moves."""
     row, column = position
     down, right = MOVES[action]
     next_row = min(max(row + down, 0), size - 1)
@@ -244,11 +244,11 @@ def _neighbour(position: Position, action: str, size: int) -> Position:
 
 
 def _way(size: int, sign: Callable[[Position], str], start: Position) -> list[str] | None:
-    """Return the fewest moves from a position to the goal around the holes, None without a way.
+    """Return the shortest path from a position to the goal around the holes, or None.
 
     Args:
         size: Rows and columns.
-        sign: Returns what a cell is.
+        sign: Returns the sign of a cell.
         start: The position.
     """
     looked_at = functools.cache(sign)
@@ -263,7 +263,7 @@ def _way(size: int, sign: Callable[[Position], str], start: Position) -> list[st
 
 
 def _plan(rows: tuple[str, ...]) -> list[str] | None:
-    """Return the shortest way from where the player is on the map."""
+    """Return the shortest path from the player's position on the map."""
     for row, cells in enumerate(rows):
         if PLAYER in cells:
             start = (row, cells.index(PLAYER))

@@ -1,4 +1,4 @@
-"""What the games on a grid have in common: moves, prompts, and the shortest way as a reference."""
+"""Common code of the grid games: moves, prompts, and the shortest path as a reference."""
 
 import functools
 import random
@@ -19,55 +19,55 @@ MOVES: Mapping[str, tuple[int, int]] = {
     "Right": (0, 1),
     "Up": (-1, 0),
 }
-"""Per action the change of (row, column). Rows grow downward, columns to the right.
+"""Change of (row, column) per action. Rows increase downward, columns to the right.
 
-The order is gymnasium's."""
+The order is the same as in Gymnasium."""
 DIRECTIONS = tuple(MOVES)
-"""Names of the four actions, in that order; neighbours in it are at right angles."""
+"""Names of the four actions, in that order; neighbors in it are at right angles."""
 SEPARATOR = "||"
-"""Between the actions of one reply, as in ROLL."""
+"""Separator between the actions of one reply, as in ROLL."""
 MOST_MOVES = 10_000
-"""Of an episode, all of whose slips are drawn at its start."""
+"""Maximum moves of an episode, because all its slips are drawn at the start."""
 _ACTION_CHARS = 12
-"""Of an action in a reply of several, with what separates it from the next one."""
+"""Characters per action in a reply with several, including the separator."""
 _RULES_VERSION = 1
-"""Part of the environment's hash; goes up when the rules change."""
+"""Part of the environment's hash; increased when the rules change."""
 _PLANS_REMEMBERED = 1 << 16
-"""Positions whose shortest way one script keeps in memory."""
+"""Number of positions whose shortest path a script caches."""
 
 
 class MazeConfig(StateConfig):
     """Settings of both games."""
 
     max_moves: int = Field(default=20, ge=1, le=MOST_MOVES)
-    """Moves after which an episode ends."""
+    """Maximum number of moves in an episode."""
     actions_per_reply: int = Field(default=1, ge=1, le=MOST_MOVES)
-    """Actions that one reply may hold, with || between them."""
+    """Maximum number of actions in one reply, separated by ||."""
 
 
 C = TypeVar("C", bound=MazeConfig)
 
 
 class MazeView(NamedTuple):
-    """What a script is shown: everything but the slips to come."""
+    """What a script is shown: everything except future slips."""
 
     rows: tuple[str, ...]
     """The map as text, one character per cell."""
     num_moves: int
-    """Moves made so far."""
+    """Number of moves so far."""
 
 
 class MazeGame(base.Game):
-    """One player who moves until the game is won, lost or out of moves."""
+    """One player moves until the game is won or lost, or no moves are left."""
 
     config: MazeConfig
     legend: str
-    """What the signs of the map mean."""
+    """Meaning of the signs on the map."""
     num_moves: int = 0
-    """Moves made so far."""
+    """Number of moves so far."""
 
     def won(self) -> bool:
-        """Return whether the goal is reached."""
+        """Return whether the goal has been reached."""
         raise NotImplementedError
 
     def lost(self) -> bool:
@@ -92,8 +92,8 @@ class MazeGame(base.Game):
     def state_message(self, player: int) -> str:
         """Return the map.
 
-        In the compact style there is one word per cell: its row, its column and what is there,
-        e.g. "00P 01F 10H 11G".
+        In the compact style, there is one word per cell: its row, its column and its sign, e.g.
+        "00P 01F 10H 11G".
         """
         if self.config.style == "full":
             return "\n".join(self.rows())
@@ -116,7 +116,7 @@ class MazeGame(base.Game):
         return MazeView(self.rows(), self.num_moves)
 
     def legal(self, player: int) -> tuple[str, ...] | None:
-        """Return the four directions; None (any text) where a reply may hold several actions."""
+        """Return the four directions; None (any text) if a reply may contain several actions."""
         if self.config.actions_per_reply > 1 and self.to_act():
             return None
         if player in self.to_act():
@@ -124,7 +124,7 @@ class MazeGame(base.Game):
         return ()
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the direction, or directions, on the last line that holds nothing else."""
+        """Return the direction or directions on the last line that contains nothing else."""
         if self.config.actions_per_reply == 1:
             return last_choice(reply, MOVES)
         longest = max(MAX_LINE_CHARS, self.config.actions_per_reply * _ACTION_CHARS)
@@ -137,7 +137,7 @@ class MazeGame(base.Game):
         return None
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Move; reaching the goal pays 1, the part `goal`. A skipped turn loses a move."""
+        """Move; reaching the goal pays 1 as the part `goal`. A skipped turn costs a move."""
         for action in actions[0].split(SEPARATOR):
             if self.to_act():
                 if action != base.SKIP:
@@ -152,7 +152,7 @@ class MazeGame(base.Game):
 
 
 class Maze(base.Environment[C], Generic[C]):
-    """An environment of one player whose score is the share of games that reach the goal."""
+    """A one-player environment whose score is the share of games that reach the goal."""
 
     text: str
     """The rules, first part of the system message."""
@@ -169,7 +169,7 @@ class Maze(base.Environment[C], Generic[C]):
             payoff="team",
             max_turns=config.max_moves,
             return_range=(0.0, 1.0),
-            # Where a reply may hold several actions, those that are legal are too many to list.
+            # If a reply may contain several actions, the legal actions are too many to list.
             bad_reply="random_legal" if config.actions_per_reply == 1 else "skip",
             score="success",
             max_score=1.0,
@@ -217,15 +217,15 @@ def shortest(
     after: Callable[[Any], Iterable[tuple[str, Hashable]]],
     is_goal: Callable[[Any], bool],
 ) -> list[str] | None:
-    """Return the fewest moves from a position to a goal, by breadth-first search.
+    """Return the shortest path from a position to a goal, by breadth-first search.
 
     Args:
         start: The position to start from.
-        after: Yields for a position each possible move with the position that it leads to.
+        after: Yields each possible move from a position with the position that it leads to.
         is_goal: Whether a position is a goal.
 
     Returns:
-        The moves in order, [] when the start is a goal, None when no way leads to one.
+        The moves in order, [] if the start is a goal, or None if no goal can be reached.
     """
     reached_by: dict[Hashable, tuple[Hashable, str] | None] = {start: None}
     queue = deque([start])
@@ -243,7 +243,7 @@ def shortest(
 def _moves_to(
     goal: Hashable, reached_by: Mapping[Hashable, tuple[Hashable, str] | None]
 ) -> list[str]:
-    """Walk back from the goal to the start and return the moves in the order they are made."""
+    """Trace back from the goal to the start and return the moves in order."""
     moves = []
     step = reached_by[goal]
     while step is not None:
@@ -255,10 +255,10 @@ def _moves_to(
 
 
 def bfs(plan: Callable[[tuple[str, ...]], list[str] | None]) -> base.Script:
-    """Return the script that takes the first move of a shortest way, any move where none exists.
+    """Return the script that follows a shortest path, and moves randomly if there is none.
 
     Args:
-        plan: Returns the moves of a shortest way for a map, see `MazeView.rows`.
+        plan: Returns the moves of a shortest path for a map; see `MazeView.rows`.
     """
     remembered_plan = functools.lru_cache(maxsize=_PLANS_REMEMBERED)(plan)
 

@@ -1,4 +1,4 @@
-"""Environments of other libraries as ours, and ours as OpenEnv's.
+"""Environments of other libraries for use here, and our environments as OpenEnv servers.
 
-Each library is imported when it is used.
+Each library is imported only when it is used.
 """

@@ -1,9 +1,9 @@
-"""What games of other libraries have in common here.
+"""Common base of games from other libraries.
 
-They play themselves, and say what each player is told. They break one promise of `base.Game`: a
-game is not pure, since the other library keeps it. What a player is shown is therefore kept here
-when a game begins and after each action. They name no hidden values, so nothing is shown of what
-they hide from whom.
+The other library runs the game and decides what each player is told. This breaks one promise of
+`base.Game`: a game is not pure, because the other library holds its state. What a player is shown
+is therefore stored here at the start and after each action. These games list no hidden values, so
+`conformance` cannot check what they hide from whom.
 """
 
 import importlib
@@ -25,49 +25,49 @@ _BRACKETED = re.compile(r"\[\s*[^\[\]\s][^\[\]\n]{0,40}\]")
 """A short text in brackets, as TextArena's messages write actions: "[check]"."""
 _NUM_SEEDS = 2**31
 _NUM_GUESSES = 10
-"""Numbers from 0 that the random script tries where a message names no action."""
+"""Number of integers, from 0, that the random script tries if a message names no action."""
 _REFEREES_WORDS = (base.FORFEIT, base.SKIP)
-"""Actions that stand for a bad reply; who says one would leave a game without its price."""
+"""Actions reserved for bad replies; a player who says one must not escape the penalty."""
 _SHOWN = 40
-"""Characters of an action in a message."""
+"""Maximum length of an action quoted in an error message."""
 _NOT_IN_HASH = frozenset({"preset", "memory", "least_return", "greatest_return"})
-"""Settings that change neither rules nor prompts."""
+"""Settings that affect neither rules nor prompts."""
 
 
 class ForeignConfig(EnvConfig):
-    """What another library does not say of its game."""
+    """Settings that the other library does not provide for its game."""
 
     instructions: str = ""
-    """System message; the game's own first message often says enough."""
+    """System message; often the game's own first message is enough."""
     max_turns: int = Field(default=200, ge=1)
-    """Turns after which a game is cut."""
+    """Maximum number of turns of a game."""
     least_return: float = -1.0
-    """Least return of a player, for charts."""
+    """Minimum return of a player, for charts."""
     greatest_return: float = 1.0
-    """Greatest return of a player, for charts and as the best score."""
+    """Maximum return of a player, for charts and as the best score."""
 
 
 class ForeignGame(base.Game):
     """One episode of another library's game.
 
-    A subclass writes `begin` and `advance`, which set `actor` and `messages`.
+    A subclass implements `begin` and `advance`, which set `actor` and `messages`.
     """
 
     bad_reply: ClassVar[Any] = "forfeit"
 
     def __init__(self, config: Any, seed: int) -> None:
-        """Begin the episode of a seed."""
+        """Start the episode with a seed."""
         self.config = config
         self.seed = seed
         num_players = self.num_players(config)
         self.actor: int | None = 0
         """Whose turn it is; None when the game is over."""
         self.messages = dict.fromkeys(range(num_players), "")
-        """What each player was told last."""
+        """The last message to each player."""
         self.actions: list[str] = []
-        """Everything that was played, so that `copy` can play it again."""
+        """All actions so far, so that `copy` can replay them."""
         self.totals = [0.0] * num_players
-        """Per player the rewards so far."""
+        """Sum of rewards so far, per player."""
         self.begin()
 
     @staticmethod
@@ -81,7 +81,7 @@ class ForeignGame(base.Game):
 
     @abstractmethod
     def advance(self, action: str) -> Sequence[float]:
-        """Give it the action of `actor`; return the reward of each player."""
+        """Apply the action of `actor`; return the reward of each player."""
 
     def to_act(self) -> tuple[int, ...]:
         return () if self.actor is None else (self.actor,)
@@ -90,16 +90,16 @@ class ForeignGame(base.Game):
         return self.messages[player]
 
     def state_message(self, player: int) -> str:
-        """Return the same: what matters of earlier turns is not known."""
+        """Return the same message: nothing is known about the relevance of earlier turns."""
         return self.messages[player]
 
     def legal(self, player: int) -> tuple[str, ...] | None:
         return None if player == self.actor else ()
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return what a reply says beside its thoughts; None where that is nothing.
+        """Return what a reply says outside its thoughts; None if that is nothing.
 
-        Some games show an action to the other players, who must not read what was thought.
+        Some games show an action to the other players, who must not read the thoughts.
         """
         _, parts, is_cut_off = think_parts(reply)
         if is_cut_off:
@@ -110,7 +110,7 @@ class ForeignGame(base.Game):
         return said.encode("utf-8", "replace").decode("utf-8") or None
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Give the action to the other library; a forfeit ends the game."""
+        """Pass the action to the other library; a forfeit ends the game."""
         [action] = actions.values()
         self.actions.append(action)
         if action == base.FORFEIT:
@@ -120,21 +120,21 @@ class ForeignGame(base.Game):
         rewards = [float(reward) for reward in self.advance(text)]
         if not all(map(math.isfinite, rewards)):
             raise NonFiniteError(
-                f"{self.config.preset}: the other library's rewards of {action[:_SHOWN]!r} are "
-                f"{rewards}; a reward must be finite."
+                f"{self.config.preset}: the other library's rewards for {action[:_SHOWN]!r} are "
+                f"{rewards}; rewards must be finite."
             )
         for player, reward in enumerate(rewards):
             self.totals[player] += reward
         return [{"reward": reward} for reward in rewards]
 
     def result(self) -> Mapping[str, float]:
-        """Return the rewards so far, by player where there are several."""
+        """Return the total reward so far, per player if there are several."""
         if len(self.totals) == 1:
             return {"total": self.totals[0]}
         return {f"total_{player}": total for player, total in enumerate(self.totals)}
 
     def copy(self) -> Self:
-        """Return the same game, played again: the library's own state need not be copyable."""
+        """Return a replayed copy of the game: the library's own state may not be copyable."""
         twin = type(self)(self.config, self.seed)
         for action in self.actions:
             twin.step({twin.actor or 0: action})
@@ -142,9 +142,9 @@ class ForeignGame(base.Game):
 
 
 class Foreign(base.Environment[Any]):
-    """A game of another library under a name such as "textarena:Nim-v0".
+    """A game of another library with a name such as "textarena:Nim-v0".
 
-    Its one preset is the part behind the colon.
+    Its only preset is the part after the colon.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Foreign(base.Environment[Any]):
 
         Args:
             name: Library and game, e.g. "textarena:Nim-v0".
-            game: Makes an episode from a config and a seed.
+            game: Creates an episode from a config and a seed.
             config: Class of the settings.
             version: Version of the library.
             **values: Settings of the preset that differ from the defaults of `config`.
@@ -170,7 +170,7 @@ class Foreign(base.Environment[Any]):
         }
 
     def spec(self, config: Any) -> base.EnvSpec:
-        """Return what is known; of several players nobody says that one wins what others lose."""
+        """Return what is known; a game of several players is not assumed to be zero-sum."""
         num_players = self._game.num_players(config)
         fields = config.model_dump(exclude=_NOT_IN_HASH)
         return base.EnvSpec(
@@ -197,11 +197,11 @@ def import_module(module: str, name: str, extra: str) -> Any:
 
     Args:
         module: Name of the module.
-        name: Environment that needs it, for the error.
-        extra: Extra of this package that installs it.
+        name: Environment that needs it, for the error message.
+        extra: The extra of this package that installs it.
 
     Raises:
-        SettingsError: The package is not installed; says how to install it.
+        SettingsError: The package is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(module)
@@ -215,7 +215,8 @@ def import_module(module: str, name: str, extra: str) -> Any:
 def _any_action(seen: base.Observation, rng: random.Random) -> str:
     """Return a legal action.
 
-    Where none is listed it is one that the message has in brackets, or a small number in them.
+    If none are listed, it is an action that the message shows in brackets, or a small number in
+    brackets.
     """
     candidates = seen.legal() or _BRACKETED.findall(seen.message())
     if not candidates:

@@ -1,6 +1,6 @@
-"""A Gymnasium environment with texts as observations as a game of one player.
+"""A Gymnasium environment with text observations as a one-player game.
 
-Such as HANABI_ENV=gymnasium:MyText-v0.
+For example HANABI_ENV=gymnasium:MyText-v0.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from hanabi_grpo.errors import SettingsError
 
 
 class GymnasiumGame(ForeignGame):
-    """One episode. An action is a text where the action space is of texts, else a number."""
+    """One episode. An action is a text if the action space holds texts; otherwise, a number."""
 
     env_id: str
     choices: tuple[str, ...] | None = None
-    """Numbers of a Discrete action space; None: any text of a Text space."""
+    """Numbers of a Discrete action space; None: any text in a Text space."""
 
     def begin(self) -> None:
         self._env: Any = gymnasium.make(self.env_id, disable_env_checker=True)
@@ -38,7 +38,7 @@ class GymnasiumGame(ForeignGame):
         return self.choices if self.actor == player else ()
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the last number that is an action, or a text that the space holds."""
+        """Return the last number that is an action, or a text in the action space."""
         if self.choices is not None:
             return last_choice(reply, self.choices)
         text = super().parse(player, reply)
@@ -51,23 +51,23 @@ def gymnasium_game(name: str) -> Foreign:
     """Return the environment of e.g. "gymnasium:MyText-v0".
 
     Raises:
-        SettingsError: Gymnasium has no such environment, or its spaces are of another kind.
+        SettingsError: Gymnasium has no such environment, or its spaces are not supported.
     """
     _, _, env_id = name.partition(":")
     try:
         env = gymnasium.make(env_id, disable_env_checker=True)
     except gymnasium.error.Error as error:
         raise SettingsError(
-            f"env={name!r}: {error} A package registers one by an entry point of the group "
-            "gymnasium.envs."
+            f"env={name!r}: {error} Packages register environments with an entry point in the "
+            "group gymnasium.envs."
         ) from error
     observations = env.observation_space
     actions = env.action_space
     if not isinstance(observations, Text) or not isinstance(actions, Text | Discrete):
         raise SettingsError(
             f"env={name!r}: observations are {observations!s:.60}, actions {actions!s:.60}; "
-            "observations must be a Text space, actions a Text or Discrete one. Wrap it in an "
-            "environment of texts and register that."
+            "observations must be a Text space, actions a Text or Discrete space. Wrap it in an "
+            "environment with text observations and register that."
         )
     choices = None
     if isinstance(actions, Discrete):

@@ -1,8 +1,8 @@
-"""An OpenEnv server of this machine as a game of one player.
+"""An OpenEnv server on this machine as a one-player game.
 
-Such as HANABI_ENV=openenv:localhost:8100 (extra openenv). Only this machine's ports; for another
-machine forward a port. A game waits for its server and holds up whoever plays it meanwhile, each
-time `openenv_session.DEADLINE` seconds at most, and it cannot be copied.
+For example HANABI_ENV=openenv:localhost:8100 (extra openenv). Only ports on this machine are
+allowed; to use a server on another machine, forward a port. A game blocks its caller while it waits
+for its server, for at most `openenv_session.DEADLINE` seconds per call, and it cannot be copied.
 """
 
 import weakref
@@ -14,23 +14,23 @@ from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame
 from hanabi_grpo.errors import ServerError, SettingsError
 
 _SESSIONS = "hanabi_grpo.envs.interop.openenv_session"
-"""Needs the extra, which not everybody has."""
+"""Needs the extra, which may not be installed."""
 _EXTRA = "openenv"
 _ABANDONED: "SimpleQueue[Any]" = SimpleQueue()
 """Sessions of games that were dropped before their end.
 
-The next game closes them, since the garbage collector must not wait."""
+The next game closes them, because the garbage collector must not block."""
 
 
 class OpenEnvConfig(ForeignConfig):
-    """The settings."""
+    """Settings of a game on an OpenEnv server."""
 
     observation_field: str = ""
-    """Field of an observation that is the message; empty: all fields, a line each."""
+    """Observation field that holds the message; empty: all fields, one per line."""
 
 
 class OpenEnvGame(ForeignGame):
-    """One episode, a session of its own; a text is the one field of an action."""
+    """One episode in its own session; an action has one field, a text."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class OpenEnvGame(ForeignGame):
 
     @property
     def url(self) -> str:
-        """Where the server is, for messages."""
+        """URL of the server, for error messages."""
         return f"http://{self.host}:{self.port}"
 
     def advance(self, action: str) -> Sequence[float]:
@@ -54,11 +54,11 @@ class OpenEnvGame(ForeignGame):
         return [float(result.reward or 0.0)]
 
     def copy(self) -> Self:
-        """Refuse: the game lies in another process."""
-        raise NotImplementedError(f"{self.url}: a game of OpenEnv cannot be copied.")
+        """Raise an error: the game runs in another process."""
+        raise NotImplementedError(f"{self.url}: OpenEnv games cannot be copied.")
 
     def _observe(self, result: Any) -> None:
-        """Take the message from OpenEnv's answer, and close the session at the end."""
+        """Take the message from OpenEnv's response, and close the session at the end."""
         observation: Mapping[str, Any] = result.observation
         field = self.config.observation_field
         if not field:
@@ -68,7 +68,8 @@ class OpenEnvGame(ForeignGame):
             self.messages[0] = str(observation[field])
         else:
             raise SettingsError(
-                f"HANABI_OBSERVATION_FIELD={field}: {self.url} observes {', '.join(observation)}."
+                f"HANABI_OBSERVATION_FIELD={field}: observations of {self.url} have the fields "
+                f"{', '.join(observation)}."
             )
         if result.done:
             self.actor = None
@@ -86,10 +87,10 @@ def _close_abandoned_sessions() -> None:
 
 
 def openenv_game(name: str) -> Foreign:
-    """Return the environment of e.g. "openenv:localhost:8100"; the server has to be up.
+    """Return the environment of e.g. "openenv:localhost:8100"; the server must be running.
 
     Raises:
-        SettingsError: There is no OpenEnv server, or its actions are not one text.
+        SettingsError: There is no OpenEnv server, or its actions do not have exactly one text.
     """
     sessions = import_module(_SESSIONS, name, _EXTRA)
     _, host, port = name.split(":")
@@ -99,8 +100,8 @@ def openenv_game(name: str) -> Foreign:
         raise SettingsError(f"env={name!r}: {error}; start it first.") from error
     if len(texts) != 1:
         raise SettingsError(
-            f"env={name!r}: its action has the texts {', '.join(texts) or 'none'}; an action of "
-            "one text is needed."
+            f"env={name!r}: the text fields of its actions are {', '.join(texts) or 'none'}; "
+            "actions must have exactly one text field."
         )
     [action_field] = texts
     parts = {"host": host, "port": int(port), "action_field": action_field}

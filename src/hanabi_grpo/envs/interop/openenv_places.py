@@ -1,8 +1,8 @@
-"""What one client of an OpenEnv server may hold: a place for as long as it plays, and no more.
+"""Limits on the sessions of an OpenEnv server: a session lasts only while its client plays.
 
-OpenEnv itself says 1000, "OK", to one session too many, writes a traceback when a client leaves
-while it is answered, and has no end for an idle session. Its `POST /mcp` opens sessions that no
-connection holds.
+OpenEnv itself closes a session above the limit with code 1000, "OK", prints a traceback when a
+client leaves during a response, and never ends idle sessions. Its `POST /mcp` opens sessions that
+are not tied to any connection.
 """
 
 import asyncio
@@ -14,33 +14,33 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 IDLE_SECONDS = 1800
-"""After which a session that asks nothing is ended; a trainer may learn between two steps."""
+"""Idle time after which a session is closed; a trainer may be training between two steps."""
 MAX_MESSAGE = 1 << 20
-"""Characters of a client's message; the longest is a reply."""
+"""Maximum length of a client message in characters; the longest messages are replies."""
 _TRY_AGAIN_LATER = 1013
 _POLICY_VIOLATION = 1008
 _MESSAGE_TOO_BIG = 1009
 
 
 class Places:
-    """ASGI middleware that counts sessions, and ends those that are idle or too talkative."""
+    """ASGI middleware that limits sessions, and ends sessions that are idle or send too much."""
 
     def __init__(self, app: ASGIApp, *, sessions: int, idle_seconds: float) -> None:
-        """Wrap an app whose every WebSocket is a session.
+        """Wrap an app in which every WebSocket is a session.
 
         Args:
             app: OpenEnv's app.
-            sessions: Sessions that may be open at once.
-            idle_seconds: After which a session that asks nothing is ended.
+            sessions: Maximum number of open sessions.
+            idle_seconds: Idle time after which a session is closed.
         """
         self.sessions = sessions
-        """Sessions that may be open at once."""
+        """Maximum number of open sessions."""
         self._app = app
         self._idle_seconds = idle_seconds
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse one session too many."""
+        """Forward a request, or refuse a session above the limit."""
         if scope["type"] != "websocket":
             is_mcp = scope["type"] == "http" and scope["path"].rstrip("/") == "/mcp"
             app = _no_mcp() if is_mcp else self._app
@@ -57,7 +57,7 @@ class Places:
             self._num_open -= 1
 
     async def _refuse(self, receive: Receive, send: Send) -> None:
-        """Say that there is no place: in OpenEnv's words, and in the code of the end."""
+        """Refuse a session with OpenEnv's own error message and a matching close code."""
         reason = f"all {self.sessions} sessions are in use; try again later"
         refusal = WSErrorResponse(
             data={
@@ -68,7 +68,7 @@ class Places:
             }
         )
         await receive()
-        # The client has left already; a RuntimeError is uvicorn's where that was just now.
+        # The client may have left already; if it left just now, uvicorn raises a RuntimeError.
         with contextlib.suppress(OSError, RuntimeError):
             await send({"type": "websocket.accept"})
             await send({"type": "websocket.send", "text": refusal.model_dump_json()})
@@ -76,15 +76,15 @@ class Places:
 
 
 def _no_mcp() -> JSONResponse:
-    """Return the answer to any question by MCP's HTTP, of which these environments have none."""
+    """Return the response to any request over MCP's HTTP, which is not supported here."""
     answer = JsonRpcResponse.error_response(
-        JsonRpcErrorCode.METHOD_NOT_FOUND, "no MCP here: play by the WebSocket /ws."
+        JsonRpcErrorCode.METHOD_NOT_FOUND, "MCP is not supported: play over the WebSocket /ws."
     )
     return JSONResponse(answer.model_dump())
 
 
 class _Session:
-    """The messages of one session, until it is ended."""
+    """The messages of one session until it ends."""
 
     def __init__(self, receive: Receive, send: Send, idle_seconds: float) -> None:
         self._receive = receive
@@ -93,23 +93,23 @@ class _Session:
         self._is_ended = False
 
     async def receive(self) -> Message:
-        """Return the next message; where it is not to be had, that the client has left."""
+        """Return the next message, or a disconnect if the client left or exceeded a limit."""
         try:
             async with asyncio.timeout(self._idle_seconds):
                 message = await self._receive()
         except TimeoutError:
-            reason = f"nothing was asked for {self._idle_seconds:g} s; connect again to play on"
+            reason = f"no message for {self._idle_seconds:g} s; connect again to continue"
             return await self._end(_POLICY_VIOLATION, reason)
         length = len(message.get("text") or message.get("bytes") or "")
         if length > MAX_MESSAGE:
-            reason = f"a message of {length} characters; {MAX_MESSAGE} are allowed"
+            reason = f"a message has {length} characters; at most {MAX_MESSAGE} are allowed"
             return await self._end(_MESSAGE_TOO_BIG, reason)
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a message; nothing after the end.
+        """Send a message, unless the session has ended.
 
-        A client that left is no error of the app, which is told by the next `receive`.
+        If the client has left, this is not an error; the app learns it from the next `receive`.
         """
         if self._is_ended:
             return

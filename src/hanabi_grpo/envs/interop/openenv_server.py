@@ -20,33 +20,33 @@ from hanabi_grpo.errors import IllegalActionError, SettingsError, shown
 from hanabi_grpo.types import player_name
 
 SPLITS = ("openenv", "train")
-"""Whose starts a client may name unless told otherwise: no held-out ones."""
+"""Splits whose starts a client may select by default; none of them is held out."""
 
 
 class SeatAction(Action):
-    """What the learning seat replies."""
+    """The reply of the learning seat."""
 
     reply: str = Field(
-        description="Any text; what it names is played, and a bad reply costs its price."
+        description="Any text. The action that it names is played; a bad reply is penalized."
     )
 
 
 class SeatObservation(Observation):
-    """What the learning seat is shown, and what came of its reply.
+    """What the learning seat is shown, and the outcome of its reply.
 
     `reward` is the sum of `rewards`.
     """
 
     message: str = Field(description='What is new for the seat; "" when the episode is over.')
     system: str = Field(description='The system message of the seat, e.g. the rules; "" for none.')
-    legal: list[str] | None = Field(description="Legal actions now; null where any text is one.")
+    legal: list[str] | None = Field(description="Legal actions now; null if any text is legal.")
     rewards: dict[str, float] = Field(
         default_factory=dict, description="Parts of the reward by name."
     )
     kind: str | None = Field(
-        default=None, description="Of the reply: legal, illegal or unparsable."
+        default=None, description="Kind of the reply: legal, illegal or unparsable."
     )
-    action: str | None = Field(default=None, description="What was played for the reply.")
+    action: str | None = Field(default=None, description="The action played for the reply.")
     truncated: bool = Field(default=False, description="The episode ended because of its length.")
     result: dict[str, float] = Field(
         default_factory=dict, description="Figures of the episode at its end."
@@ -54,7 +54,7 @@ class SeatObservation(Observation):
 
 
 class SeatState(State):
-    """Which start is played."""
+    """The start that is played."""
 
     env: str = ""
     preset: str = ""
@@ -64,7 +64,7 @@ class SeatState(State):
 
 
 class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
-    """An episode of one session. Sessions share nothing but scripts, which keep no state."""
+    """The episodes of one session. Sessions share only the scripts, which are stateless."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -74,10 +74,10 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         """Prepare a session; `reset` starts its first episode.
 
         Args:
-            setup: What is played.
+            setup: The environment and config.
             seat: Number of the learning seat, from 0.
-            partners: Scripts of all other seats.
-            splits: Splits whose starts a reset may name; the first where it names none.
+            partners: Scripts for all other seats.
+            splits: Splits whose starts a reset may select; the first is the default.
         """
         super().__init__()
         self._setup = setup
@@ -91,19 +91,19 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         """Start an episode.
 
         Args:
-            seed: Number of the start within the split; a random one when left out.
-            episode_id: What `state` calls the episode; a new name when left out.
-            options: `split` and `game`, see `SeatEnv`.
+            seed: Index of the start within the split; random if omitted.
+            episode_id: Name of the episode in `state`; a new name if omitted.
+            options: `split` and `game`; see `SeatEnv`.
 
         Raises:
-            SettingsError: Another option, or a split that the server was not started with.
+            SettingsError: An unknown option, or a split that the server was not started with.
         """
         start: dict[str, Any] = {"split": self._splits[0]}
         if options.get("split", self._splits[0]) not in self._splits:
             allowed = ",".join(self._splits)
             raise SettingsError(
-                f"split={shown(options['split'])}: this server offers {allowed}. Others can be "
-                f"added where it is started: hanabi-grpo openenv --split {allowed},OTHER."
+                f"split={shown(options['split'])}: this server offers {allowed}. To offer others, "
+                f"start it with: hanabi-grpo openenv --split {allowed},OTHER."
             )
         if seed is not None:
             start["seed"] = seed
@@ -122,18 +122,20 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
     def step(
         self, action: SeatAction, timeout_s: float | None = None, **other: Any
     ) -> SeatObservation:
-        """Take the seat's reply, and let the scripts play until its next turn or the end.
+        """Take the seat's reply, then let the scripts play until its next turn or the end.
 
         Args:
             action: The reply.
-            timeout_s: Not used; OpenEnv passes it.
-            **other: Not used either.
+            timeout_s: Unused; OpenEnv passes it.
+            **other: Unused.
 
         Raises:
-            IllegalActionError: No episode was started, or it is over.
+            IllegalActionError: No episode has been started, or it is over.
         """
         if self._state.episode_id is None:
-            raise IllegalActionError("No episode was started in this session: send reset first.")
+            raise IllegalActionError(
+                "No episode has been started in this session: send reset first."
+            )
         message, reward, terminated, truncated, info = self._env.step(action.reply)
         self._state.step_count += 1
         figures = info.get("result", {})
@@ -179,26 +181,26 @@ def openenv_app(
     idle_seconds: float = IDLE_SECONDS,
     splits: Sequence[str] = SPLITS,
 ) -> Places:
-    """Build OpenEnv's own FastAPI app for one seat, with an end to what its clients may hold.
+    """Build OpenEnv's own FastAPI app for one seat, with limits on the sessions of its clients.
 
-    It lets everybody in: `server/openenv_door.py` has the door.
+    The app accepts every client; `server/openenv_door.py` controls access.
 
     Args:
-        setup: What is played.
+        setup: The environment and config.
         seat: Number of the learning seat, from 0.
-        partners: Scripts of all other seats.
-        sessions: Sessions that may be open at once; one more is refused.
-        idle_seconds: After which a session that asks nothing is ended.
-        splits: Splits whose starts a reset may name; the first where it names none.
+        partners: Scripts for all other seats.
+        sessions: Maximum number of open sessions; further ones are refused.
+        idle_seconds: Idle time after which a session is closed.
+        splits: Splits whose starts a reset may select; the first is the default.
 
     Raises:
-        SettingsError: The game has no such seat, the partners do not fill the others, or there is
-            no split.
+        SettingsError: The game has no such seat, the partners do not fill the other seats, or no
+            split is given.
     """
     if not splits or not all(splits):
         raise SettingsError(f"splits {list(splits)}: give one or more names, e.g. openenv,train.")
     make = functools.partial(SeatEnvironment, setup, seat, partners, splits)
-    # Refuses a seat that does not exist before anybody connects.
+    # Rejects a nonexistent seat before any client connects.
     make()
     app = create_app(
         make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions

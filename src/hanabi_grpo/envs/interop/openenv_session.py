@@ -1,10 +1,10 @@
-"""Asking an OpenEnv server of this machine so that every call ends, whatever the server does.
+"""Client for an OpenEnv server on this machine whose calls always end, whatever the server does.
 
-OpenEnv's own client has no deadline for what it sends, follows redirects to anywhere, and takes
-100 MB. Here a call has one deadline for its whole answer, an answer has a size, redirects lead
-nowhere and proxies are not asked: their variables are meant for the internet. Each session has an
-event loop in a thread of its own, so that a call can be cut short from any thread, also from one
-that runs an event loop.
+OpenEnv's own client has no deadline for what it sends, follows redirects to anywhere, and accepts
+100 MB. Here, each call has one deadline for its complete response, responses have a maximum size,
+redirects are not followed, and proxies are not used, because proxy variables are meant for the
+internet. Each session has an event loop in its own thread, so that a call can be interrupted from
+any thread, including one that runs an event loop.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from hanabi_grpo.errors import ServerError, shown
 
 DEADLINE = 30.0
-"""Seconds in which a call has its whole answer."""
+"""Maximum number of seconds until a call has its complete response."""
 MAX_ANSWER = 4 << 20
-"""Bytes of an answer."""
+"""Maximum size of a response in bytes."""
 _CLOSE_SECONDS = 1.0
-"""For saying goodbye to a server that may be gone."""
+"""Time limit for closing the connection to a server that may be gone."""
 _OK = 200
 _UNAUTHORIZED = 401
 
@@ -32,7 +32,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _AnswerError(Exception):
-    """An answer that cannot be used, in words."""
+    """Describes a response that cannot be used."""
 
 
 class _Field(msgspec.Struct):
@@ -48,13 +48,13 @@ class _Action(msgspec.Struct):
 
 
 class _Schema(msgspec.Struct):
-    """What `GET /schema` answers."""
+    """The response to `GET /schema`."""
 
     action: _Action
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server answers to a reset or a step."""
+    """The response to a reset or a step."""
 
     observation: dict[str, Any]
     reward: bool | float | None = None
@@ -62,38 +62,38 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ObservationMessage(msgspec.Struct, tag_field="type", tag="observation"):
-    """The message around it."""
+    """The message that contains it."""
 
     data: Observed
 
 
 class _Refusal(msgspec.Struct):
-    """What a server says of a reset or step that failed."""
+    """The error reported for a failed reset or step."""
 
     message: str = ""
     code: str = ""
 
 
 class _ErrorMessage(msgspec.Struct, tag_field="type", tag="error"):
-    """The message around it."""
+    """The message that contains it."""
 
     data: _Refusal
 
 
 def text_fields(url: str) -> tuple[str, ...]:
-    """Return the fields of a server's actions that are texts.
+    """Return the text fields of a server's actions.
 
     Args:
         url: E.g. "http://localhost:8100".
 
     Raises:
-        ServerError: There is no OpenEnv server, or its answer was too late or too large.
+        ServerError: There is no OpenEnv server, or its response was too late or too large.
     """
     with start_blocking_portal(name=f"openenv {url}") as portal:
         try:
             schema = _ask(portal, lambda: _fetch_schema(url))
         except _AnswerError as error:
-            raise ServerError(f"{url}/schema is no OpenEnv server ({error})") from error
+            raise ServerError(f"{url}/schema is not an OpenEnv server ({error})") from error
     return tuple(name for name, field in schema.action.properties.items() if field.type == "string")
 
 
@@ -103,7 +103,7 @@ async def _fetch_schema(url: str) -> _Schema:
         httpx.AsyncClient(
             trust_env=False,
             follow_redirects=False,
-            # `_ask` has the deadline, which is not one per read.
+            # `_ask` sets the deadline for the whole call; this one would apply to each read.
             timeout=None,
             headers={"accept-encoding": "identity"},
         ) as http,
@@ -111,20 +111,20 @@ async def _fetch_schema(url: str) -> _Schema:
     ):
         if answer.status_code == _UNAUTHORIZED:
             raise _AnswerError(
-                f"status {_UNAUTHORIZED}: it wants a key, and none is sent from here; a server of "
-                "this machine alone needs none"
+                f"status {_UNAUTHORIZED}: it requires a key, but this client sends none; a server "
+                "that only listens on this machine needs no key"
             )
         if answer.status_code != _OK:
             raise _AnswerError(
-                f"status {answer.status_code}; allowed is {_OK}, and a redirect is not followed"
+                f"status {answer.status_code}; expected {_OK}, and redirects are not followed"
             )
         encoding = answer.headers.get("content-encoding", "identity")
         if encoding != "identity":
-            raise _AnswerError(f"content-encoding {encoding[:20]}; allowed is none")
+            raise _AnswerError(f"content-encoding {encoding[:20]}; only identity is allowed")
         async for part in answer.aiter_raw():
             body += part
             if len(body) > MAX_ANSWER:
-                raise _AnswerError(f"more than {MAX_ANSWER} bytes, the most that is allowed")
+                raise _AnswerError(f"more than the maximum of {MAX_ANSWER} bytes")
     return msgspec.json.decode(body, type=_Schema)
 
 
@@ -146,10 +146,10 @@ class OpenEnvSession:
         self._connection: ClientConnection | None = None
 
     def reset(self, seed: int) -> Observed:
-        """Connect and start the episode of a seed.
+        """Connect and start the episode with a seed.
 
         Raises:
-            ServerError: The server was not reached, refused, or had no fitting answer in time.
+            ServerError: The server was unreachable, refused, or sent no valid response in time.
         """
         portal = start_blocking_portal(name=f"openenv {self._name}")
         self._portal = self._stack.enter_context(portal)
@@ -157,7 +157,7 @@ class OpenEnvSession:
         async def reset() -> Observed:
             self._connection = await connect(
                 f"ws://{self._host}:{self._port}/ws",
-                # Named, so that a redirect to anywhere else is refused.
+                # Given explicitly, so that a redirect to another address is refused.
                 host=self._host,
                 port=self._port,
                 proxy=None,
@@ -176,12 +176,12 @@ class OpenEnvSession:
         """Send an action.
 
         Raises:
-            ServerError: As `reset`; the session is over then.
+            ServerError: See `reset`; the session is then over.
         """
         return self._call("step", lambda: self._exchange("step", action))
 
     def close(self) -> None:
-        """End the session; a server that does not say goodbye is left."""
+        """End the session, without waiting long for a server that does not close it."""
         portal = self._portal
         self._portal = None
         if portal is None:
@@ -191,16 +191,17 @@ class OpenEnvSession:
 
     def _call(self, what: str, send: Callable[[], Awaitable[Observed]]) -> Observed:
         if self._portal is None:
-            raise ServerError(f"{self._name}: {what} failed (its session is over). Begin another.")
+            raise ServerError(f"{self._name}: {what} failed (its session is over). Start another.")
         try:
             return _ask(self._portal, send)
         except BaseException as error:
-            # What comes late would be taken for the answer to the next question.
+            # A late response would be mistaken for the response to the next call.
             self.close()
             if not isinstance(error, _AnswerError):
                 raise
             raise ServerError(
-                f"{self._name}: {what} failed ({error}). Is the server up, with a free session?"
+                f"{self._name}: {what} failed ({error}). Is the server running, with a free "
+                "session?"
             ) from error
 
     async def _exchange(self, kind: Literal["reset", "step"], data: Mapping[str, Any]) -> Observed:
@@ -211,14 +212,14 @@ class OpenEnvSession:
         )
         if isinstance(answer, _ErrorMessage):
             refusal = answer.data
-            raise _AnswerError(f"it says {shown(refusal.message)} ({shown(refusal.code)})")
+            raise _AnswerError(f"it reports {shown(refusal.message)} ({shown(refusal.code)})")
         return answer.data
 
     async def _hang_up(self) -> None:
         connection = self._connection
         if connection is None:
             return
-        # Any error: of a connection that is given up anyway.
+        # Errors do not matter: the connection is being abandoned.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await connection.send(b'{"type":"close"}'.decode())
@@ -227,14 +228,14 @@ class OpenEnvSession:
 
 
 def _ask(portal: BlockingPortal, send: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Return the answer to one question, which has to come by the deadline.
+    """Return the response to one call, which must arrive by the deadline.
 
     Args:
-        portal: The event loop that asks.
-        send: Asks.
+        portal: The event loop that makes the call.
+        send: Makes the call.
 
     Raises:
-        _AnswerError: Whatever else became of it.
+        _AnswerError: The call failed in any way.
     """
 
     async def ask() -> _Answer:
@@ -247,9 +248,9 @@ def _ask(portal: BlockingPortal, send: Callable[[], Awaitable[_Answer]]) -> _Ans
         raise
     except TimeoutError as error:
         raise _AnswerError(
-            f"no whole answer in {DEADLINE:g} s, the longest that a call may take"
+            f"no complete response within {DEADLINE:g} s, the limit for one call"
         ) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _AnswerError(f"the answer does not fit: {error}") from error
-    except Exception as error:  # of sockets, HTTP or websockets
+        raise _AnswerError(f"the response is invalid: {error}") from error
+    except Exception as error:  # from sockets, HTTP or websockets
         raise _AnswerError(f"{type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
-"""A game of TextArena, for one or several players.
+"""A TextArena game for one or several players.
 
-Such as HANABI_ENV=textarena:TicTacToe-v0 (extra textarena).
+For example HANABI_ENV=textarena:TicTacToe-v0 (extra textarena).
 """
 
 import random
@@ -19,27 +19,27 @@ from hanabi_grpo.types import MAX_PLAYERS
 
 _LIBRARY = "textarena"
 _LOCK = threading.RLock()
-"""Held while Python's global generator is a game's own."""
+"""Held while Python's global generator has the state of one game."""
 _RAW = "-raw"
-"""Suffix of a game without TextArena's wrappers, which show all messages each time."""
+"""Suffix of a game without TextArena's wrappers, which repeat all messages each time."""
 _TEMPLATE_TOKEN = re.compile(
     r"<(?=[|\uff5c/!\w])|\[(?=/?(?:INST|SYSTEM_PROMPT|[A-Z]+_TOOLS|TOOL_[A-Z]+)\])"
 )
-"""Where a tag begins that a chat template or a tokenizer might take for its own."""
+"""Start of a tag that a chat template or a tokenizer might take for a special token."""
 
 
 class TextArenaConfig(ForeignConfig):
-    """The settings."""
+    """Settings of a TextArena game."""
 
     players: int = Field(default=1, ge=1, le=MAX_PLAYERS)
-    """Players of a game."""
+    """Number of players."""
 
 
 class TextArenaGame(ForeignGame):
     """One episode.
 
-    TextArena draws from Python's global generator: each game has a state of that generator of its
-    own.
+    TextArena draws from Python's global random generator, so each game keeps its own state of that
+    generator.
     """
 
     env_id: str
@@ -50,10 +50,10 @@ class TextArenaGame(ForeignGame):
         return config.players
 
     def begin(self) -> None:
-        """Start the game; TextArena's own texts hold the rules.
+        """Start the game; TextArena's own texts explain the rules.
 
         Raises:
-            SettingsError: The game cannot be played by so many players.
+            SettingsError: The game does not support this number of players.
         """
         self._arena = import_module(_LIBRARY, self.env_id, _LIBRARY)
         self._random_state = random.Random(self.seed).getstate()
@@ -63,10 +63,10 @@ class TextArenaGame(ForeignGame):
                 self._env: Any = self._arena.make(self.env_id + _RAW)
                 self._env.reset(num_players=self.config.players, seed=self.seed)
                 self._observe()
-            # Whatever its games raise; for a number of players it is an AssertionError.
+            # Games may raise anything; a wrong number of players raises an AssertionError.
             except Exception as error:
                 raise SettingsError(
-                    f"HANABI_PLAYERS={self.config.players}: {self.env_id} of TextArena does not "
+                    f"HANABI_PLAYERS={self.config.players}: TextArena's {self.env_id} does not "
                     f"start: {type(error).__name__}: {error}."
                 ) from error
 
@@ -84,10 +84,10 @@ class TextArenaGame(ForeignGame):
         return [float(rewards.get(player, 0.0)) for player in range(num_players)]
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return what a reply says, of which nothing is a special token.
+        """Return what a reply says, with special tokens broken up.
 
-        Others may be shown it as a part of their prompts. Only what looks like a token of a chat
-        template is changed: "[CRANE]" is an action.
+        Other players may read it as part of their prompts. Only text that looks like a token of a
+        chat template is changed, because "[CRANE]" is an action.
         """
         said = super().parse(player, reply)
         return None if said is None else _TEMPLATE_TOKEN.sub(r"\g<0> ", said)
@@ -97,7 +97,7 @@ class TextArenaGame(ForeignGame):
         return self._all_messages[player]
 
     def _observe(self) -> None:
-        """Take from TextArena whose turn it is, and what is new for that player."""
+        """Get from TextArena whose turn it is, and what is new for that player."""
         player, messages = self._env.get_observation()
         names = dict(self._env.state.role_mapping)
         names[self._arena.GAME_ID] = "GAME"
@@ -112,7 +112,7 @@ class TextArenaGame(ForeignGame):
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Let Python's global generator be this game's own meanwhile."""
+        """Give Python's global random generator this game's state within the block."""
         with _LOCK:
             outer_state = random.getstate()
             random.setstate(self._random_state)
@@ -126,7 +126,7 @@ class TextArenaGame(ForeignGame):
 def textarena_game(name: str) -> Foreign:
     """Return the environment of e.g. "textarena:Nim-v0".
 
-    By default it has as few players as the game can be played with.
+    By default, it has the smallest number of players that the game supports.
 
     Raises:
         SettingsError: TextArena is not installed, has no such game, or cannot start it.
@@ -142,7 +142,7 @@ def textarena_game(name: str) -> Foreign:
 
 
 def _fewest_players(game: type[TextArenaGame], env_id: str) -> int:
-    """Return the least number of players with which the game starts."""
+    """Return the smallest number of players with which the game starts."""
     for players in range(1, MAX_PLAYERS):
         try:
             game(TextArenaConfig(preset=env_id, players=players), 0)

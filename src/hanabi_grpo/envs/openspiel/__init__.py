@@ -1,5 +1,5 @@
 """Games of OpenSpiel.
 
-`game` plays any sequential one, `boards` and `poker` word four of them, `any_game` takes
-OpenSpiel's own texts, `policies` are opponents.
+`game` plays any sequential game, `boards` and `poker` provide the texts for four of them,
+`any_game` uses OpenSpiel's own texts, and `policies` are opponents.
 """

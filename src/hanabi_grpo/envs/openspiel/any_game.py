@@ -1,6 +1,6 @@
-"""Any other sequential game of OpenSpiel, in OpenSpiel's own texts.
+"""Any other sequential game of OpenSpiel, with OpenSpiel's own texts.
 
-Such as HANABI_ENV=openspiel:breakthrough.
+For example HANABI_ENV=openspiel:breakthrough.
 """
 
 import functools
@@ -17,13 +17,13 @@ PREFIX = "openspiel:"
 
 
 class OwnWording(Wording):
-    """What OpenSpiel itself says of a position.
+    """OpenSpiel's own description of a position.
 
-    A text that is no legal action cannot be told from one that is no action at all.
+    An illegal action cannot be distinguished from a text that is not an action at all.
     """
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
-        """Return the game's name and how to answer; OpenSpiel has no rules in words."""
+        """Return the game's name and how to answer; OpenSpiel does not describe the rules."""
         game = load(config.game())
         name = game.get_type().long_name
         return (
@@ -33,7 +33,7 @@ class OwnWording(Wording):
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
-        """Return the information state; where everything is open, the board."""
+        """Return the information state, or the board if everything is public."""
         if facts(config.game()).is_open:
             return str(state)
         return str(state.information_state_string(player))
@@ -49,7 +49,7 @@ class OwnWording(Wording):
     def legal(self, config: OpenSpielConfig, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
         """Return OpenSpiel's texts of the legal actions.
 
-        Their numbers are added where the texts do not tell them apart.
+        The action numbers are appended if the texts alone are ambiguous.
         """
         player = state.current_player()
         texts = []
@@ -71,7 +71,7 @@ def any_game(name: str) -> OpenSpiel:
     """Return the environment of e.g. "openspiel:breakthrough".
 
     Raises:
-        SettingsError: There is no such game, or it cannot be played here.
+        SettingsError: OpenSpiel has no such game, or it cannot be played here.
     """
     game = check_name(name.removeprefix(PREFIX))
     game_facts = facts(game)

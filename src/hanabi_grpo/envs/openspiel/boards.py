@@ -1,4 +1,4 @@
-"""TicTacToe and Connect Four: boards that both players see."""
+"""TicTacToe and Connect Four: board games in which both players see everything."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -17,9 +17,9 @@ from hanabi_grpo.envs.openspiel.policies import SEARCHES, minimax
 from hanabi_grpo.errors import SettingsError
 
 MARKS = "XO"
-"""Of the first and the second player."""
+"""Marks of the first and the second player."""
 EMPTY = "."
-"""How OpenSpiel writes an empty cell."""
+"""OpenSpiel's character for an empty cell."""
 
 
 def _board_rows(state: Any) -> list[str]:
@@ -28,7 +28,7 @@ def _board_rows(state: Any) -> list[str]:
 
 
 def _spaced_rows(state: Any) -> list[str]:
-    """Return the rows with a space between cells, as people read them."""
+    """Return the rows with a space between cells, for people."""
     return [" ".join(row) for row in _board_rows(state)]
 
 
@@ -64,14 +64,14 @@ class TicTacToeWording(Wording):
 
 
 class ConnectFourConfig(OpenSpielConfig):
-    """Size of the board."""
+    """Settings of Connect Four: size of the board."""
 
     rows: int = Field(default=6, ge=2, le=10)
-    """Rows of Connect Four's board."""
+    """Number of rows of the Connect Four board."""
     columns: int = Field(default=7, ge=2, le=10)
-    """Columns of Connect Four's board."""
+    """Number of columns of the Connect Four board."""
     in_a_row: int = 4
-    """Discs in a row that win Connect Four, 3 to the longer side."""
+    """Number of discs in a row that win Connect Four, from 3 to the longer side of the board."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -85,7 +85,7 @@ class ConnectFourConfig(OpenSpielConfig):
 
 
 class ConnectFourWording(Wording):
-    """Columns have letters from the left."""
+    """Columns are lettered from the left."""
 
     action_texts = ActionTexts("abcdefghij")
 
@@ -105,8 +105,8 @@ class ConnectFourWording(Wording):
     def state(self, config: ConnectFourConfig, state: Any, player: int) -> str:
         """Return the board.
 
-        In the compact style it is the player's mark and every disc with its cell, from the bottom
-        row up, e.g. "O a1X b1O".
+        In the compact style, this is the player's mark and every disc with its cell, from the
+        bottom row up, e.g. "O a1X b1O".
         """
         letters = self.actions(config, state)
         if config.style == "full":

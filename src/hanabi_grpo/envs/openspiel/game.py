@@ -1,6 +1,6 @@
-"""A sequential game of OpenSpiel behind the interface of `envs.base`.
+"""A sequential OpenSpiel game behind the interface of `envs.base`.
 
-A `Wording` says what the players of one game read and write.
+A `Wording` defines what the players of one game read and write.
 """
 
 import math
@@ -22,32 +22,32 @@ from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.types import ALL_STARTS, MAX_PLAYERS, player_name
 
 ROLES = ("first", "second")
-"""Of two players who move in turn."""
+"""Roles of two players who take turns."""
 _RULES_VERSION = 1
-"""Part of the environment's hash; goes up when the rules change."""
+"""Part of the environment's hash; increased when the rules change."""
 _GRAIN = 1 << 53
-"""Steps of a draw between 0 and 1."""
+"""Resolution of a draw between 0 and 1."""
 _RESAMPLES = 2000
-"""Games that `resampled` draws at most until one fits."""
+"""Maximum number of games that `resampled` draws until one fits."""
 _ALONE = tuple((player,) for player in range(MAX_PLAYERS))
-"""Per player the value of `to_act` when it is that player's turn, made once."""
+"""Value of `to_act` for each player's turn, precomputed."""
 _CHANCE = int(pyspiel.PlayerId.CHANCE)
 
 
 class OpenSpielConfig(StateConfig):
-    """Settings of every game of OpenSpiel."""
+    """Settings of every OpenSpiel game."""
 
     bad_reply: Literal["random_legal", "forfeit"] = "random_legal"
-    """What a bad reply does: a random legal action takes its place, or the game is lost."""
+    """Effect of a bad reply: a random legal action replaces it, or the game is forfeited."""
     reward_illegal: float = -2.0
-    """Reward of an action that the rules forbid; more than an entropy bonus can pay for one."""
+    """Reward for an action that the rules forbid; more than an entropy bonus can make up for."""
     reward_unparsable: float = -2.0
-    """Reward of a reply that names no action."""
+    """Reward for a reply that does not name an action."""
     reward_draw: float = 0.0
-    """Reward of both players for a draw; other than 0 the game is no longer zero-sum."""
+    """Reward of both players for a draw; if it is not 0, the game is no longer zero-sum."""
 
     def game(self) -> str:
-        """Return the text by which OpenSpiel loads the game; `OpenSpiel.spec` checks it."""
+        """Return the text from which OpenSpiel loads the game; `OpenSpiel.spec` checks it."""
         return self.preset
 
 
@@ -59,20 +59,20 @@ class View(NamedTuple):
     information: str
     """OpenSpiel's information state."""
     history: tuple[int, ...] | None
-    """All actions so far where nothing is hidden."""
+    """All actions so far if nothing is hidden; otherwise None."""
     legal: tuple[int, ...]
-    """OpenSpiel's numbers of the legal actions, in the order of `Observation.legal`."""
+    """OpenSpiel's numbers for the legal actions, in the order of `Observation.legal`."""
 
 
 class ActionTexts(dict[tuple[int, ...], tuple[str, ...]]):
-    """Texts of legal actions by OpenSpiel's numbers; each combination is made once.
+    """Texts of legal actions by OpenSpiel's numbers; each combination is computed once.
 
     Example:
         ActionTexts(("fold", "call", "raise"))[0, 2] == ("fold", "raise")
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Start without a combination; `texts` are those of all actions, by number."""
+        """Start with an empty cache; `texts` are the texts of all actions, by number."""
         super().__init__()
         self.texts = texts
 
@@ -86,7 +86,7 @@ class Wording(Protocol):
     """What the players of one game read and write."""
 
     action_texts: ActionTexts | None = None
-    """None where an action's text depends on the state: then write `actions` and `legal`."""
+    """None if action texts depend on the state: then implement `actions` and `legal`."""
 
     def rules(self, config: Any, player: int) -> str:
         """Return the system message in the full style."""
@@ -95,48 +95,48 @@ class Wording(Protocol):
         """Return everything that the player knows."""
 
     def actions(self, config: Any, state: Any) -> Sequence[str]:
-        """Return every text that may be an action."""
+        """Return all texts that can be actions."""
         if self.action_texts is None:
             return ()
         return self.action_texts.texts
 
     def legal(self, config: Any, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
-        """Return the texts of the legal actions, whose numbers are given."""
+        """Return the texts of the legal actions with the given numbers."""
         if self.action_texts is None:
             return ()
         return self.action_texts[tuple(actions)]
 
     def questions(self, config: Any, state: Any, player: int) -> tuple[Question, ...]:
-        """Return what the player can be asked about what it cannot see."""
+        """Return questions to the player about what it cannot see."""
         return ()
 
     def truths(self, config: Any, state: Any, player: int) -> tuple[str, ...]:
-        """Return the right answer to each of `questions`."""
+        """Return the correct answer to each of `questions`."""
         return ()
 
     def legend(self, config: Any, player: int) -> str:
-        """Return how a person in this seat reads the position; "" where it says itself."""
+        """Return how a person in this seat reads the position; "" if no explanation is needed."""
         return ""
 
     def picture(self, config: Any, state: Any) -> str:
-        """Return the position as people see it, with everything that is hidden."""
+        """Return the position as text for people, including everything hidden."""
 
 
 class OpenSpielGame(base.Game):
     """One episode on a `pyspiel.State`.
 
-    Chance was drawn at the start: its k-th event takes the k-th number.
+    Chance is determined at the start: the k-th chance event uses the k-th draw.
     """
 
     num_drawn = 0
-    """Chance events so far."""
+    """Number of chance events so far."""
     forfeited: int | None = None
     """The player whose bad reply ended the game."""
     _acting: tuple[int, ...]
     _actions: list[int]
     """OpenSpiel's legal actions of the player whose turn it is."""
     _legal: tuple[str, ...] | None
-    """Texts of `_actions`; where they depend on the state, None until somebody asks."""
+    """Texts of `_actions`; if they depend on the state, None until requested."""
 
     def __init__(
         self, config: OpenSpielConfig, wording: Wording, luck: Callable[[int], float], facts: Facts
@@ -146,8 +146,8 @@ class OpenSpielGame(base.Game):
         Args:
             config: The settings.
             wording: What players read and write.
-            luck: Returns the k-th draw, 0 to 1.
-            facts: Those of the game that `config` names.
+            luck: Returns the k-th draw, from 0 to 1.
+            facts: Facts about the game that `config` selects.
         """
         self.config = config
         self.wording = wording
@@ -159,7 +159,7 @@ class OpenSpielGame(base.Game):
 
     @classmethod
     def at(cls, config: OpenSpielConfig, wording: Wording, state: Any) -> "OpenSpielGame":
-        """Return the game at a state in which a player is to act; it must not be played on."""
+        """Return the game at a state where a player is to act; it must not be continued."""
         game = object.__new__(cls)
         game.config = config
         game.wording = wording
@@ -191,7 +191,7 @@ class OpenSpielGame(base.Game):
         )
 
     def _news(self, player: int) -> tuple[str, ...]:
-        """Return the actions of others since the player's last one, where everybody sees them."""
+        """Return the others' actions since the player's last action, if they are public."""
         sentences: list[str] = []
         state = self.facts.game.new_initial_state()
         for event in self.state.full_history():
@@ -223,7 +223,7 @@ class OpenSpielGame(base.Game):
         return last_choice(reply, self.wording.actions(self.config, self.state))
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Act; the parts are `return`, `draw` and `forfeit`."""
+        """Apply the action; the reward parts are `return`, `draw` and `forfeit`."""
         [player] = actions
         text = actions[player]
         if text == FORFEIT:
@@ -239,7 +239,7 @@ class OpenSpielGame(base.Game):
         is_over = not self._acting
         is_draw = is_over and not any(rewards)
         if returns_before is not None:
-            # Not `state.rewards()`: some games say only one player's reward of the last action.
+            # Not `state.rewards()`: some games only report one player's reward for the last action.
             rewards = [now - before for now, before in zip(rewards, returns_before, strict=True)]
         parts = [{"return": reward} if reward else {} for reward in rewards]
         if is_draw and self.config.reward_draw:
@@ -248,7 +248,7 @@ class OpenSpielGame(base.Game):
         return parts
 
     def result(self) -> Mapping[str, float]:
-        """Return what the first player won, and whether a bad reply ended the game."""
+        """Return the first player's return, and whether a bad reply ended the game."""
         if self._acting:
             return {}
         if self.forfeited is None:
@@ -269,7 +269,7 @@ class OpenSpielGame(base.Game):
     def hidden(self, player: int) -> Mapping[str, Any]:
         """Return what the others know.
 
-        Where no chance decides it there is nothing, since only chance can be drawn again.
+        Empty if the game has no chance events, because only those can be drawn again.
         """
         if self.facts.is_open or not self.facts.is_dealt:
             return {}
@@ -282,7 +282,7 @@ class OpenSpielGame(base.Game):
         return {"what others know": tuple(known)}
 
     def resampled(self, player: int, rng: random.Random) -> "OpenSpielGame":
-        """Return a game with other chance in which the player has lived through the same.
+        """Return a game with other chance events in which the player has seen the same.
 
         Games are drawn until one fits.
         """
@@ -298,7 +298,7 @@ class OpenSpielGame(base.Game):
         return self.copy()
 
     def take(self, action: int) -> bool:
-        """Take an action by its number; False when it is not legal here."""
+        """Take an action by its number; return False if it is not legal here."""
         if action not in self._actions:
             return False
         self.state.apply_action(action)
@@ -306,7 +306,7 @@ class OpenSpielGame(base.Game):
         return True
 
     def _forfeit(self, loser: int) -> Sequence[Mapping[str, float]]:
-        """End the game, and pay everybody what is missing from the return of a forfeited one."""
+        """End the game, and pay each player the rest of its return in a forfeited game."""
         self.forfeited = loser
         self._acting = ()
         pays_at_the_end = bool(self.facts.nothing)
@@ -317,9 +317,9 @@ class OpenSpielGame(base.Game):
         return rewards
 
     def _forfeit_return(self, player: int) -> float:
-        """Return what a player has of a forfeited game.
+        """Return a player's return in a forfeited game.
 
-        The loser, and all of its team, get the least return; others share what it loses.
+        The loser and its whole team get the minimum return; opponents share what it loses.
         """
         lost = self.facts.lowest
         utility = self.facts.utility
@@ -331,7 +331,7 @@ class OpenSpielGame(base.Game):
         return min(share, self.facts.highest)
 
     def _advance(self) -> bool:
-        """Let chance act, and look who is next; False when the game is over."""
+        """Apply chance events and update the player to act; return False if the game is over."""
         state = self.state
         player = state.current_player()
         while player < 0:
@@ -352,11 +352,11 @@ class OpenSpielGame(base.Game):
 
 
 def _numbered_outcomes(widths: Sequence[int], number: int) -> list[float]:
-    """Return the draws, from 0 to 1, of one of all ways in which chance can decide its events.
+    """Return the draws, from 0 to 1, for one combination of outcomes of all chance events.
 
     Args:
-        widths: Outcomes of each event, all equally likely.
-        number: Of the way, modulo their number.
+        widths: Number of equally likely outcomes of each event.
+        number: Index of the combination, modulo their number.
     """
     draws = []
     for width in widths:
@@ -367,9 +367,9 @@ def _numbered_outcomes(widths: Sequence[int], number: int) -> list[float]:
 
 
 def _drawn_outcome(outcomes: Sequence[tuple[int, float]], number: float) -> int:
-    """Return the outcome that a number from 0 to 1 falls on.
+    """Return the outcome that a number from 0 to 1 selects.
 
-    It is the last one where the chances add up to less.
+    If the probabilities sum to less than the number, it is the last outcome.
     """
     total = 0.0
     for action, chance in outcomes:
@@ -381,14 +381,14 @@ def _drawn_outcome(outcomes: Sequence[tuple[int, float]], number: float) -> int:
 
 
 def information(state: Any, player: int) -> str:
-    """Return what a player knows, as OpenSpiel says it."""
+    """Return what a player knows, as described by OpenSpiel."""
     if state.get_game().get_type().provides_information_state_string:
         return str(state.information_state_string(player))
     return str(state.history())
 
 
 class OpenSpiel(base.Environment[OpenSpielConfig]):
-    """A game of OpenSpiel with its wording; each game is an environment."""
+    """An OpenSpiel game with its wording; each game is an environment."""
 
     def __init__(
         self,
@@ -402,18 +402,18 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         teacher_noise: float = 0.4,
         chance_widths: Sequence[int] = (),
     ) -> None:
-        """Make an environment; see `Environment` for what is not listed.
+        """Create an environment; see `Environment` for anything not listed here.
 
         Args:
             name: Name of the environment.
             wording: What players read and write.
-            roles: What each player is, see `EnvSpec.roles`.
+            roles: Role of each player; see `EnvSpec.roles`.
             presets: Configs by name.
             policies: Scripts by name.
             teachers: Names of the scripts that a tiny model imitates.
             teacher_noise: Share of random actions in the games that it imitates.
-            chance_widths: Outcomes of each chance event of a game, all equally likely, where they
-                are the same whatever the players do; (): not so, and starts are not numbered.
+            chance_widths: Number of equally likely outcomes of each chance event, if it does not
+                depend on the players' actions; (): it does, and starts are not numbered.
         """
         self.name = name
         self.wording = wording
@@ -421,17 +421,17 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         self.chance_widths = tuple(chance_widths)
         self.presets = presets
         self.policies = policies
-        # All others search or solve.
+        # All other policies search or solve the game.
         self.slow_policies = frozenset(policies) - {"random"}
         self.teachers = teachers
         self.teacher_noise = teacher_noise
         first_preset = next(iter(presets.values()))
         self.Config = type(first_preset)
         self._last_facts = (first_preset, facts(first_preset.game()))
-        """The facts of the config of the last `reset`: most come with the same config again."""
+        """Config and facts of the last `reset`: consecutive resets mostly share a config."""
 
     def may_block(self, config: OpenSpielConfig) -> bool:
-        """Return False: OpenSpiel's states compute within microseconds."""
+        """Return False: OpenSpiel computes its states within microseconds."""
         return False
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
@@ -453,9 +453,9 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         )
 
     def _check_preset(self, config: OpenSpielConfig) -> None:
-        """Refuse a preset by which OpenSpiel would load another game, or open a file.
+        """Reject a preset with which OpenSpiel would load another game, or open a file.
 
-        Requests name presets. Some texts end the whole process, see `rules`.
+        Requests select presets, and some texts crash the whole process; see `rules`.
         """
         is_loaded_by_name = config.game() == config.preset
         if is_loaded_by_name and config.preset not in self.presets:
@@ -488,13 +488,13 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return OpenSpielGame(config, self.wording, luck, game_facts)
 
     def num_starts(self, config: OpenSpielConfig) -> int | None:
-        """Return the number of ways in which chance can decide all its events."""
+        """Return the number of combinations of chance outcomes."""
         return math.prod(self.chance_widths) if self.chance_widths else None
 
     def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:
         """Return the chance events before the first action.
 
-        Where there are none, each seed is a start of its own.
+        Without such events, each seed is a separate start.
         """
         events = self.reset(config, split=split, seed=seed).state.history()
         if not events:

@@ -1,16 +1,16 @@
-"""How much a best responder wins at least, where a game is too large for the exact figure.
+"""A lower bound on a best responder's winnings, for games too large for the exact figure.
 
 One responder learns for each seat, by Monte Carlo tree search over its own information states
-(information set MCTS, Cowling, Powley and Whitehouse 2012) while fixed players hold the other
-seats, which makes the search that of a single agent. Whatever it has learned, its mean return in
-new games is an unbiased estimate of what one strategy wins, and so of a lower bound of
+(information set MCTS, Cowling, Powley and Whitehouse 2012) while fixed players occupy the other
+seats, which makes it a single-agent search. Whatever the responder has learned, its mean return in
+new games is an unbiased estimate of what one strategy wins, and thus of a lower bound on
 exploitability (approximate exploitability, Timbers et al., arXiv 2004.09677).
 
-Actions are tried by UCB1. An action's mean is over the games that ended after it and the values of
-the positions that followed; a position's value is the largest mean of the actions that were tried
-often enough, and before there are any the mean over its visits: the largest of a few noisy means
-would be far too large. Beyond the tree the responder plays as the lineup's own player in its seat,
-so that it needs to learn only where it deviates.
+Actions are selected by UCB1. An action's mean is over the games that ended after it and the values
+of the positions that followed. A position's value is the largest mean of its actions that were
+tried often enough. If there are none yet, it is the mean over the position's visits, because the
+largest of a few noisy means would be far too high. Outside the tree, the responder plays like the
+lineup's own player in its seat, so it only has to learn where to deviate.
 """
 
 import itertools
@@ -29,38 +29,38 @@ from hanabi_grpo.envs.openspiel.rules import facts, load
 from hanabi_grpo.errors import SettingsError
 
 Chances = Callable[[Sequence[Any]], Sequence[Sequence[float]]]
-"""Per OpenSpiel state the probability of each of `state.legal_actions()`, by the player to act."""
+"""Returns, per OpenSpiel state, the acting player's probabilities for `state.legal_actions()`."""
 Progress = Callable[[int], None]
-"""Is told how many more games have been played."""
+"""Called with the number of games played since the last call."""
 
 MOST_TURNS = 1000
-"""Longest game that can be searched; a tree is as deep."""
+"""Maximum number of turns of a game that can be searched; also the depth of the tree."""
 _AT_ONCE = 64
-"""Games in play at the same time, so that probabilities are asked for together."""
+"""Number of concurrent games, so that probabilities are requested in batches."""
 _TRIED_ENOUGH = 8
-"""Tries from which an action's mean is relied on.
+"""Minimum number of tries for an action's mean to be reliable.
 
-In Leduc poker and Connect Four (4 x 5) 8 and 30 were better than none, 100, and means alone.
+In Leduc poker and Connect Four (4 x 5), 8 and 30 did better than 0, 100, or using only means.
 """
 
 _Game = Generator[Any, Sequence[float], None]
-"""Yields states, and is sent the probabilities of their legal actions."""
+"""Yields states and receives the probabilities of their legal actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedResponse:
-    """What responders that learned from games won in new games, in units of the game's returns."""
+    """Results of trained responders in new games, in units of the game's returns."""
 
     returns: tuple[float, ...]
-    """Per seat the mean return of its responder."""
+    """Mean return of the responder in each seat."""
     standard_errors: tuple[float, ...]
-    """Of `returns`, over the new games."""
+    """Standard errors of `returns` over the new games."""
     positions: tuple[int, ...]
-    """Per seat the positions of its tree."""
+    """Number of positions in the tree of each seat."""
 
     @property
     def bound(self) -> float:
-        """Estimate of a lower bound of exploitability: the mean over seats.
+        """Estimate of a lower bound on exploitability: the mean over seats.
 
         In a zero-sum game the lineup's own returns cancel out of NashConv.
         """
@@ -74,13 +74,13 @@ class LearnedResponse:
 
 @dataclass(slots=True)
 class _Action:
-    """What is known of an action in a position of the tree."""
+    """Statistics of an action in a position of the tree."""
 
     num_tried: int = 0
     total_at_end: float = 0.0
     """Sum of the returns of the games that ended before the responder's next turn."""
     followers: Counter[str] = field(default_factory=Counter)
-    """The responder's next positions, and how often each followed."""
+    """The responder's next positions, with the number of times that each followed."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class _Position:
 
 
 def uniform_chances(states: Sequence[Any]) -> list[list[float]]:
-    """Return equal probabilities of all legal actions, see `Chances`."""
+    """Return equal probabilities for all legal actions; see `Chances`."""
     rows = []
     for state in states:
         num_actions = len(state.legal_actions())
@@ -102,11 +102,11 @@ def uniform_chances(states: Sequence[Any]) -> list[list[float]]:
 
 
 def check_searchable(setup: Setup[OpenSpielConfig]) -> None:
-    """Refuse games that `learn_response` cannot search.
+    """Raise an error for games that `learn_response` cannot search.
 
     Raises:
-        SettingsError: It is no zero-sum game of OpenSpiel for two players, or it may last more than
-            `MOST_TURNS`.
+        SettingsError: The game is not a two-player zero-sum game of OpenSpiel, or it may have more
+            than `MOST_TURNS` turns.
     """
     check_zero_sum(setup)
     longest = load(setup.config.game()).max_game_length()
@@ -126,15 +126,15 @@ def learn_response(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> LearnedResponse:
-    """Let a responder learn for each seat, and return what they win in new games.
+    """Train a responder for each seat, and return what the responders win in new games.
 
     Args:
-        setup: A zero-sum game of OpenSpiel for two players.
-        chances: The lineup: how its players act, in both seats.
-        num_games: Games from which each responder learns.
-        num_tests: New games that each responder plays, at least 2.
-        seed: Seed of chance and of what is drawn from `chances`.
-        progress: Is told of games that have been played.
+        setup: A two-player zero-sum game of OpenSpiel.
+        chances: The policies of the lineup, in both seats.
+        num_games: Number of training games per responder.
+        num_tests: Number of new games per responder, at least 2.
+        seed: Seed of chance events and of samples from `chances`.
+        progress: Called as games are played.
 
     Raises:
         SettingsError: See `check_searchable`.
@@ -145,7 +145,7 @@ def learn_response(
     positions = []
     for player in range(setup.spec.num_players):
         responder = _Responder(setup, player)
-        # Chance, moves and tries are drawn from one stream each for learning and for the new games.
+        # Learning and testing each have one stream for chance, moves and exploration.
         learning = random.Random(f"learn {seed} {player}")
         testing = random.Random(f"test {seed} {player}")
         _play((responder.learn(learning) for _ in range(num_games)), chances, progress)
@@ -179,7 +179,7 @@ def _play(games: Iterator[_Game], chances: Chances, progress: Progress | None) -
 
 
 def _next_state(game: _Game, answer: Sequence[float]) -> Any:
-    """Return the state in which a game waits again; None where it is over."""
+    """Return the state in which a game waits next, or None if it is over."""
     try:
         return game.send(answer)
     except StopIteration:
@@ -193,7 +193,7 @@ class _Responder:
         """Start with an empty tree."""
         self.player = player
         self.facts = facts(setup.config.game())
-        # UCB1 is for returns between 0 and 1; the bonus grows with the scale.
+        # UCB1 assumes returns between 0 and 1; scale the bonus with the range of returns.
         self.exploration = (self.facts.game.max_utility() - self.facts.game.min_utility()) / 2
         self.tree: dict[str, _Position] = {}
 
@@ -212,7 +212,7 @@ class _Responder:
             key = self._key(state)
             position = self.tree.get(key)
             if position is None:
-                # The game's one new position; from here on the lineup's own player plays.
+                # Each game adds one position; from here on, the lineup's own player plays.
                 actions = tuple(_Action() for _ in state.legal_actions())
                 self.tree[key] = _Position(actions=actions)
                 is_in_tree = False
@@ -224,7 +224,7 @@ class _Responder:
         self._learn(path, state.player_return(self.player))
 
     def test(self, rng: random.Random, won: list[float]) -> _Game:
-        """Play a game as well as it was learned, and append its return to `won`."""
+        """Play a game with the learned actions, and append its return to `won`."""
         state = self.facts.game.new_initial_state()
         while not state.is_terminal():
             if state.is_chance_node():
@@ -238,18 +238,18 @@ class _Responder:
         won.append(state.player_return(self.player))
 
     def _key(self, state: Any) -> str:
-        """Return the name of the player's information state.
+        """Return a key for the player's information state.
 
-        Where nothing is hidden it is the board and the number of moves, so that different orders
-        of the same moves share a position. The legal actions are in it because a board need not
-        show what chance has drawn, such as a die.
+        If nothing is hidden, this is the board and the number of moves, so that different orders
+        of the same moves share a position. It includes the legal actions because a board may not
+        show chance outcomes, such as a die roll.
         """
         if self.facts.is_open:
             return f"{state.move_number()} {state.legal_actions()} {state}"
         return information(state, self.player)
 
     def _tried_next(self, position: _Position, rng: random.Random) -> int:
-        """Return the index of the action to try: an untried one, else that of UCB1."""
+        """Return the index of the action to try: an untried one, otherwise UCB1's choice."""
         untried = []
         for index, action in enumerate(position.actions):
             if not action.num_tried:
@@ -266,7 +266,7 @@ class _Responder:
         return max(range(len(position.actions)), key=optimism)
 
     def _best(self, state: Any) -> int | None:
-        """Return the index of the action with the largest mean; None where none is known well."""
+        """Return the index of the action with the largest mean, or None if no mean is reliable."""
         position = self.tree.get(self._key(state))
         if position is None:
             return None
@@ -295,7 +295,7 @@ class _Responder:
         return total / position.num_visits
 
     def _learn(self, path: Sequence[tuple[str, int]], won: float) -> None:
-        """Take a game's return into the values along its path, from the last turn to the first."""
+        """Back up a game's return along its path, from the last turn to the first."""
         follower: str | None = None
         for key, index in reversed(path):
             position = self.tree[key]
@@ -320,7 +320,7 @@ def _let_chance_act(state: Any, rng: random.Random) -> None:
 
 
 def _act(state: Any, rng: random.Random) -> Generator[Any, Sequence[float], int]:
-    """Let the lineup's player act; returns the index of its action."""
+    """Let the lineup's player act, and return the index of its action."""
     weights = yield state
     [index] = rng.choices(range(len(weights)), weights)
     state.apply_action(state.legal_actions()[index])

@@ -1,4 +1,4 @@
-"""Kuhn and Leduc poker: cards that only one player sees."""
+"""Kuhn and Leduc poker: games with private cards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,10 +17,10 @@ from hanabi_grpo.envs.questions import Question
 
 RANKS = "JQK"
 _NUM_SUITS = 2
-"""Suits of Leduc's deck; OpenSpiel numbers cards by rank, then by suit."""
+"""Number of suits in Leduc's deck; OpenSpiel numbers cards by rank, then by suit."""
 _KUHN_CHANCE = (3, 2)
 _LEDUC_CHANCE = (6, 5, 4)
-"""Outcomes of each card that is dealt."""
+"""Number of possible outcomes of each dealt card."""
 _END = "End your reply with your action on a line of its own: {choices}."
 
 
@@ -67,7 +67,7 @@ class KuhnWording(Wording):
 
 
 class LeducWording(Wording):
-    """Two suits of J, Q and K, not told apart: suits have no part in the game."""
+    """Two suits of J, Q and K, which the texts omit because suits do not matter in the game."""
 
     action_texts = ActionTexts(("fold", "call", "raise"))
 
@@ -117,9 +117,9 @@ class LeducWording(Wording):
 
 
 def _others_card_question(config: OpenSpielConfig) -> Question:
-    """Return the question for the other player's card.
+    """Return the question about the other player's card.
 
-    In the compact style the cards stand in the place of the actions, so every word is known.
+    In the compact style, the cards replace the actions, so that every word is known.
     """
     text = f" : {' '.join(RANKS)}"
     if config.style == "full":
@@ -150,9 +150,9 @@ class _LeducPosition(NamedTuple):
     """A position in a poker player's words."""
 
     cards: list[str]
-    """Per player its card."""
+    """The card of each player."""
     open_card: str
-    """"" before it is turned up."""
+    """"" until it is turned up."""
     first_round: list[str]
     """Actions of the first round."""
     second_round: list[str]
@@ -173,7 +173,7 @@ def _leduc(state: Any) -> _LeducPosition:
 
 
 def _round_sentences(name: str, actions: Sequence[str]) -> list[str]:
-    """Return a sentence about a round, [] where nobody has acted in it.
+    """Return a sentence about a round, or [] if nobody has acted in it.
 
     Example:
         _round_sentences("First round", ["raise"]) == ["First round: the first player raises."]
@@ -194,8 +194,8 @@ _POLICIES: Mapping[str, Callable[[], Policy]] = {
 _TEACHER_NOISE = 0.8
 """Share of random actions in the games that a tiny model imitates.
 
-Of random play alone a model learns that the card does not matter, and self-play hardly teaches it
-to look."""
+From random play alone, a model learns that the card does not matter, and self-play hardly teaches
+it to use the card."""
 
 KUHN_POKER = OpenSpiel(
     "kuhn_poker",

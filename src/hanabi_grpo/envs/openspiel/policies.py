@@ -13,24 +13,24 @@ from hanabi_grpo.envs.openspiel.rules import load
 from hanabi_grpo.errors import SettingsError
 
 EXPLORATION = 2.0
-"""Constant c of UCT."""
+"""Exploration constant c of UCT."""
 ROLLOUTS = 10
-"""Random playouts that value a leaf; with `EXPLORATION` as in MARSHAL (arXiv 2510.15414)."""
+"""Random playouts per leaf; this and `EXPLORATION` are as in MARSHAL (arXiv 2510.15414)."""
 CFR_ITERATIONS = 100
-"""Exploitability of the average policy: .0012 in Kuhn poker, .0134 in Leduc."""
+"""Default iterations; the average policy's exploitability is .0012 in Kuhn and .0134 in Leduc."""
 _MOST_MOVES = 20
-"""Moves of the longest game whose tree is searched."""
+"""Maximum game length, in moves, for a full tree search."""
 _MOST_MEGABYTES = 1000
-"""Memory of one search tree of MCTS."""
+"""Memory limit of one MCTS tree."""
 _NUM_SEEDS = 2**31
 _SIMULATIONS = (10, 100, 1000)
-"""Simulations per move of the searches that are offered."""
+"""Simulations per move of the available searches."""
 _WON = 1.0
 _LOST = -1.0
 
 
 def minimax() -> MixedScript:
-    """Return the script that draws evenly among the best actions of the whole game tree."""
+    """Return the script that samples uniformly from the best actions by full tree search."""
 
     def best_replies(seen: Observation) -> list[str]:
         view = seen.view()
@@ -79,11 +79,11 @@ def mcts(simulations: int) -> Script:
 
 
 SEARCHES = {f"mcts-{simulations}": partial(mcts, simulations) for simulations in _SIMULATIONS}
-"""By name, for games in which nothing is hidden."""
+"""Searches by name, for games without hidden information."""
 
 
 def cfr(iterations: int) -> MixedScript:
-    """Return the average policy of CFR+ after so many iterations (Tammelin, arXiv 1407.5042).
+    """Return the average policy of CFR+ after some iterations (Tammelin, arXiv 1407.5042).
 
     A game is solved once per process.
     """
@@ -105,7 +105,7 @@ def cfr(iterations: int) -> MixedScript:
 
 @functools.lru_cache(maxsize=16)
 def equilibrium(game: str, iterations: int = CFR_ITERATIONS) -> dict[str, list[tuple[int, float]]]:
-    """Return per information state the actions and their chances."""
+    """Return the actions and their probabilities per information state."""
     solver = pyspiel.CFRPlusSolver(load(game))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
@@ -114,9 +114,9 @@ def equilibrium(game: str, iterations: int = CFR_ITERATIONS) -> dict[str, list[t
 
 @functools.lru_cache(maxsize=8)
 class _Values:
-    """Values of positions for the player to move: 1 won, 0 drawn, -1 lost.
+    """Values of positions for the player to move: 1 for a win, 0 for a draw, -1 for a loss.
 
-    One object per game, which looks at each position once.
+    There is one object per game, which evaluates each position once.
     """
 
     def __init__(self, game: str) -> None:
@@ -124,7 +124,7 @@ class _Values:
         if moves > _MOST_MOVES:
             raise SettingsError(
                 f"minimax: a game of {game} has up to {moves} moves, more than the {_MOST_MOVES} "
-                "that can be searched; play against mcts-1000, or on a smaller board (HANABI_ROWS, "
+                "that can be searched; use mcts-1000, or a smaller board (HANABI_ROWS, "
                 "HANABI_COLUMNS)."
             )
         self.values: dict[str, float] = {}
@@ -132,10 +132,10 @@ class _Values:
     def of(self, state: Any) -> float:
         """Return the value of a position for the player whose turn it is.
 
-        When the game is over that is the player who would be next.
+        If the game is over, this is the player who would be next.
         """
         if state.is_terminal():
-            # Whoever moved last is never the loser.
+            # The player who moved last never loses.
             return -max(state.returns())
         key = str(state)
         if key not in self.values:
@@ -149,15 +149,15 @@ class _Values:
 
 
 def _position(view: View, name: str) -> Any:
-    """Return OpenSpiel's state of a position that its player knows completely.
+    """Return OpenSpiel's state for a position that its player knows completely.
 
     Raises:
-        SettingsError: The game hides something, so the script `name` cannot play it.
+        SettingsError: The game has hidden information, so the script `name` cannot play it.
     """
     if view.history is None:
         raise SettingsError(
-            f"{name}: {view.game} hides cards, and this script reads the whole position; choose "
-            "cfr."
+            f"{name}: {view.game} has hidden cards, but this script needs the whole position; "
+            "choose cfr."
         )
     state = load(view.game).new_initial_state()
     for action in view.history:

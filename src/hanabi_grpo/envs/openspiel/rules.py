@@ -1,7 +1,7 @@
-"""OpenSpiel's games by the text that loads them, checked before its library sees them.
+"""OpenSpiel games by the text that loads them, checked before the library sees that text.
 
-OpenSpiel ends the whole process on some parameters that it does not like, so nothing unchecked
-reaches it.
+OpenSpiel terminates the whole process on some invalid parameters, so it must never receive an
+unchecked text.
 """
 
 import functools
@@ -16,36 +16,36 @@ from hanabi_grpo.types import MAX_PLAYERS
 
 @functools.lru_cache(maxsize=64)
 def load(name: str) -> Any:
-    """Return OpenSpiel's game of e.g. "leduc_poker" or "connect_four(rows=4,columns=5,x_in_row=3)".
+    """Return an OpenSpiel game, e.g. "leduc_poker" or "connect_four(rows=4,columns=5,x_in_row=3)".
 
-    The text comes from this package's own code, or from `check_name`.
+    The text comes from this package's own code or from `check_name`.
     """
     return pyspiel.load_game(name)
 
 
 class Facts(NamedTuple):
-    """What never changes of a game, so that its library is asked once."""
+    """Constant properties of a game, so that the library is queried only once."""
 
     game: Any
-    """OpenSpiel's own object."""
+    """OpenSpiel's game object."""
     is_open: bool
     """Whether every player sees everything."""
     is_dealt: bool
-    """Whether chance has a part in it."""
+    """Whether the game has chance events."""
     num_players: int
     nothing: Sequence[Mapping[str, float]]
-    """Rewards of an action after which the game goes on; empty where such actions may pay."""
+    """Rewards of an action that does not end the game; empty if such actions may pay."""
     lowest: float
-    """The least return."""
+    """The minimum return."""
     highest: float
-    """The greatest return."""
+    """The maximum return."""
     utility: Any
-    """How the players' returns are related, a `pyspiel.GameType.Utility`."""
+    """How the players' returns are related: a `pyspiel.GameType.Utility`."""
 
 
 @functools.cache
 def facts(name: str) -> Facts:
-    """Return what `load` knows of a game."""
+    """Return the facts about a game."""
     game = load(name)
     kind = game.get_type()
     num_players = game.num_players()
@@ -64,7 +64,7 @@ def facts(name: str) -> Facts:
 
 @functools.cache
 def playable_names() -> tuple[str, ...]:
-    """Return the games that can be played here with their default parameters."""
+    """Return the names of games that can be played here with their default parameters."""
     names = []
     for kind in pyspiel.registered_games():
         if _obstacle(kind) is None:
@@ -73,7 +73,7 @@ def playable_names() -> tuple[str, ...]:
 
 
 def check_name(name: object) -> str:
-    """Return a game's name if it can be played here, by texts in turns, with default parameters.
+    """Return the name of a game if it can be played here with default parameters.
 
     Raises:
         SettingsError: OpenSpiel has no such game, or it cannot be played here.
@@ -88,12 +88,12 @@ def check_name(name: object) -> str:
         )
     obstacle = _obstacle(kinds[name])
     if obstacle is not None:
-        raise SettingsError(f"game={name!r}: {obstacle}; choose another of: {playable}.")
+        raise SettingsError(f"game={name!r}: {obstacle}; choose one of: {playable}.")
     return name
 
 
 def _obstacle(kind: Any) -> str | None:
-    """Return why a game cannot be played here, None where it can."""
+    """Return why a game cannot be played here, or None if it can."""
     is_open = kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
     if kind.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
         return "its players do not take turns"
@@ -104,5 +104,5 @@ def _obstacle(kind: Any) -> str | None:
     if not is_open and not kind.provides_information_state_string:
         return "it does not describe what a player knows (information_state_string)"
     if not 1 <= kind.min_num_players <= MAX_PLAYERS:
-        return f"it needs {kind.min_num_players} players, at most {MAX_PLAYERS} are possible"
+        return f"it needs {kind.min_num_players} players; the maximum is {MAX_PLAYERS}"
     return None

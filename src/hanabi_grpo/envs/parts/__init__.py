@@ -1,4 +1,4 @@
-"""Puzzles that need a team: each seat holds a part, and few words may pass.
+"""Puzzles that need a team: each seat holds one part, and few words may be exchanged.
 
-`puzzle` is what they have in common, `split_sum` and `hat_line` are the puzzles.
+`puzzle` has their common code; `split_sum` and `hat_line` are the puzzles.
 """

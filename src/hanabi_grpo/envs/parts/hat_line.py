@@ -1,8 +1,8 @@
-"""Hats in a line: each player sees the hats before it, hears the answers behind it, names its own.
+"""Hats in a line: players see the hats in front, hear the answers behind, and name their own hat.
 
-The optimum is known: of n players with hats of k colours all but the first to speak can be right
-for certain, since the first one says the sum of all it sees modulo k, and is itself right in one of
-k cases. Nobody can do more for the first, whose own hat no player before it has seen.
+The optimum is known. With n players and hats of k colors, all but the first speaker can always be
+right: the first speaker says the sum of all hats that it sees modulo k, and is itself right in one
+of k cases. No strategy helps the first speaker more, because no earlier speaker has seen its hat.
 """
 
 import math
@@ -24,20 +24,20 @@ from hanabi_grpo.envs.parts.puzzle import (
 from hanabi_grpo.types import MAX_PLAYERS
 
 HATS = ("red", "blue", "green", "white", "black", "yellow")
-"""Colours of hats, in the order in which the script counts them."""
+"""Colors of hats, in the order in which the script numbers them."""
 
 
 class HatLineConfig(PuzzleConfig):
-    """Settings of hats in a line."""
+    """Settings of the hat line."""
 
     players: int = Field(default=3, ge=2, le=MAX_PLAYERS)
     """Number of players."""
     hats: int = Field(default=2, ge=2, le=len(HATS))
-    """Colours of the hats in a line."""
+    """Number of hat colors in a hat line."""
 
 
 class HatLineGame(PuzzleGame[HatLineConfig]):
-    """`numbers` are the hats, that of the first speaker first."""
+    """`numbers` are the hats, starting with the first speaker's."""
 
     def num_seats(self) -> int:
         return self.config.players
@@ -65,7 +65,7 @@ class HatLineGame(PuzzleGame[HatLineConfig]):
 
 
 def _parity(player: int, view: Parts, legal: tuple[str, ...]) -> str:
-    """Return the sum of the seen hats for the first speaker, what is missing from it for others."""
+    """Return the sum of the visible hats for the first speaker, and the remainder for others."""
     num_hats = len(legal)
     seen = sum(view.seen)
     if player == 0:
@@ -100,11 +100,11 @@ class HatLine(Puzzle[HatLineConfig]):
         return (config.hats,) * config.players
 
     def ceiling(self, config: HatLineConfig) -> float:
-        """Return (n - 1 + 1/k) / n, which the sum modulo k reaches."""
+        """Return (n - 1 + 1/k) / n, which announcing the sum modulo k reaches."""
         return (config.players - 1 + 1 / config.hats) / config.players
 
     def ceiling_without_words(self, config: HatLineConfig) -> float:
-        """Return 1/k: no hat that a player sees says anything of its own."""
+        """Return 1/k: the hats that a player sees say nothing about its own."""
         return 1 / config.hats
 
     def bits_needed(self, config: HatLineConfig) -> float:

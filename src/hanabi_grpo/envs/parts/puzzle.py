@@ -1,8 +1,8 @@
-"""What puzzles in parts have in common: seats that speak once each, in turn, a word of a few.
+"""Common code of puzzles in parts: each seat speaks once, in turn, a word from a small vocabulary.
 
-A seat reads its part of the puzzle and the words said before it, and nothing else. So what a team
-reaches without words can be computed, and so can what it reaches with them: no seat can solve the
-puzzle alone, however well it is trained.
+A seat reads only its part of the puzzle and the words said before its turn. The best scores with
+and without words can therefore be computed: no seat can solve the puzzle alone, however well it is
+trained.
 """
 
 import copy
@@ -21,23 +21,23 @@ from hanabi_grpo.envs.replies import last_choice
 from hanabi_grpo.types import Episode
 
 SPEAKER = 0
-"""The seat that speaks first, and has nothing to go by but its own part."""
+"""The seat that speaks first, which knows only its own part."""
 
 BABBLE = "babble"
-"""Name of the script whose words are drawn once for all that a seat may know."""
+"""Name of the script that draws one fixed word for each possible view of a seat."""
 _MOST_TABULATED = 1 << 14
-"""Puzzles up to which that is a table in memory."""
+"""Maximum number of puzzles for which these words are a table in memory."""
 
 
 class PuzzleConfig(StateConfig):
     """Settings of every puzzle in parts."""
 
     channel: Literal["word", "constant", "random"] = "word"
-    """What later seats hear of a word: the word; or, as controls, always the first of the
-    vocabulary, or one that chance has drawn.
+    """What later seats hear: the word itself (word) or, as controls, always the first word of the
+    vocabulary (constant) or a random word (random).
     """
     reward_team: float = 1.0
-    """Reward of every seat, times the share of answers that are right."""
+    """Reward of every seat, multiplied by the share of right answers."""
 
 
 C = TypeVar("C", bound=PuzzleConfig)
@@ -47,13 +47,13 @@ class Parts(NamedTuple):
     """What a seat may know."""
 
     seen: tuple[int, ...]
-    """Its part of the puzzle."""
+    """The seat's part of the puzzle."""
     heard: tuple[str, ...]
-    """The words of the seats before it, as the channel passed them on."""
+    """The words of earlier seats, as passed through the channel."""
 
 
 class PuzzleGame(base.Game, Generic[C]):
-    """One puzzle; subclasses say who sees which numbers of it and what is right."""
+    """One puzzle; subclasses define which numbers each seat sees and which answers are right."""
 
     def __init__(self, config: C, numbers: tuple[int, ...], noise: tuple[str, ...]) -> None:
         """Start a puzzle.
@@ -61,7 +61,7 @@ class PuzzleGame(base.Game, Generic[C]):
         Args:
             config: The settings.
             numbers: The whole puzzle.
-            noise: What is heard of each seat where the channel is "random".
+            noise: The word heard from each seat if the channel is "random".
         """
         self.config = config
         self.numbers = numbers
@@ -69,7 +69,7 @@ class PuzzleGame(base.Game, Generic[C]):
         self.said: list[str] = []
 
     def num_seats(self) -> int:
-        """Return how many seats speak."""
+        """Return the number of seats."""
         raise NotImplementedError
 
     def seen(self, player: int) -> tuple[int, ...]:
@@ -81,22 +81,22 @@ class PuzzleGame(base.Game, Generic[C]):
         raise NotImplementedError
 
     def answers(self) -> Mapping[int, str]:
-        """Return the right answer of each seat whose word is one."""
+        """Return the right answer for each seat that must give one."""
         raise NotImplementedError
 
     def redrawn(self, player: int, rng: random.Random) -> tuple[int, ...]:
-        """Return numbers of which the seat sees the same."""
+        """Return random numbers that look the same to the seat."""
         raise NotImplementedError
 
     def text(self, player: int, view: Parts) -> str:
-        """Return the message of the full style."""
+        """Return the message in the full style."""
         raise NotImplementedError
 
     def code(self, view: Parts) -> str:
-        """Return the message of the compact style: one word for all that the seat knows.
+        """Return the message in the compact style: one word for everything that the seat knows.
 
-        So every seat's play is a table with a row for each word, and no part of it has to be
-        worked out before it can be learned.
+        Every seat's policy is then a table with one row per word, so nothing has to be computed
+        before it can be learned.
         """
         words = []
         if view.heard:
@@ -106,7 +106,7 @@ class PuzzleGame(base.Game, Generic[C]):
         return "-".join(words) or "nothing"
 
     def share_right(self, answers: Mapping[int, str]) -> float:
-        """Return the share of right answers among those that seats may give."""
+        """Return the share of seats with an answer to give whose answer is right."""
         right = self.answers()
         num_right = sum(answers.get(seat) == answer for seat, answer in right.items())
         return num_right / len(right)
@@ -133,7 +133,7 @@ class PuzzleGame(base.Game, Generic[C]):
         return last_choice(reply, self.words(player))
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Take one word, and pay all seats alike after the last one."""
+        """Take one word; after the last one, pay all seats the same reward."""
         [word] = actions.values()
         self.said.append(word)
         if self.to_act():
@@ -142,7 +142,7 @@ class PuzzleGame(base.Game, Generic[C]):
         return [{"team": self.config.reward_team * share_right} for _ in range(self.num_seats())]
 
     def result(self) -> Mapping[str, float]:
-        """Return the share of right answers, 0 before the end."""
+        """Return the share of right answers; 0 before the end."""
         is_over = not self.to_act()
         return {"right": self.share_right(dict(enumerate(self.said))) if is_over else 0.0}
 
@@ -160,14 +160,14 @@ class PuzzleGame(base.Game, Generic[C]):
     def resampled(self, player: int, rng: random.Random) -> Self:
         """Return a game with other numbers in the parts that the seat does not see.
 
-        Any word may have been said of any numbers, so those said stay possible.
+        Any word is possible for any numbers, so the words said so far stay possible.
         """
         other = self.copy()
         other.numbers = self.redrawn(player, rng)
         return other
 
     def _heard(self, player: int) -> tuple[str, ...]:
-        """Return what a seat heard before its turn; it hears nothing after it."""
+        """Return what a seat heard before its turn; it hears nothing afterward."""
         said = tuple(self.said[:player])
         if self.config.channel == "random":
             return self.noise[: len(said)]
@@ -177,11 +177,11 @@ class PuzzleGame(base.Game, Generic[C]):
 
 
 class Puzzle(base.Environment[C], Generic[C]):
-    """An environment of puzzles in parts, with what can be reached in them."""
+    """An environment of puzzles in parts, with the best possible scores."""
 
     Game: Callable[..., PuzzleGame[Any]]
     rules_version = 1
-    """Part of the environment's hash; goes up when the rules change."""
+    """Part of the environment's hash; increased when the rules change."""
     teachers = (BABBLE,)
     teacher_noise = 0.5
 
@@ -190,27 +190,27 @@ class Puzzle(base.Environment[C], Generic[C]):
         raise NotImplementedError
 
     def roles(self, config: C) -> tuple[str, ...]:
-        """Return what each player is."""
+        """Return the role of each player."""
         raise NotImplementedError
 
     def limits(self, config: C) -> tuple[int, ...]:
-        """Return for each number of a puzzle how many values it may have, from 0 on."""
+        """Return the number of possible values, from 0, of each number in a puzzle."""
         raise NotImplementedError
 
     def ceiling(self, config: C) -> float:
-        """Return the greatest mean share of right answers of any team that hears the words."""
+        """Return the highest mean share of right answers of any team that hears the words."""
         raise NotImplementedError
 
     def ceiling_without_words(self, config: C) -> float:
-        """Return the same where no word is heard.
+        """Return the same for a team that hears no words.
 
-        It holds for one seat and for any vote as well: a seat that hears nothing gives answers that
-        depend on its part alone, and so does the majority of many of them.
+        This also bounds a single seat and any vote: answers of a seat that hears nothing depend
+        only on its part, and so does the majority of many such answers.
         """
         raise NotImplementedError
 
     def bits_needed(self, config: C) -> float:
-        """Return the bits that the first seat has to pass on to reach what can be reached."""
+        """Return the bits that the first seat must send for the best possible score."""
         raise NotImplementedError
 
     def spec(self, config: C) -> base.EnvSpec:
@@ -236,7 +236,7 @@ class Puzzle(base.Environment[C], Generic[C]):
         return without_format(self.system(readable, player))
 
     def reset(self, config: C, *, split: str, seed: int) -> PuzzleGame[C]:
-        """Draw the numbers evenly; every split has all puzzles."""
+        """Draw the numbers uniformly; every split contains all puzzles."""
         numbers = []
         for place, limit in enumerate(self.limits(config)):
             numbers.append(base.draw(self.name, split, seed, place, below=limit))
@@ -256,9 +256,9 @@ class Puzzle(base.Environment[C], Generic[C]):
         return f"numbers {game.numbers}, said {' '.join(game.said) or 'nothing'}"
 
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return the mean share right, and how many words and bits the first seat used.
+        """Return the mean share of right answers, and the words and bits that the first seat used.
 
-        The bits are the entropy of its words over the episodes: more than `bits_needed` is idle.
+        The bits are the entropy of its words over the episodes; more than `bits_needed` is useless.
         """
         figures = super().metrics(config, episodes)
         said: Counter[str] = Counter()
@@ -273,7 +273,7 @@ def entropy(counts: Sequence[int] | Any) -> float:
     """Return the entropy of a distribution in bits.
 
     Args:
-        counts: How often each value occurred.
+        counts: Number of occurrences of each value.
     """
     counted = [count for count in counts if count]
     total = sum(counted)
@@ -281,11 +281,11 @@ def entropy(counts: Sequence[int] | Any) -> float:
 
 
 def code_script(name: str, choose: Callable[[int, Parts, tuple[str, ...]], str]) -> base.Script:
-    """Return a script that plays an agreed code.
+    """Return a script that plays a fixed code.
 
     Args:
         name: Name of the script.
-        choose: Returns the word for a seat, what it knows and what it may say.
+        choose: Returns the word, given the seat, its view and the words that it may say.
     """
 
     def act(seen: base.Observation, rng: random.Random) -> str:
@@ -295,11 +295,11 @@ def code_script(name: str, choose: Callable[[int, Parts, tuple[str, ...]], str])
 
 
 class Babble:
-    """The script that has a word for all that a seat may know, and has agreed on none.
+    """A script with an arbitrary word for each possible view of a seat, without an agreed code.
 
-    The words are drawn, evenly among those that the seat may say and the same on every machine, so
-    it is right about as often as chance has it. A tiny model that imitates it can tell its messages
-    apart, and knows no code.
+    The words are drawn uniformly from those that the seat may say, and are the same on every
+    machine, so the script is right about as often as chance. A tiny model that imitates it learns
+    to distinguish its messages, but no code.
     """
 
     name = BABBLE
@@ -308,7 +308,7 @@ class Babble:
         """Return a seat with its table of words."""
         environment = task.environment
         if not isinstance(environment, Puzzle):
-            raise TypeError(f"{BABBLE}: {environment.name} is no puzzle in parts")
+            raise TypeError(f"{BABBLE}: {environment.name} is not a puzzle in parts")
         if math.prod(environment.limits(task.config)) > _MOST_TABULATED:
             return base.ScriptSeat(_babble, random.Random(0))
         table = _babbled(environment, task.config, player)
@@ -316,7 +316,7 @@ class Babble:
 
 
 def _babble(seen: base.Observation, rng: random.Random) -> str:
-    """Return the word of one view, drawn by itself where there are too many for a table."""
+    """Return the word for one view, drawn individually if there are too many for a table."""
     words = seen.legal() or ("",)
     drawn = base.draw(BABBLE, seen.player, tuple(seen.view()), below=len(words))
     return words[drawn]
@@ -324,7 +324,7 @@ def _babble(seen: base.Observation, rng: random.Random) -> str:
 
 @functools.cache
 def _babbled(environment: Puzzle[Any], config: PuzzleConfig, player: int) -> dict[Parts, str]:
-    """Return a word for each view of a seat, in an order that is drawn."""
+    """Return a word for each view of a seat, assigned in random order."""
     seen = set()
     for numbers in itertools.product(*map(range, environment.limits(config))):
         game = environment.Game(config, numbers, ())

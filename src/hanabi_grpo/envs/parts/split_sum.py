@@ -1,8 +1,8 @@
-"""A split sum: one seat reads one half, one word passes, the other seat answers the whole.
+"""A split sum: one seat reads one half and sends one word, the other seat answers the sum.
 
-With the numbers 0 to `highest` in each half and w words, the best pair is right in
-min(1, w / (highest + 1)) of all sums, and any seat or vote that hears nothing in 1 / (highest + 1):
-whoever knows one half has every sum still before it, each as likely as the others.
+With numbers from 0 to `highest` in each half and w words, the best pair is right for
+min(1, w / (highest + 1)) of all sums. A seat or vote that hears nothing is right for
+1 / (highest + 1): given one half, all possible sums are equally likely.
 """
 
 import math
@@ -27,7 +27,7 @@ VOCABULARY = (
     *("alfa", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"),
     *("india", "juliett", "kilo", "lima", "mike", "november", "oscar", "papa"),
 )
-"""Words that may pass; they mean nothing until the two seats make them."""
+"""Words that may be sent; they have no meaning until the two seats give them one."""
 ANSWERER = 1
 """The seat that answers."""
 
@@ -36,9 +36,9 @@ class SplitSumConfig(PuzzleConfig):
     """Settings of a split sum."""
 
     highest: int = Field(default=3, ge=1, le=15)
-    """The greatest number of a half of a split sum; the least is 0."""
+    """Largest number in each half of a split sum; the smallest is 0."""
     words: int = Field(default=4, ge=1, le=len(VOCABULARY))
-    """Words of which the first seat may pass one."""
+    """Number of words from which the first seat may send one."""
 
 
 class SplitSumGame(PuzzleGame[SplitSumConfig]):
@@ -72,7 +72,7 @@ class SplitSumGame(PuzzleGame[SplitSumConfig]):
 
 
 def _agreed_code(player: int, view: Parts, legal: tuple[str, ...]) -> str:
-    """Return the word with the number of the own half; or the sum that this word means."""
+    """Return the word whose index is the speaker's half, or the sum that this word implies."""
     [number] = view.seen
     if player == SPEAKER:
         return legal[number % len(legal)]
@@ -107,8 +107,8 @@ class SplitSum(Puzzle[SplitSumConfig]):
     def ceiling(self, config: SplitSumConfig) -> float:
         """Return min(1, words / values of a half).
 
-        A word divides the first half's values into as many classes as there are words, and within
-        a class one value at most is guessed right, whatever the other half is.
+        The words divide the values of the first half into as many classes as there are words. In
+        each class, at most one value is guessed right, whatever the other half is.
         """
         return min(1.0, config.words / (config.highest + 1))
 

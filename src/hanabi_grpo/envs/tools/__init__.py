@@ -1,4 +1,4 @@
-"""Tools that a player may call during its turn: what they are, how calls are written, limits.
+"""Tools that a player may call during its turn: definitions, call syntax, and limits.
 
-docs/environments.md shows how an environment offers its own.
+docs/environments.md shows how an environment offers its own tools.
 """

@@ -1,7 +1,7 @@
-"""A calculator: whole and decimal numbers, + - * / % ** and brackets; exact where it can be.
+"""A calculator for whole and decimal numbers, + - * / % ** and parentheses; exact where possible.
 
-The grammar is read by hand, one character after the other; nothing of an expression is ever
-executed. Numbers are fractions, so 1/3*3 is 1, and what is too large is refused before it is
+A hand-written parser reads the expression character by character; nothing in it is ever executed.
+Numbers are fractions, so 1/3*3 is 1, and numbers that are too large are rejected before they are
 computed.
 """
 
@@ -10,14 +10,14 @@ from fractions import Fraction
 from hanabi_grpo.envs.tools.tool import Tool, ToolError
 
 MAX_EXPRESSION = 200
-"""Characters of an expression."""
+"""Maximum length of an expression in characters."""
 MAX_DEPTH = 20
-"""Brackets and signs within each other."""
+"""Maximum nesting of parentheses and signs."""
 MAX_BITS = 512
-"""Of a numerator or denominator on the way; about 150 digits."""
+"""Maximum bits of an intermediate numerator or denominator; about 150 digits."""
 _MAX_EXPONENT = 256
 _DIGITS = 12
-"""Decimals of a result that is not whole."""
+"""Maximum number of decimals of a result."""
 _ALLOWED = "numbers, + - * / % ** ( )"
 
 
@@ -29,7 +29,7 @@ def calculate(expression: str) -> str:
         calculate("1 / 8") == "0.125"
 
     Raises:
-        ToolError: It is no expression, too long, divides by 0, or is too large.
+        ToolError: The expression is invalid, too long, divides by 0, or is too large.
     """
     text = expression.replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**")
     text = text.strip().removesuffix("?").strip().removesuffix("=").strip()
@@ -52,14 +52,14 @@ CALCULATOR = Tool(
 
 
 class _Reader:
-    """Reads an expression from left to right."""
+    """Parses an expression from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
 
     def sum(self, depth: int) -> Fraction:
-        """Read products with + and - between them."""
+        """Parse products separated by + and -."""
         value = self._product(depth)
         while True:
             if self._take("+"):
@@ -70,7 +70,7 @@ class _Reader:
                 return value
 
     def expect_end(self) -> None:
-        """Refuse what is left over."""
+        """Raise an error if any text is left."""
         if self._next():
             self._refuse()
 
@@ -117,7 +117,7 @@ class _Reader:
         return _checked(Fraction(f"0{digits}" if digits.startswith(".") else digits.rstrip(".")))
 
     def _next(self) -> str:
-        """Return the next character that is no space, "" at the end."""
+        """Return the next character that is not a space, or "" at the end."""
         while self._at < len(self._text) and self._text[self._at].isspace():
             self._at += 1
         return self._text[self._at : self._at + 1]
@@ -162,7 +162,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _shown(value: Fraction) -> str:
-    """Return a whole number as it is, another one with up to 12 decimals, rounded."""
+    """Return a number as text, rounded to 12 decimals if it is not whole."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = round(value * 10**_DIGITS)

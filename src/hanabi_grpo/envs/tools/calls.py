@@ -1,12 +1,12 @@
-"""How calls are written and what players are told of tools and results.
+"""The syntax of tool calls, and what players are told about tools and results.
 
-A call is written as in the chat templates of Qwen3 and many others, anywhere in what a reply says
-beside its thoughts:
+A call is written as in the chat templates of Qwen3 and many other models, anywhere in a reply
+outside its thoughts:
 
     <tool_call>{"name": "calculator", "arguments": {"expression": "3 + 4"}}</tool_call>
 
-An environment for tiny models, which know words but no JSON, may declare the short form: the reply
-begins with the tool's name, and all that follows is the argument, as in `calculator 3 + 4`.
+An environment for tiny models, which know words but no JSON, may enable the short form: the reply
+starts with the tool's name, and the rest is the argument, as in `calculator 3 + 4`.
 """
 
 import json
@@ -24,37 +24,36 @@ END_OF_CALL = "</tool_call>"
 RESULT = "result"
 ERROR = "error"
 ROLE = "tool"
-"""What chat templates call the one who says a result."""
+"""Chat-template role of messages with results."""
 SHORT_WORDS = (RESULT, ERROR, ROLE)
-"""Words that a tiny model reads beside the names of tools."""
+"""Words that a tiny model reads in addition to the names of tools."""
 _MAX_NAME = 60
-"""Characters of an unknown tool's name that are recorded."""
+"""Maximum recorded length of an unknown tool's name."""
 _NO_CALLS_LEFT = "That was the last call of this turn: answer now."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedCall:
-    """A call as a reply has it."""
+    """A tool call as written in a reply."""
 
     name: str
-    """Of the tool; "" where it cannot be read."""
+    """Name of the tool; "" if it cannot be parsed."""
     argument: str
     tool: Tool | None
-    """The tool that is to run; None: there is none for this call, see `refusal`."""
+    """The tool to run; None: there is no tool for this call, see `refusal`."""
     refusal: Outcome | None = None
-    """What the player is told in the place of a result."""
+    """What the player is told instead of a result."""
 
 
 def read_call(reply: str, tools: Sequence[Tool], *, short: bool = False) -> WantedCall | None:
-    """Return the call in a reply, None where it has none.
+    """Return the call in a reply, or None if it has none.
 
-    A reply that tries to call is a call, also where it is written badly: then the player is told
-    what is wrong.
+    A malformed call is also a call; the player is then told what is wrong.
 
     Args:
-        reply: Any text; none raises. Calls in thoughts do not count.
-        tools: The tools that there are.
-        short: Whether the short form is read as well.
+        reply: Any text; no text raises an error. Calls in thoughts are ignored.
+        tools: The available tools.
+        short: Whether the short form is also accepted.
     """
     if not tools:
         return None
@@ -106,7 +105,7 @@ def _read_json(content: str, tools: Sequence[Tool], short: bool) -> WantedCall:
 
 
 def _read_object(tool: Tool, arguments: Any, tools: Sequence[Tool], short: bool) -> WantedCall:
-    """Read the arguments of a tool that has several, or none."""
+    """Parse the arguments of a tool with several arguments, or with none."""
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict) or not arguments.keys() <= set(tool.arguments):
@@ -132,11 +131,11 @@ def _refused(
 
 
 def write_call(tool: Tool, argument: str, *, short: bool) -> str:
-    """Return the reply that calls a tool, as a script gives it.
+    """Return the reply with which a script calls a tool.
 
     Args:
         tool: The tool.
-        argument: Its argument; a JSON object where it has `parameters`.
+        argument: Its argument; a JSON object if the tool has `parameters`.
         short: Whether to write the short form.
     """
     if short:
@@ -147,7 +146,7 @@ def write_call(tool: Tool, argument: str, *, short: bool) -> str:
 
 
 def call_rules(tools: Sequence[Tool], short: bool) -> str:
-    """Return how a call is written, with the tools that there are."""
+    """Return how calls of the given tools are written."""
     examples = []
     for tool in tools:
         example = "…"
@@ -158,12 +157,12 @@ def call_rules(tools: Sequence[Tool], short: bool) -> str:
 
 
 def describe_tools(tools: Sequence[Tool], calls: int, *, short: bool = False) -> str:
-    """Return what a language model, or a person, is told of its tools.
+    """Return what a language model or a person is told about its tools.
 
     Args:
         tools: The tools, at least one.
-        calls: Calls that it may make in one turn.
-        short: Whether it is told of the short form.
+        calls: Maximum number of calls in one turn.
+        short: Whether to describe the short form.
     """
     lines = [
         "Before you answer you may call a tool, at most "
@@ -187,10 +186,10 @@ def result_message(outcome: Outcome, calls_left: int, *, short: bool) -> str:
     """Return the message that a player gets for a call.
 
     Args:
-        outcome: What the call brought.
-        calls_left: Calls that the player has left in this turn.
-        short: Whether the player writes the short form. It is then told of an error only that there
-            was one, since a tiny model has no words for what is wrong.
+        outcome: Outcome of the call.
+        calls_left: Number of calls that the player has left in this turn.
+        short: Whether the player uses the short form. It is then only told that there was an error,
+            because a tiny model has no words for what is wrong.
     """
     if short:
         return f"{RESULT} {ERROR if outcome.error else outcome.text}"

@@ -1,4 +1,4 @@
-"""How often players call tools, and what comes of it."""
+"""How often players call tools, and with what results."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -7,12 +7,12 @@ from hanabi_grpo.types import CallError, Episode, ToolCall
 
 
 def tool_figures(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the figures of some episodes; nothing without a turn.
+    """Return the figures of some episodes; {} if there are no turns.
 
     Over all turns: `tools/calls_per_turn`, `tools/turn_share` (turns with a call) and
-    `tools/over_limit_per_turn` (replies that called though no call was left). Over all calls:
-    `tools/error_share` (calls without a result, whatever the reason) and `tools/timeout_share`;
-    both are 0 without a call.
+    `tools/over_limit_per_turn` (replies with a call when no call was left). Over all calls:
+    `tools/error_share` (calls without a result, for any reason) and `tools/timeout_share`; both are
+    0 if there are no calls.
     """
     calls: list[ToolCall] = []
     num_turns = 0

@@ -1,4 +1,4 @@
-"""Lookup in a small table: one text for each key, and a list of near keys for any other."""
+"""Lookup in a small table: one text per key, and similar keys for an unknown key."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from hanabi_grpo.errors import SettingsError
 
 MAX_ROWS = 10_000
 _SEARCHED = 200
-"""Keys among which near ones are looked for: a call must not take more than a few milliseconds."""
+"""Number of keys searched for similar ones, so that a call takes only a few milliseconds."""
 _NEAR = 5
-"""Keys that a player is told where its own is unknown."""
+"""Number of keys suggested to a player for an unknown key."""
 
 
 def lookup_tool(
@@ -23,7 +23,7 @@ def lookup_tool(
     calls_per_turn: int | None = None,
     calls_per_episode: int | None = None,
 ) -> Tool:
-    """Return a tool that looks up a key, whatever its case and the spaces in it.
+    """Return a tool that looks up a key, ignoring case and extra whitespace.
 
     Example:
         lookup_tool({"Rhine": "1233 km", "Elbe": "1094 km"}, description="length of a river")
@@ -37,8 +37,8 @@ def lookup_tool(
         calls_per_episode: See `Tool`.
 
     Raises:
-        SettingsError: It is empty or too large, two keys are the same but for case and spaces, or
-            a text is longer than a result may be.
+        SettingsError: The table is empty or too large, two keys differ only in case and
+            whitespace, or a text exceeds the maximum length of a result.
     """
     if not 1 <= len(table) <= MAX_ROWS:
         raise SettingsError(f"tool {name!r}: {len(table)} rows; allowed: 1 to {MAX_ROWS}.")

@@ -1,8 +1,8 @@
-"""Tools of a server of the Model Context Protocol (https://modelcontextprotocol.io), for players.
+"""Tools from a Model Context Protocol server (https://modelcontextprotocol.io), for players.
 
-The server is a program of this machine that talks over standard input and output. It is started
-once to list its tools, and once more in every process that plays, at the first call there. Needs
-the extra `mcp`.
+The server is a program on this machine that communicates over standard input and output. It is
+started once to list its tools, and again in every process that plays, on the first call there.
+Needs the extra `mcp`.
 """
 
 import asyncio
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _START_SECONDS = 60.0
-"""Until a server has answered its first request."""
+"""Time limit for a server's first response."""
 _CALL_SECONDS = 60.0
-"""Until a call is given up where the tool has no time limit of its own."""
+"""Time limit of a call if the tool has no time limit of its own."""
 _END_SECONDS = 10.0
-"""Until a server that was asked to end is left to itself."""
+"""Time limit for a server to shut down."""
 _INVALID_PARAMS = -32602
-"""JSON-RPC 2.0's code of arguments that a server does not take."""
+"""JSON-RPC 2.0 error code for invalid arguments."""
 _MAX_TOOLS = 64
 _MAX_DESCRIPTION = 500
-"""Characters of a tool's description; what is longer is cut."""
+"""Maximum length of a tool's description; longer ones are truncated."""
 
 
 _servers: "WeakSet[_Server]" = WeakSet()
-"""All servers of this process."""
+"""All servers in this process."""
 
 
 def end_servers() -> None:
-    """End the servers that this process has started; a later call starts its server again."""
+    """Stop all servers that this process started; a later call starts its server again."""
     for server in list(_servers):
         server.end()
 
@@ -62,23 +62,24 @@ def mcp_tools(
 ) -> tuple[Tool, ...]:
     """Return the tools of an MCP server, for `Environment.tools`.
 
-    A result must depend on the arguments alone. A server that remembers earlier calls lets players
-    write to each other, across episodes too, and its answers in training cannot be repeated.
+    A result must depend only on the arguments. A server that remembers earlier calls would let
+    players communicate, even across episodes, and would make training irreproducible.
 
     Example:
         mcp_tools(["uvx", "mcp-server-time"], names=["convert_time"], calls_per_turn=1)
 
     Args:
         command: The program and its arguments.
-        names: The tools that are offered, in this order; None: all that the server lists.
-        env: Environment variables for the server, beside those that MCP hands on (PATH, HOME, …).
-        timeout: Seconds of a call; None: HANABI_TOOL_TIMEOUT.
-        calls_per_turn: Of each tool, see `Tool`.
-        calls_per_episode: Of each tool, see `Tool`.
+        names: The tools to offer, in this order; None: all tools that the server lists.
+        env: Environment variables for the server, in addition to those that MCP passes through
+            (PATH, HOME, …).
+        timeout: Time limit of a call in seconds; None: HANABI_TOOL_TIMEOUT.
+        calls_per_turn: Limit for each tool; see `Tool`.
+        calls_per_episode: Limit for each tool; see `Tool`.
 
     Raises:
-        SettingsError: The extra `mcp` is not installed, the program does not start or speaks no
-            MCP, or it has no tool of a given name.
+        SettingsError: The extra `mcp` is not installed, the program does not start or does not
+            speak MCP, or it does not have a named tool.
     """
     server = _Server(tuple(command), dict(env or {}), timeout or _CALL_SECONDS)
     try:
@@ -95,8 +96,8 @@ def mcp_tools(
         )
     if len(wanted) > _MAX_TOOLS:
         raise SettingsError(
-            f"MCP server {server.name}: {len(wanted)} tools; allowed: {_MAX_TOOLS}. Name those "
-            "that players need (names=[…])."
+            f"MCP server {server.name}: {len(wanted)} tools; allowed: {_MAX_TOOLS}. Select the "
+            "tools that players need (names=[…])."
         )
     tools = []
     for name in wanted:
@@ -144,7 +145,7 @@ def _caller(server: "_Server", name: str) -> Callable[[str], str]:
 
 
 async def _listing(client: "Client") -> tuple[list[Any], str]:
-    """Return all tools of a server, and what it calls itself."""
+    """Return all tools of a server, and its name and version."""
     tools: list[Any] = []
     cursor: str | None = None
     while True:
@@ -158,18 +159,18 @@ async def _listing(client: "Client") -> tuple[list[Any], str]:
 
 
 class _Server:
-    """A server, its connection, and the thread with the event loop that both belong to.
+    """A server with its connection, which runs in a thread with its own event loop.
 
-    A process that was forked from one with a connection starts a server of its own.
+    A process that was forked from one with a connection starts its own server.
     """
 
     def __init__(self, command: tuple[str, ...], env: dict[str, str], call_seconds: float) -> None:
-        """Start nothing yet.
+        """Configure the server without starting it.
 
         Args:
             command: The program and its arguments.
             env: Environment variables for it.
-            call_seconds: Until a call is given up.
+            call_seconds: Time limit of a call.
         """
         if not command:
             raise SettingsError("mcp_tools: command=(): give a program and its arguments.")
@@ -186,15 +187,15 @@ class _Server:
         return " ".join(self.command)
 
     def ask(self, request: "Callable[[Client], Awaitable[_T]]", *, seconds: float) -> _T:
-        """Return what a request brings; the server is started where none is running.
+        """Return the result of a request, starting the server if it is not running.
 
         Args:
-            request: Is given the client, in the thread of the connection.
-            seconds: Until it is given up.
+            request: Called with the client, in the thread of the connection.
+            seconds: Time limit.
 
         Raises:
             SettingsError: The server does not start.
-            TimeoutError: It did not answer in time.
+            TimeoutError: The server did not respond in time.
         """
         with self._lock:
             connection = self._connection
@@ -203,7 +204,7 @@ class _Server:
         return connection.run(request, seconds)
 
     def end(self) -> None:
-        """End the server; the next request starts it again."""
+        """Stop the server; the next request starts it again."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -214,17 +215,17 @@ class _Connection:
     """One run of a server."""
 
     def __init__(self, server: _Server) -> None:
-        """Start the server and wait until it has answered.
+        """Start the server and wait for its first response.
 
         Raises:
-            SettingsError: It does not.
+            SettingsError: The server does not start or respond.
         """
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._lock = threading.Lock()
         self._is_ending = False
-        """Set before the loop is asked to end: a request that came later would never run."""
+        """Set before the loop is asked to stop, because a later request would never run."""
         self._client: concurrent.futures.Future[Client] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._run, args=(server,), name=f"MCP server {server.command[0]}", daemon=True
@@ -243,12 +244,12 @@ class _Connection:
             ) from error
 
     def is_usable(self) -> bool:
-        """Return whether it was made by this process and nobody has begun to end it."""
+        """Return whether this process created the connection and it is not being closed."""
         is_own = self._pid == os.getpid()
         return is_own and not self._is_ending and self._thread.is_alive()
 
     def run(self, request: "Callable[[Client], Awaitable[_T]]", seconds: float) -> _T:
-        """Return what a request brings, see `_Server.ask`."""
+        """Return the result of a request; see `_Server.ask`."""
         client = self._client.result()
 
         async def answered() -> _T:
@@ -261,17 +262,17 @@ class _Connection:
                 raise ConnectionError("the MCP server has ended")
             answer = asyncio.run_coroutine_threadsafe(answered(), self._loop)
         try:
-            # The loop may end by itself before it has taken the request up.
+            # The loop may stop before it has started the request.
             return answer.result(timeout=seconds + _END_SECONDS)
         except Exception as error:
             if isinstance(error, MCPError) and error.code == _INVALID_PARAMS:
                 raise ToolError(str(error)) from error
-            # A server that has ended fails every request; the next call starts a new one.
+            # A terminated server fails every request; the next call starts a new one.
             self.close()
             raise
 
     def close(self) -> None:
-        """End the server, and wait for that for a moment."""
+        """Stop the server, and wait a limited time for it to end."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -281,7 +282,7 @@ class _Connection:
         self._thread.join(timeout=_END_SECONDS)
 
     def _run(self, server: _Server) -> None:
-        """Hold the connection, in the thread."""
+        """Keep the connection open; runs in the thread."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._hold(server))
 
@@ -301,8 +302,8 @@ def _client(server: _Server) -> "Client":
         from mcp import Client, StdioServerParameters
     except ImportError as error:
         raise SettingsError(
-            f"MCP server {server.name}: the package mcp from version 2.3 is missing ({error}); "
-            "install the extra: pip install 'hanabi-grpo[mcp]'."
+            f"MCP server {server.name}: the package mcp, version 2.3 or later, is missing "
+            f"({error}); install the extra: pip install 'hanabi-grpo[mcp]'."
         ) from error
     program, *arguments = server.command
     parameters = StdioServerParameters(command=program, args=arguments, env=server.env)

@@ -1,4 +1,4 @@
-"""The tools of one player in one episode: which calls it may make, and which it has made."""
+"""The tools of one player in one episode: the calls that it may make and has made."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from hanabi_grpo.types import CallError, ToolCall
 
 
 class SeatTools:
-    """What one player may call, and its calls in the present turn."""
+    """The tools that one player may call, and its calls in the current turn."""
 
     def __init__(
         self, tools: Sequence[Tool], *, calls_per_turn: int, timeout: float, short: bool
@@ -21,11 +21,11 @@ class SeatTools:
             tools: The tools.
             calls_per_turn: HANABI_TOOL_CALLS.
             timeout: HANABI_TOOL_TIMEOUT.
-            short: Whether calls may have the short form, and results have it.
+            short: Whether calls may use the short form, and results do.
         """
         self.tools = tuple(tools)
         self.calls: list[ToolCall] = []
-        """Of the present turn, oldest first."""
+        """Calls of the current turn, oldest first."""
         self._calls_per_turn = calls_per_turn
         self._timeout = timeout
         self._short = short
@@ -33,7 +33,7 @@ class SeatTools:
 
     @property
     def calls_left(self) -> int:
-        """Calls that the player may still make in this turn."""
+        """Number of calls that the player may still make in this turn."""
         return self._calls_per_turn - len(self.calls) if self.tools else 0
 
     def available(self) -> tuple[Tool, ...]:
@@ -43,7 +43,7 @@ class SeatTools:
         return tuple(tool for tool in self.tools if not self._is_used_up(tool))
 
     def read(self, reply: str) -> WantedCall | None:
-        """Return the call in a reply, whether or not the turn allows one more."""
+        """Return the call in a reply, whether or not the turn has a call left."""
         return read_call(reply, self.tools, short=self._short)
 
     def write(self, tool: Tool, argument: str) -> str:
@@ -51,7 +51,7 @@ class SeatTools:
         return write_call(tool, argument, short=self._short)
 
     def run(self, wanted: WantedCall) -> Outcome:
-        """Make a call and return what it brought; the calling thread waits for it."""
+        """Run a call and return its outcome; this blocks the calling thread."""
         if wanted.tool is None:
             return wanted.refusal or Outcome(text="no such tool", error=CallError.UNKNOWN_TOOL)
         if self._is_used_up(wanted.tool):
@@ -64,13 +64,13 @@ class SeatTools:
         return run_tool(wanted.tool, wanted.argument, seconds)
 
     async def run_beside(self, wanted: WantedCall) -> Outcome:
-        """Make a call, where it may be slow beside the event loop."""
+        """Run a call, outside the event loop if it may be slow."""
         if wanted.tool is not None and wanted.tool.slow:
             return await asyncio.to_thread(self.run, wanted)
         return self.run(wanted)
 
     def add(self, wanted: WantedCall, outcome: Outcome) -> ToolCall:
-        """Record a call that was made, and return it with the message for the player."""
+        """Record a completed call, and return it with the message for the player."""
         self._num_in_episode[wanted.name] += 1
         call = ToolCall(
             tool=wanted.name,

@@ -12,24 +12,24 @@ from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import CallError
 
 MAX_ARGUMENT = 2000
-"""Characters of an argument, at most."""
+"""Maximum length of an argument in characters."""
 MAX_RESULT = 2000
-"""Characters of a result; what is longer is cut."""
+"""Maximum length of a result in characters; longer results are truncated."""
 MAX_STUCK = 4
-"""Calls of one slow tool that a process lets run on after their time is over."""
+"""Maximum number of timed-out calls of one slow tool that may still be running in a process."""
 _late: list[threading.Thread] = []
-"""Threads of calls that have not returned though their time is over."""
+"""Threads of calls that timed out but have not returned."""
 _late_lock = threading.Lock()
-"""Of `_late`: many games' calls run side by side."""
+"""Guards `_late`, because calls of many games run concurrently."""
 _CUT = " (cut)"
 _MAX_REASON = 200
-"""Characters of an exception that a player is told."""
+"""Maximum length of an exception text that is shown to a player."""
 
 
 class ToolError(ValueError):
-    """What a tool raises for an argument that it does not take; the player reads the message.
+    """Raised by a tool for an invalid argument; the player reads the message.
 
-    The message says what is allowed.
+    The message should say what is allowed.
     """
 
 
@@ -44,33 +44,33 @@ class Tool:
     name: str
     """One word of letters, digits and underscores."""
     description: str
-    """What it does, in one line, as players read it."""
+    """What the tool does, in one line, as players read it."""
     run: Callable[[str], str]
     """Returns the result for an argument, or raises a `ToolError`.
 
-    It knows nothing of the game, so no result can tell a player what it must not know."""
+    It has no access to the game, so results cannot reveal anything the player must not know."""
     argument: str = "input"
     """Name of the argument in a call."""
     parameters: tuple[str, ...] | None = None
-    """Names of several arguments, or of none: `run` is then given a JSON object of them, and
-    `argument` does not count."""
+    """Names of the arguments, if there is not exactly one: `run` then gets a JSON object with them,
+    and `argument` is ignored."""
     slow: bool = False
     """Whether a call may take longer than a few milliseconds.
 
-    It then runs in a thread of its own until its time is over, and a server plays the environment's
-    episodes in processes of their own, see `Environment.may_block`. A tool that is not slow is
-    called at once, and nothing can stop it."""
+    A slow call runs in its own thread with a time limit, and a server plays the environment's
+    episodes in separate processes; see `Environment.may_block`. A tool that is not slow is called
+    directly and cannot be interrupted."""
     calls_per_turn: int | None = None
-    """Most calls of it in one turn of a player; None: as many as HANABI_TOOL_CALLS."""
+    """Maximum number of calls per turn of a player; None: only HANABI_TOOL_CALLS applies."""
     calls_per_episode: int | None = None
-    """Most calls of it by one player in an episode; None: no limit."""
+    """Maximum number of calls per player and episode; None: no limit."""
     timeout: float | None = None
-    """Seconds of a call, where it is slow; None: HANABI_TOOL_TIMEOUT."""
+    """Time limit of a slow call in seconds; None: HANABI_TOOL_TIMEOUT."""
     version: str = "1"
-    """Of what it answers: part of the hash of the rules, e.g. the digest of a table."""
+    """Version of its results, e.g. the digest of a table; part of the rules hash."""
 
     def __post_init__(self) -> None:
-        """Refuse what no player could call with a `SettingsError`."""
+        """Raise a `SettingsError` for a tool that no player could call."""
         if not (self.name.isascii() and self.name.isidentifier()):
             self._refuse("name", "give one word of letters, digits and underscores")
         if not self.argument.isidentifier():
@@ -91,7 +91,7 @@ class Tool:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """All of it that decides what a player can do, for the hash of the rules."""
+        """Everything that affects what a player can do, for the rules hash."""
         return (
             self.name,
             self.description,
@@ -109,7 +109,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a call brought."""
+    """Outcome of a call."""
 
     text: str
     """The result, or what is wrong and what is allowed."""
@@ -117,17 +117,17 @@ class Outcome:
 
 
 def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
-    """Call a tool; whatever it does, there is an outcome.
+    """Call a tool; whatever it does, this returns an outcome.
 
     Args:
         tool: The tool.
         argument: Its argument.
-        seconds: That it may take, where it is slow.
+        seconds: Time limit, if it is slow.
     """
     if not tool.slow:
         return _call(tool, argument)
     thread_name = f"tool {tool.name}"
-    # Calls of other games that are still in their time do not count.
+    # Calls of other games that are still within their time limit do not count.
     with _late_lock:
         _late[:] = [thread for thread in _late if thread.is_alive()]
         num_stuck = sum(thread.name == thread_name for thread in _late)
@@ -137,7 +137,7 @@ def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
             error=CallError.TIMEOUT,
         )
     answers: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    # A daemon: a call that never returns does not keep its process alive.
+    # A daemon thread, so that a call that never returns does not keep its process alive.
     thread = threading.Thread(
         target=lambda: answers.put(_call(tool, argument)), name=thread_name, daemon=True
     )
@@ -158,7 +158,7 @@ def _call(tool: Tool, argument: str) -> Outcome:
         result = tool.run(argument)
     except ToolError as error:
         return Outcome(text=_clean(f"{tool.name}: {error}"), error=CallError.BAD_CALL)
-    # Whatever an environment's own function raises; argparse exits on a bad argument.
+    # A custom function may raise anything; argparse exits on an invalid argument.
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
         return Outcome(text=_clean(f"{tool.name} failed: {reason}"), error=CallError.FAILED)
@@ -169,7 +169,7 @@ def _call(tool: Tool, argument: str) -> Outcome:
 
 
 def _clean(text: str) -> str:
-    """Return a text that a prompt can hold: not too long, UTF-8, no token of a chat template."""
+    """Return a text that is safe in a prompt: not too long, valid UTF-8, no special tokens."""
     if len(text) > MAX_RESULT:
         text = text[: MAX_RESULT - len(_CUT)] + _CUT
     return without_markup(encodable(text))

@@ -1,4 +1,4 @@
-"""Teams that answer problems together: vote, debate, summary, pioneer and observer, revise.
+"""Workflows in which a team answers problems: vote, debate, summary, pioneer-observer, revise.
 
 docs/teams.md describes them.
 """

@@ -1,38 +1,38 @@
-"""What a reply answers, when two answers are the same, and what a majority of them is worth."""
+"""Extracting the answer from a reply, comparing answers, and the value of a majority answer."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 
 MAX_CHARS = 4000
-"""Longest text that counts as an answer."""
+"""Maximum length of an answer."""
 _DECORATION = " \t\r*_`#>"
 _LABEL = frozenset({"the", "my", "final", "answer"})
-"""Words that may stand before the colon of a line such as "My final answer: 7"."""
+"""Words that may precede the colon of a line such as "My final answer: 7"."""
 _BOX = "\\boxed{"
 _MATHS = (("\\(", "\\)"), ("\\[", "\\]"))
-"""What LaTeX puts around maths beside the dollar."""
+"""LaTeX's math delimiters other than the dollar sign."""
 _MAX_DIGITS = 100
 """Longer texts are compared as texts, never as numbers."""
 _MINUS = "\u2212"
-"""The minus of mathematical texts."""
+"""The mathematical minus sign."""
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?) ?[$\u20ac%]* ?(?P<inner_sign>[+-]?) ?"
-    # Thousands are set apart by commas or spaces, in India also hundreds of them: 12,34,567.
+    # Commas or spaces separate thousands; Indian notation also groups by two digits: 12,34,567.
     r"(?P<whole>\d{1,3}(?:,\d{2,3})*,\d{3}|\d{1,3}(?: \d{3})+|\d*)"
     r"(?:\.(?P<fraction>\d*))? ?[$\u20ac%]*",
     re.ASCII,
 )
 _SPACE_OF_TEXT = re.compile(r"(?<!\d) | (?!\d)", re.ASCII)
-"""A space that does not count: one that does not keep two numbers apart."""
+"""A space that can be ignored because it does not separate two numbers."""
 
 
 def read_answer(text: str, style: str) -> str | None:
-    r"""Return the answer that a text gives, None where it gives none; linear in its length.
+    r"""Return the answer in a text, or None if there is none, in time linear in its length.
 
-    In the compact style it is what follows the last `=`, if there is one. In the full style it
-    stands behind the last `Answer:` that begins a line, on that line or on all lines after it, or
-    in the last `\boxed{}`.
+    In the compact style, the answer follows the last `=`, if there is one. In the full style, it
+    follows the last `Answer:` at the start of a line, on that line or on all lines after it, or it
+    is in the last `\boxed{}`.
     """
     if style == "compact":
         after_equals = text.rpartition("=")[2].strip()
@@ -58,10 +58,10 @@ def _is_answer_label(label: str) -> bool:
 
 
 def normalize(answer: str) -> str:
-    """Return a text that is equal for equal answers.
+    """Return a canonical text that is the same for equal answers.
 
-    Case, currency and the way to write a number do not count, nor do spaces, unless they or a comma
-    keep two numbers apart.
+    Case, currency and number format are ignored, and so are spaces, unless they or a comma separate
+    two numbers.
 
     Example:
         normalize("$1 200.50") == normalize("1,200.5") == "1200.5"
@@ -83,14 +83,14 @@ def normalize(answer: str) -> str:
 
 
 def majority_worth(answers: Sequence[str | None], correct: Sequence[float]) -> float:
-    """Return what the most frequent answer is worth, 0 where nobody answered.
+    """Return the value of the most frequent answer, or 0 if there are no answers.
 
-    Of tied answers it is the mean. Drawing one of them has this expectation, and no seat decides
-    more ties than another.
+    For tied answers, this is their mean value, which is the expectation of drawing one of them. No
+    seat decides more ties than another.
 
     Args:
-        answers: One per seat, None of a seat that gave none.
-        correct: Per seat 1.0 where its answer is right, else 0.0.
+        answers: One answer per seat, None for a seat that gave none.
+        correct: 1.0 or 0.0 per seat, for a right or wrong answer.
     """
     votes: Counter[str] = Counter()
     worth: dict[str, float] = {}
@@ -106,7 +106,7 @@ def majority_worth(answers: Sequence[str | None], correct: Sequence[float]) -> f
 
 
 def _clean(text: str) -> str | None:
-    """Return an answer without its box and without marks at its ends, None for none."""
+    """Return an answer without its box and without marks at its ends, or None if it is empty."""
     if _BOX in text:
         text = _box_content(text)
     text = text.strip().strip(_DECORATION + "$").strip()
@@ -119,7 +119,7 @@ def _clean(text: str) -> str | None:
 
 
 def _box_content(text: str) -> str:
-    r"""Return what the last `\boxed{}` holds; the whole text where its brace is never closed."""
+    r"""Return the content of the last `\boxed{}`, or the whole text if its brace is not closed."""
     start = text.rindex(_BOX) + len(_BOX)
     depth = 1
     for end in range(start, len(text)):

@@ -17,27 +17,27 @@ class WorkflowConfig(StateConfig):
     """Settings of every workflow."""
 
     problems: str = Field(default=CHAIN_SUM, json_schema_extra={"allowed": ALLOWED})
-    """What is asked: own sums, files of questions and answers, or a data set of reasoning-gym."""
+    """Source of problems: generated sums, files of questions and answers, or reasoning-gym."""
     verify: Literal["text", "math"] = Field(
         default="text",
-        # What has none is hashed as before there was one.
+        # By default, hashes stay as they were before this setting existed.
         exclude_if="text".__eq__,
     )
-    """What makes an answer right: the same text or number, or also, by the package math-verify, the
-    same value."""
+    """When an answer counts as right: if it is the same text or number (text), or also if it has
+    the same value according to the package math-verify (math)."""
     chain_terms: int = Field(default=3, ge=2, le=20)
-    """Numbers of a chain sum."""
+    """Number of terms of a chain sum."""
     chain_highest: int = Field(default=4, ge=1, le=10**9)
-    """The greatest of them; the least is 0."""
+    """Largest term of a chain sum; the smallest is 0."""
     show: Literal["reply", "answer"] = "reply"
-    """What is seen of others: all that they said beside their thoughts, or their answers alone."""
+    """What players see of others: full replies without their thoughts, or only the answers."""
     reward_correct: float = 1.0
-    """Reward of a seat's own last answer, if it is right."""
+    """Reward of a seat if its own last answer is right."""
     reward_team: float = 0.0
-    """Reward of every seat, if the team's answer is right."""
+    """Reward of every seat if the team's answer is right."""
     tools: str | None = Field(
         default=NO_TOOLS,
-        # What has none is hashed as before there were any.
+        # Without tools, hashes stay as they were before this setting existed.
         exclude_if=_is_no_tools,
         json_schema_extra={"allowed": TOOLS_ALLOWED},
     )
@@ -45,30 +45,30 @@ class WorkflowConfig(StateConfig):
 
 
 class VoteConfig(WorkflowConfig):
-    """All answer at the same time; the majority decides."""
+    """All seats answer simultaneously; the majority decides."""
 
     players: int = Field(default=3, ge=1, le=MAX_PLAYERS)
     """Number of players."""
     reward_difference: float = 0.0
-    """Reward of what a seat changed: the majority's worth with it minus without it."""
+    """Reward for a seat's contribution: value of the majority answer with it minus without it."""
 
 
 class DebateConfig(VoteConfig):
-    """All answer in rounds, from the second one on with the others' last replies before them."""
+    """All seats answer in rounds; from the second round on, they see the others' last replies."""
 
     players: int = Field(default=2, ge=2, le=MAX_PLAYERS)
     """Number of players."""
     rounds: int = Field(default=2, ge=1, le=8)
-    """Rounds of a debate."""
+    """Number of rounds of a debate."""
     reward_correct: float = 0.0
     reward_later_rounds: float = 1.0
-    """Reward of each round: the own answer, and fading the mean of all answers of later rounds, as
-    in MAPoRL.
+    """Reward of each round: the seat's own answer, plus the discounted mean correctness of all
+    answers in later rounds, as in MAPoRL.
     """
 
 
 class SummaryConfig(WorkflowConfig):
-    """The last seat answers for all, from what the others answered."""
+    """The last seat answers for the team, based on the answers of the others."""
 
     players: int = Field(default=3, ge=2, le=MAX_PLAYERS)
     """Number of players; the last one writes the final answer."""
@@ -77,23 +77,23 @@ class SummaryConfig(WorkflowConfig):
 
 
 class PioneerObserverConfig(WorkflowConfig):
-    """The pioneer answers, then the observer with the pioneer's reply before it."""
+    """The pioneer answers, then the observer, who sees the pioneer's reply."""
 
     reward_correct: float = 0.0
     reward_sum: float = 1.0
-    """Reward of both for each right answer, as in CORY."""
+    """Reward of both players for each right answer, as in CORY."""
 
 
 class ReviseConfig(WorkflowConfig):
-    """One seat answers several times, with its last answer before it."""
+    """One seat answers several times and sees its last answer."""
 
     rounds: int = Field(default=2, ge=1, le=8)
-    """Answers to a problem, at most."""
+    """Maximum number of answers to a problem."""
     feedback: Literal["none", "verdict", "comment"] = "none"
-    """What is said of the last answer: nothing; that it was wrong (a right one ends the episode);
-    or the comment of a second seat, the critic.
+    """Feedback on the last answer: nothing (none), that it was wrong (verdict; a right answer ends
+    the episode), or a comment by a second seat, the critic (comment).
     """
     reward_correct: float = 0.0
     reward_team: float = 1.0
     reward_gain: float = 0.0
-    """Reward of every seat for a wrong answer that became right; as much is lost by the reverse."""
+    """Reward of every seat when a wrong answer becomes right; the reverse costs the same."""

@@ -1,4 +1,4 @@
-"""The workflows as environments, and scripts that are right as often as one likes."""
+"""The workflows as environments, and scripts that are right with a given probability."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -43,46 +43,46 @@ SYSTEM = (
     "with Answer: and holds nothing but the answer. Where you are shown what other players "
     "answered, weigh it: they may be wrong."
 )
-"""Of every seat in every workflow, so that the first step is the same question in all of them."""
+"""System message of every seat, so that the first step is the same question in all workflows."""
 CRITIC_SYSTEM = (
     "Another player answers a problem, and you comment on the answer; then the player answers "
     "again. Think, then say whether the answer is right, and where it is not, what is wrong with "
     "it. The player reads all that you write beside your thoughts."
 )
-"""Of the critic in `revise`."""
+"""System message of the critic in `revise`."""
 NOISY = 0.7
-"""How often the script `noisy` is right by itself."""
+"""Probability that the script `noisy` is right on its own."""
 _SCRIPTS = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
-"""Scripts by name, with the chance that each is right by itself."""
+"""Scripts by name, with the probability that each is right on its own."""
 WITH_CALCULATOR = "-calculator"
-"""End of the name of a workflow's preset whose seats have a calculator."""
+"""Suffix of the presets whose seats have a calculator."""
 _LONG_TERMS = 4
-"""Numbers of a chain sum of such a preset, which are more than a tiny model adds well."""
+"""Number of terms in such a preset's chain sums: more than a tiny model can add reliably."""
 _LONG_HIGHEST = 9
-"""The greatest of them."""
+"""Largest term in these sums."""
 CALLS = 0.5
-"""How often the script `noisy` calls the calculator, where it is offered one."""
+"""Probability that the script `noisy` calls the calculator, if it has one."""
 _RULES_VERSION = 1
-"""Part of the environment's hash; goes up when the rules change."""
+"""Part of the environment's hash; increased when the rules change."""
 _COMMON_REWARDS = ("reward_team", "reward_sum", "reward_gain")
-"""Rewards that pay every seat the same."""
+"""Rewards that are the same for every seat."""
 _ATTEMPTS = 50
-"""Problems that a wrong guess looks at until one has a solution to take."""
+"""Maximum number of problems tried until one has a solution to use as a wrong guess."""
 _NUM_GUESSES = 1 << 30
-"""Numbers from which the problem of a wrong guess is drawn."""
+"""Range of numbers from which the problem for a wrong guess is drawn."""
 _ASKS = " = ?"
-"""End of the question of a chain sum."""
+"""Suffix of a chain-sum question."""
 _MOST_WORDS = 1000
-"""Longest range of sums that `reply_words` lists."""
+"""Maximum number of sums that `reply_words` lists."""
 
 Range = tuple[float, float]
-"""Least and greatest sum of a kind of reward in an episode, at weight 1."""
+"""Minimum and maximum sum of one kind of reward in an episode, at weight 1."""
 
 C = TypeVar("C", bound=WorkflowConfig)
 
 
 class Workflow(base.Environment[C], Generic[C]):
-    """A way to answer problems together; subclasses say who answers when."""
+    """A way to answer problems together; subclasses define who answers when."""
 
     Game: Callable[..., WorkflowGame[Any]] = WorkflowGame
     teachers = ("noisy",)
@@ -110,20 +110,20 @@ class Workflow(base.Environment[C], Generic[C]):
         raise NotImplementedError
 
     def step_of_round(self, config: C, number: int) -> int:
-        """Return the step in which round `number`, counted from 1, is answered."""
+        """Return the step of round `number`, counted from 1."""
         return number - 1
 
     def reward_ranges(self, config: C) -> Mapping[str, Range]:
-        """Return the range of each reward setting beside `reward_correct` and `reward_team`."""
+        """Return the range of each reward setting other than `reward_correct` and `reward_team`."""
         return {}
 
     def source(self, config: C) -> Source:
-        """Return where the problems come from; SettingsError where they cannot be had."""
+        """Return the problem source; raises a SettingsError if it is unavailable."""
         source = load_source(config.problems, config.chain_terms, config.chain_highest)
         return with_math(source) if config.verify == "math" else source
 
     def outside(self, config: C) -> Mapping[str, base.Outside]:
-        """Return the source of problems, unless it is made here."""
+        """Return the problem source, unless problems are generated here."""
         if config.problems == CHAIN_SUM:
             return {}
         source = self.source(config)
@@ -133,9 +133,9 @@ class Workflow(base.Environment[C], Generic[C]):
         return {"problems": outside}
 
     def may_block(self, config: C) -> bool:
-        """Return True where a problem or an answer may take seconds.
+        """Return True if a problem or an answer may take seconds.
 
-        Some of reasoning-gym's problems do, and some answers that math-verify looks at.
+        Some problems of reasoning-gym do, and so does checking some answers with math-verify.
         """
         return config.problems.startswith(REASONING_GYM) or config.verify == "math"
 
@@ -150,7 +150,7 @@ class Workflow(base.Environment[C], Generic[C]):
         return draw_problem(self.source(config), split, seed)
 
     def spec(self, config: C) -> base.EnvSpec:
-        """Return the spec; problems count by their content, wherever their file is."""
+        """Return the spec; problems are hashed by content, wherever their file is."""
         fields = config.model_dump(exclude={"preset", "problems"})
         source = self.source(config)
         digest = source.digest
@@ -173,7 +173,7 @@ class Workflow(base.Environment[C], Generic[C]):
         )
 
     def roles(self, config: C) -> tuple[str, ...]:
-        """Return what each seat is."""
+        """Return the role of each seat."""
         last_seat = max(max(seats) for seats in self.steps(config))
         return ("solver",) * (last_seat + 1)
 
@@ -189,7 +189,7 @@ class Workflow(base.Environment[C], Generic[C]):
         )
 
     def reply_words(self, config: C) -> tuple[str, ...]:
-        """Return every sum that a compact answer may be, one word each, where they are few."""
+        """Return all sums possible in compact answers, one word each, if they are not too many."""
         if config.style != "compact" or config.problems != CHAIN_SUM:
             return ()
         least = -(config.chain_terms - 1) * config.chain_highest
@@ -212,11 +212,11 @@ class Workflow(base.Environment[C], Generic[C]):
         return self.problem(config, split=split, seed=seed).question
 
     def render(self, config: C, episode: base.Episode) -> Iterator[base.Frame]:
-        """Yield what each player was shown and said, and at the end the solution."""
+        """Yield what each player was shown and said, and finally the solution."""
         *frames, last = super().render(config, episode)
         yield from frames
         answer = self.problem(config, split=episode.suite, seed=episode.seed).answer
-        solution = answer or "not one alone"
+        solution = answer or "not unique"
         yield base.Frame(title=last.title, text=f"{last.text}\nsolution: {solution}")
 
     def _all_ranges(self, config: C) -> dict[str, Range]:
@@ -227,7 +227,7 @@ class Workflow(base.Environment[C], Generic[C]):
         }
 
     def _pays_all_alike(self, config: C) -> bool:
-        """Return whether only rewards count that every seat gets."""
+        """Return whether all rewards in use are the same for every seat."""
         for name in self._all_ranges(config):
             weight = getattr(config, name)
             if weight and name not in _COMMON_REWARDS:
@@ -235,7 +235,7 @@ class Workflow(base.Environment[C], Generic[C]):
         return True
 
     def _return_range(self, config: C) -> Range:
-        """Return the least and the greatest return; a negative weight swaps a reward's ends."""
+        """Return the minimum and maximum return; a negative weight swaps a reward's bounds."""
         least = 0.0
         greatest = 0.0
         for name, (low, high) in self._all_ranges(config).items():
@@ -246,7 +246,7 @@ class Workflow(base.Environment[C], Generic[C]):
 
 
 class Vote(Workflow[VoteConfig]):
-    """Nobody sees another's answer."""
+    """No player sees another's answer."""
 
     name = "vote"
     Config = VoteConfig
@@ -261,7 +261,7 @@ class Vote(Workflow[VoteConfig]):
 
 
 class Debate(Workflow[DebateConfig]):
-    """All answer again after each round."""
+    """All seats answer again in each round."""
 
     name = "debate"
     Config = DebateConfig
@@ -279,7 +279,7 @@ class Debate(Workflow[DebateConfig]):
 
 
 class Summary(Workflow[SummaryConfig]):
-    """The last seat has the last word."""
+    """The last seat writes the final answer."""
 
     name = "summary"
     Config = SummaryConfig
@@ -295,7 +295,7 @@ class Summary(Workflow[SummaryConfig]):
 
 
 class PioneerObserver(Workflow[PioneerObserverConfig]):
-    """Both are paid for both answers."""
+    """Both players are rewarded for both answers."""
 
     name = "pioneer_observer"
     Config = PioneerObserverConfig
@@ -312,7 +312,7 @@ class PioneerObserver(Workflow[PioneerObserverConfig]):
 
 
 class Revise(Workflow[ReviseConfig]):
-    """One seat answers again and again; a critic may comment in between."""
+    """One seat answers repeatedly; a critic may comment in between."""
 
     name = "revise"
     Config = ReviseConfig
@@ -342,7 +342,7 @@ class Revise(Workflow[ReviseConfig]):
 
     def reply_words(self, config: ReviseConfig) -> tuple[str, ...]:
         words = super().reply_words(config)
-        # Whatever the feedback: a tiny model is made for all of them.
+        # Independent of the feedback: one tiny model serves all feedback settings.
         return (*words, WRONG) if words else ()
 
     def reward_ranges(self, config: ReviseConfig) -> Mapping[str, Range]:
@@ -350,13 +350,13 @@ class Revise(Workflow[ReviseConfig]):
 
 
 class Solver:
-    """A script that knows the solution and gives it with the chance `right`.
+    """A script that knows the solution and gives it with probability `right`.
 
-    Else it takes over one of the answers that it is shown, or where it is shown none, that of
-    another problem; with no chance at all always the latter.
+    Otherwise it copies one of the answers that it is shown, or if there are none, gives the answer
+    to another problem. If `right` is 0, it always does the latter.
 
-    Where a sum may be given to a calculator, `noisy` does so in a share `CALLS` of its turns and
-    answers what it is told.
+    If a calculator can compute the sum, `noisy` calls it in a share `CALLS` of its turns and
+    answers with the result.
     """
 
     def __init__(self, workflow: Workflow[Any], name: str, right: float) -> None:
@@ -365,9 +365,9 @@ class Solver:
         self.right = right
 
     def seat(self, player: int, *, task: base.Task[Any], game: int) -> base.ScriptSeat:
-        """Return a seat with its own generator.
+        """Return a seat with its own random generator.
 
-        It depends only on the script, the player, the task and the episode's number.
+        The generator depends only on the script, player, task and episode number.
         """
         config = task.config
         source = self.workflow.source(config)
@@ -391,13 +391,13 @@ class Solver:
         return base.ScriptSeat(choose, random.Random(repr(key)))
 
     def _may_call(self, config: WorkflowConfig, seen: base.Observation) -> bool:
-        """Return whether this is the script that calls, and there is a sum to give away."""
+        """Return whether this script calls tools, and the calculator can solve the problem."""
         is_noisy = 0 < self.right < 1
         return is_noisy and config.problems == CHAIN_SUM and CALCULATOR in seen.tools
 
 
 def _told(seen: base.Observation) -> str:
-    """Return the number that a calculator has said last."""
+    """Return the last number that the calculator returned."""
     first_line = seen.calls[-1].result.partition("\n")[0]
     return first_line.removeprefix(RESULT).strip()
 
@@ -412,7 +412,7 @@ def _other_problem(source: Source, rng: random.Random) -> Problem:
 
 
 def _reply(problem: Problem, style: str) -> str:
-    """Return the solution as a reply: behind the results on the way, or behind "Answer:"."""
+    """Return the solution as a reply, after its intermediate results or after "Answer:"."""
     answer = problem.answer
     if style == "compact":
         return " = ".join((*problem.work, answer))

@@ -1,4 +1,4 @@
-"""Workflows as games: in each step some seats answer at once, and see the step before.
+"""Workflows as games: in each step, some seats answer at once and see the previous step.
 
 | workflow | steps | the team's answer |
 |---|---|---|
@@ -8,7 +8,7 @@
 | pioneer_observer | the first; the second | the second seat's |
 | revise | the solver (the critic, the solver), … | the solver's last |
 
-So the last step's majority is the team's answer in all of them.
+In all of them, the team's answer is the majority of the last step.
 """
 
 import copy
@@ -39,16 +39,16 @@ C = TypeVar("C", bound=WorkflowConfig)
 V = TypeVar("V", bound=VoteConfig)
 
 GAMMA = 0.3
-"""How much less a round later counts in `later_rounds`."""
+"""Discount per later round in `later_rounds`."""
 _RESAMPLED_ANSWERS = 1000
-"""Numbers from which `resampled` draws the texts that take the place of hidden ones."""
+"""Range of numbers from which `resampled` draws replacements for hidden texts."""
 WRONG = "wrong"
 """The verdict on an answer in the compact style."""
 _SOLUTION = "solution"
 _OTHERS_TEXTS = "what others said"
 
 Parts = list[dict[str, float]]
-"""Per player the reward parts of one step."""
+"""Reward parts of one step, per player."""
 
 
 class View(NamedTuple):
@@ -56,11 +56,11 @@ class View(NamedTuple):
 
     question: str
     own: str | None
-    """What the player said last, None before its first turn."""
+    """The player's last text, None before its first turn."""
     others: tuple[str, ...]
-    """What the others said in the step before."""
+    """What the others said in the previous step."""
     verdict: str = ""
-    """What the verifier says of `own`; "" where it says nothing."""
+    """The verifier's verdict on `own`; "" if there is none."""
 
 
 class WorkflowGame(base.Game, Generic[C]):
@@ -74,8 +74,8 @@ class WorkflowGame(base.Game, Generic[C]):
         Args:
             config: The settings.
             steps: The seats that answer in each step.
-            source: Where the problem comes from; it says which answers are right.
-            problem: What is asked.
+            source: Source of the problem; it decides which answers are right.
+            problem: The problem to answer.
         """
         self.config = config
         self.steps = steps
@@ -83,9 +83,9 @@ class WorkflowGame(base.Game, Generic[C]):
         self.problem = problem
         self.num_players = len(set(itertools.chain.from_iterable(steps)))
         self.texts: list[dict[int, str]] = []
-        """Per step what each seat said, or `SKIP`."""
+        """What each seat said, or `SKIP`, per step."""
         self.correct: list[dict[int, float]] = []
-        """Per step and seat 1.0 for a right answer, else 0.0."""
+        """1.0 for a right answer, 0.0 otherwise, per step and seat."""
 
     def to_act(self) -> tuple[int, ...]:
         step = len(self.texts)
@@ -94,7 +94,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return self.steps[step]
 
     def message(self, player: int) -> str:
-        """Return what others said, with the question before it on a player's first turn."""
+        """Return what others said, preceded by the question on a player's first turn."""
         view = self.view(player)
         is_first_turn = view.own is None
         has_whole_conversation = self.config.window is None
@@ -103,7 +103,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return self._prompt(view)
 
     def state_message(self, player: int) -> str:
-        """Return the question, the player's last text, and what others said the step before."""
+        """Return the question, the player's last text, and what others said in the last step."""
         return self._prompt(self.view(player))
 
     def view(self, player: int) -> View:
@@ -120,7 +120,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return View(self.problem.question, own, tuple(others))
 
     def scene(self, player: int) -> Scene:
-        """Return the question, and what the player may know of the answers so far, in English."""
+        """Return the question, and the answers so far that the player may know, in English."""
         readable = self.copy()
         readable.config = self.config.model_copy(update={"style": "full"})
         nothing: tuple[Choice, ...] = ()
@@ -135,20 +135,20 @@ class WorkflowGame(base.Game, Generic[C]):
         return None if player in self.to_act() else ()
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return what a reply says beside its thoughts, None without an answer."""
+        """Return what a reply says outside its thoughts, or None without an answer."""
         text = public_text(reply)
         if text is None or self.answer(text) is None:
             return None
         return text
 
     def answer(self, text: str) -> str | None:
-        """Return the answer in what a seat said."""
+        """Return the answer in a seat's text."""
         if text == base.SKIP:
             return None
         return read_answer(text, self.config.style)
 
     def step(self, actions: Mapping[int, str]) -> Parts:
-        """Take the answers of one step and pay for them."""
+        """Take the answers of one step and return their rewards."""
         correct = {}
         for seat, text in actions.items():
             correct[seat] = self._correctness(self.answer(text))
@@ -165,11 +165,11 @@ class WorkflowGame(base.Game, Generic[C]):
         return parts
 
     def team_worth(self, step: int, without: int | None = None) -> float:
-        """Return what the majority of a step is worth, see `majority_worth`.
+        """Return the value of the majority answer of a step; see `majority_worth`.
 
         Args:
-            step: Number of the step; -1 is the last one.
-            without: A seat whose answer is left out.
+            step: Index of the step; -1 is the last one.
+            without: A seat whose answer is ignored.
         """
         answers = []
         correct = []
@@ -180,11 +180,11 @@ class WorkflowGame(base.Game, Generic[C]):
         return majority_worth(answers, correct)
 
     def result(self) -> Mapping[str, float]:
-        """Return shares of right answers, and what the team made of the first ones.
+        """Return the shares of right answers, and how the team changed the first ones.
 
-        `final` is the team's answer, `alone` the mean of the first step's, given without seeing any
-        other; final = alone + corrected - misled. `agreement` is the share of pairs of seats whose
-        last answers are the same.
+        `final` is the correctness of the team's answer. `alone` is the mean correctness in the
+        first step, where no seat has seen another's answer; final = alone + corrected - misled.
+        `agreement` is the share of pairs of seats whose last answers are the same.
         """
         is_over = not self.to_act()
         final = self.team_worth(-1) if is_over else 0.0
@@ -220,7 +220,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return secrets
 
     def resampled(self, player: int, rng: random.Random) -> Self:
-        """Return a game with another solution, and with other texts in the place of hidden ones."""
+        """Return a game with another solution and other texts instead of the hidden ones."""
         hidden_texts = self.hidden(player).get(_OTHERS_TEXTS, {})
         other = self.copy()
         other.problem = Problem(self.problem.question, str(rng.randrange(_RESAMPLED_ANSWERS)))
@@ -230,7 +230,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return other
 
     def _answers_again(self, seat: int) -> bool:
-        """Return whether a seat answers in one of the steps to come."""
+        """Return whether a seat answers in a later step."""
         steps_to_come = self.steps[len(self.texts) :]
         return any(seat in step for step in steps_to_come)
 
@@ -240,7 +240,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return float(self.source.is_right(self.problem, answer))
 
     def _agreement(self) -> float | None:
-        """Return the share of pairs of seats whose last answers agree, None without pairs."""
+        """Return the share of pairs of seats whose last answers agree, or None without pairs."""
         last: dict[int, str | None] = {}
         for texts in self.texts:
             for seat, text in texts.items():
@@ -253,7 +253,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return sum(agreed) / len(pairs)
 
     def _display(self, text: str) -> str:
-        """Return what is shown of a text that a seat said."""
+        """Return the part of a seat's text that is shown."""
         is_compact = self.config.style == "compact"
         if text == base.SKIP:
             return "none" if is_compact else "(no answer)"
@@ -262,7 +262,7 @@ class WorkflowGame(base.Game, Generic[C]):
         return text
 
     def _prompt(self, view: View) -> str:
-        """Return the message of a turn; an empty question and an absent own text are left out."""
+        """Return the message of a turn, without the question or own text if they are missing."""
         if self.config.style == "compact":
             words = [view.question] if view.question else []
             if view.own is not None:
@@ -283,12 +283,12 @@ class WorkflowGame(base.Game, Generic[C]):
 
 
 class VoteGame(WorkflowGame[V]):
-    """All at once."""
+    """All seats answer at once."""
 
     def step(self, actions: Mapping[int, str]) -> Parts:
-        """Pay at the end also what each seat changed.
+        """At the end, also reward each seat for the difference that it made.
 
-        That is the worth of the majority with it, minus the worth of the majority of the others.
+        This is the value of the majority answer with the seat, minus the value without it.
         """
         parts = super().step(actions)
         if self.config.reward_difference and not self.to_act():
@@ -299,13 +299,13 @@ class VoteGame(WorkflowGame[V]):
 
 
 class DebateGame(VoteGame[DebateConfig]):
-    """All at once, several times."""
+    """All seats answer at once, several times."""
 
     def late(self) -> Sequence[Parts]:
-        """Pay each round as MAPoRL does (arXiv 2502.18439).
+        """Reward each round as in MAPoRL (arXiv 2502.18439).
 
-        Seat a of n gets for round t [v_ta + sum over later rounds t' of gamma^(t'-t) mean_a v_t'a]
-        / sum of the gamma^(t'-t), v_ta being 1 for a right answer.
+        For round t, seat a of n gets [v_ta + sum over later rounds t' of gamma^(t'-t) mean_a v_t'a]
+        / sum of the gamma^(t'-t), where v_ta is 1 for a right answer.
         """
         if not self.config.reward_later_rounds:
             return []
@@ -324,7 +324,7 @@ class DebateGame(VoteGame[DebateConfig]):
         return rounds
 
     def result(self) -> Mapping[str, float]:
-        """Add each round's majority: what the team would have answered then."""
+        """Add the value of each round's majority: what the team would have answered then."""
         figures = dict(super().result())
         for number in range(self.config.rounds):
             was_played = number < len(self.texts)
@@ -333,10 +333,10 @@ class DebateGame(VoteGame[DebateConfig]):
 
 
 class PioneerObserverGame(WorkflowGame[PioneerObserverConfig]):
-    """One after the other."""
+    """The two seats answer one after the other."""
 
     def step(self, actions: Mapping[int, str]) -> Parts:
-        """Pay both for each answer, so that either gets r1 + r2 as in CORY (arXiv 2410.06101)."""
+        """Reward both for each answer, so that each gets r1 + r2 as in CORY (arXiv 2410.06101)."""
         parts = super().step(actions)
         if self.config.reward_sum:
             for seat_parts in parts:
@@ -347,15 +347,15 @@ class PioneerObserverGame(WorkflowGame[PioneerObserverConfig]):
 SOLVER = 0
 """The seat that answers in `revise`."""
 CRITIC = 1
-"""The seat that comments there, if there is one."""
+"""The seat that comments in `revise`, if there is one."""
 _WRONG = {"full": "That is wrong.", "compact": WRONG}
 
 
 class ReviseGame(WorkflowGame[ReviseConfig]):
-    """One seat, several times; in between perhaps a critic.
+    """One seat answers several times; a critic may comment in between.
 
-    A verdict says that an answer is wrong and no more, so the solution stays hidden. A right answer
-    ends the episode, because there is nothing to revise.
+    A verdict only says that an answer is wrong, so the solution stays hidden. With verdicts, a
+    right answer ends the episode, because there is nothing to revise.
     """
 
     def to_act(self) -> tuple[int, ...]:
@@ -371,13 +371,13 @@ class ReviseGame(WorkflowGame[ReviseConfig]):
         return view
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return what a reply says beside its thoughts; a comment needs no answer in it."""
+        """Return what a reply says outside its thoughts; a comment need not contain an answer."""
         if player == SOLVER:
             return super().parse(player, reply)
         return public_text(reply) or None
 
     def step(self, actions: Mapping[int, str]) -> Parts:
-        """Take an answer or a comment, and pay for what an answer changed."""
+        """Take an answer or a comment, and reward the change that an answer made."""
         if CRITIC in actions:
             self.texts.append(dict(actions))
             self.correct.append({})
@@ -390,7 +390,7 @@ class ReviseGame(WorkflowGame[ReviseConfig]):
         return parts
 
     def result(self) -> Mapping[str, float]:
-        """Add how right each round's answer was, an answer that ended it standing for the rest."""
+        """Add the correctness per round; an answer that ended the episode counts for the rest."""
         figures = dict(super().result())
         worths = self._worths()
         figures["rounds"] = float(len(worths))
@@ -401,14 +401,14 @@ class ReviseGame(WorkflowGame[ReviseConfig]):
         return figures
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return what base says, without the solution where the end has told it."""
+        """Return the base class's result, without the solution once the end has revealed it."""
         secrets = dict(super().hidden(player))
         if self._is_solved():
             del secrets[_SOLUTION]
         return secrets
 
     def resampled(self, player: int, rng: random.Random) -> Self:
-        """Return another game with a solution that no verdict has ruled out."""
+        """Return another game whose solution no verdict has ruled out."""
         other = super().resampled(player, rng)
         if self._is_solved():
             other.problem = self.problem
@@ -426,12 +426,12 @@ class ReviseGame(WorkflowGame[ReviseConfig]):
         return other
 
     def _is_solved(self) -> bool:
-        """Return whether a verdict has said that the last answer is right."""
+        """Return whether a verdict has accepted the last answer."""
         worths = self._worths()
         return self.config.feedback == "verdict" and bool(worths) and worths[-1] == 1.0
 
     def _worths(self) -> list[float]:
-        """Return how right each answer was, without the steps of the critic."""
+        """Return the correctness of each answer, without the critic's steps."""
         return [correct[SOLVER] for correct in self.correct if SOLVER in correct]
 
     def _answers_again(self, seat: int) -> bool:
@@ -441,7 +441,7 @@ class ReviseGame(WorkflowGame[ReviseConfig]):
         return None
 
     def _comment(self, text: str) -> str:
-        """Return what the solver is shown of a comment."""
+        """Return the part of a comment that is shown to the solver."""
         is_compact = self.config.style == "compact"
         if text == base.SKIP:
             return "none" if is_compact else "(no comment)"

@@ -1,4 +1,4 @@
-"""When two answers mean the same, by the package math-verify (the extra `math`)."""
+"""Comparing two answers by value, with the package math-verify (the extra `math`)."""
 
 import importlib
 import logging
@@ -12,20 +12,20 @@ from hanabi_grpo.errors import SettingsError
 
 _PACKAGE = "math-verify"
 _MAX_CHARS = 400
-"""Longer answers are compared as texts: nobody writes a number at such length."""
+"""Longer answers are compared as texts, because no number is that long."""
 _SECONDS = 3
-"""Longest time for reading one answer, and for comparing two."""
+"""Time limit for parsing one answer, and for comparing two."""
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-"""A command of LaTeX."""
+"""A LaTeX command."""
 _WORD = re.compile(r"[^\W\d_]{2}")
-"""Two letters in a row. math-verify reads a word as the product of its letters, for which the order
-does not count."""
+"""Two letters in a row. math-verify reads a word as the product of its letters, so their order
+would not matter."""
 _OPERATION = re.compile(
     r"[+*!]|\\(?:times|cdot|int|sum|prod|binom|lim)(?![A-Za-z])|(?<=[\w)}\]])\s*-"
 )
-"""What has yet to be worked out. A question that is copied, "3 + 4", has the right value, too."""
+"""An operation not yet carried out: a copy of the question, "3 + 4", has the right value, too."""
 _DIVISION = re.compile(r"/|\\(?:[dt]?frac|div|sqrt)(?![A-Za-z])")
-"""The same where the solution is a whole number."""
+"""The same, if the solution is a whole number."""
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?[eE][-+]?[0-9]{1,2}", re.ASCII)
 """A number such as 1e-5, which math-verify reads as 1 times e minus 5."""
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*", re.ASCII)
@@ -35,25 +35,26 @@ def load_math_verify() -> str:
     """Return the name and version of the package.
 
     Raises:
-        SettingsError: It is not installed.
+        SettingsError: The package is not installed.
     """
     try:
         importlib.import_module("math_verify")
     except ImportError as error:
         raise SettingsError(
-            f"HANABI_VERIFY=math: needs {_PACKAGE} ({error}); on every machine of the run: uv pip "
-            "install math-verify==0.9.0."
+            f"HANABI_VERIFY=math: needs {_PACKAGE} ({error}). Install it on every machine of the "
+            "run: uv pip install math-verify==0.9.0."
         ) from error
-    # It warns, each time, that without seconds somebody else has to end it.
+    # It warns on every call without a time limit that it may not terminate.
     for module in ("parser", "grader"):
         logging.getLogger(f"math_verify.{module}").setLevel(logging.CRITICAL)
     return f"{_PACKAGE} {metadata.version(_PACKAGE)}"
 
 
 def means_the_same(solution: str, answer: str) -> bool:
-    r"""Tell whether an answer has the value of the solution.
+    r"""Return whether an answer has the value of the solution.
 
-    What takes too long to read or to compare does not, nor does what has yet to be worked out.
+    Returns False if parsing or comparing takes too long, or if the answer is an expression that has
+    yet to be evaluated.
 
     Example:
         means_the_same(r"\frac{1}{2}", "0.5")
@@ -73,7 +74,7 @@ def means_the_same(solution: str, answer: str) -> bool:
 
 
 def _without_exponent(text: str) -> str:
-    """Return a number in scientific notation in the usual one, any other text as it is.
+    """Convert a number from scientific to decimal notation; return other texts unchanged.
 
     Example:
         _without_exponent("1e-5") == "0.00001"
@@ -83,22 +84,23 @@ def _without_exponent(text: str) -> str:
 
 
 def _is_left_to_do(solution: str, answer: str) -> bool:
-    """Tell whether an answer has an operation that its solution has not."""
+    """Return whether an answer has an operation that the solution does not have."""
     if _OPERATION.search(answer.strip().lstrip("+-")) and not _OPERATION.search(solution):
         return True
     return bool(_WHOLE_NUMBER.fullmatch(solution) and _DIVISION.search(answer))
 
 
 def _read(text: str) -> Any:
-    """Return what math-verify reads in a text: as LaTeX, else as a plain expression."""
+    """Return the result of math-verify's parser for a text, as LaTeX or as a plain expression."""
     parse = importlib.import_module("math_verify").parse
     return parse(f"${text}$", parsing_timeout=_seconds()) or parse(text, parsing_timeout=_seconds())
 
 
 def _seconds() -> int | None:
-    """Return the limit; None where there can be none.
+    """Return the time limit, or None if there can be none.
 
-    math-verify keeps it by a signal, which only the main thread gets. Episodes are played there, in
-    processes of their own (`Environment.may_block`), where a server ends what takes too long.
+    math-verify enforces it with a signal, which only works in the main thread. The server plays
+    episodes in the main thread of separate processes (`Environment.may_block`), and ends what takes
+    too long.
     """
     return _SECONDS if threading.current_thread() is threading.main_thread() else None

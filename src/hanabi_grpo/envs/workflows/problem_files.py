@@ -1,13 +1,13 @@
 """Problems in files: JSON lines, parquet, or a folder with a file for each split.
 
-Each row has a question and an answer, of which counts what follows the last `####`, as in GSM8K.
-A folder has the names that a data set of the Hugging Face hub has:
+Each row has a question and an answer. If the answer contains `####`, only the text after the last
+one counts, as in GSM8K. Files in a folder are named as in data sets on the Hugging Face Hub:
 
     train.jsonl, test.jsonl
     train-00000-of-00001.parquet, test-00000-of-00001.parquet
 
-and, where it wants to say that too, `validation`. Whoever calls these functions names a path, so no
-request of another program may come this far with one of its own (see `envs.access`).
+and optionally `validation`. These functions open the path that they are given, so a path from
+another program's request must never reach them (see `envs.access`).
 """
 
 import hashlib
@@ -28,9 +28,9 @@ JSON_LINES = ".jsonl"
 PARQUET = ".parquet"
 FILE_ENDINGS = (JSON_LINES, PARQUET)
 MAX_FILE_BYTES = 256 << 20
-"""Longest file of problems; GSM8K has 4 MB."""
+"""Maximum size of a problem file; GSM8K has 4 MB."""
 _MAX_UNPACKED_BYTES = 2 << 30
-"""Most that a parquet file may unpack to."""
+"""Maximum unpacked size of a parquet file."""
 TRAIN = "train"
 VALIDATION = "validation"
 TEST = "test"
@@ -42,10 +42,10 @@ _SPLIT_FILE = re.compile(
 )
 _WANTED_FILES = "train.jsonl and test.jsonl (or .parquet, or parts of it: train-00000-of-00002…)"
 _GSM8K_MARK = "####"
-"""What stands before the answer at the end of a solution in GSM8K."""
+"""Marks the answer at the end of a solution in GSM8K."""
 _COLUMNS = ("question", "answer")
 _MAX_LISTED = 12
-"""Names that a message lists."""
+"""Maximum number of names listed in a message."""
 
 
 class Row(NamedTuple):
@@ -57,35 +57,35 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFile:
-    """What one file holds."""
+    """Content of one file."""
 
     rows: tuple[Row, ...]
-    """Without repetitions."""
+    """Rows without duplicates."""
     digest: str
-    """Of the content, in hex."""
+    """Digest of the content, in hex."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFolder:
-    """What a folder holds."""
+    """Content of a folder."""
 
     rows: Mapping[str, tuple[Row, ...]]
-    """By split: `TRAIN`, `TEST`, and `VALIDATION` where there is such a file. No question is in two
-    of them."""
+    """Rows by split: `TRAIN`, `TEST`, and `VALIDATION` if the file exists. No question is in two
+    splits."""
     num_left_out: int
-    """Questions of `TRAIN` or `VALIDATION` that a later split has as well, and keeps."""
+    """Number of questions left out of `TRAIN` or `VALIDATION` because a later split has them."""
     digest: str
-    """Of all of it, in hex."""
+    """Digest of all files, in hex."""
 
 
 def read_problem_file(name: str) -> ProblemFile:
     """Read one file.
 
     Args:
-        name: Its path, which ends in one of `FILE_ENDINGS`.
+        name: Path of the file, ending in one of `FILE_ENDINGS`.
 
     Raises:
-        SettingsError: It cannot be read, or a row is bad.
+        SettingsError: The file cannot be read, or a row is invalid.
     """
     content = _read_bytes(name)
     rows = _unique_rows(_numbered_rows(name, content))
@@ -93,10 +93,10 @@ def read_problem_file(name: str) -> ProblemFile:
 
 
 def read_problem_folder(name: str) -> ProblemFolder:
-    """Read a folder with a file, or the parts of one, for each split.
+    """Read a folder with one file per split, whole or in parts.
 
     Raises:
-        SettingsError: A split has no file or two kinds of it, a part is missing, or a file is bad.
+        SettingsError: A split has no file or several kinds of files, or a part or file is bad.
     """
     files = _split_files(name)
     digest = hashlib.sha256()
@@ -119,7 +119,7 @@ def read_problem_folder(name: str) -> ProblemFolder:
         if not kept:
             raise SettingsError(
                 f"HANABI_PROBLEMS={name}: {split} has no question"
-                f"{' that no other file has' if by_split[split] else ''}; give more of them."
+                f"{' that is not in another file' if by_split[split] else ''}; add more questions."
             )
         taken |= {_key(row.question) for row in kept}
         rows[split] = kept
@@ -127,12 +127,12 @@ def read_problem_folder(name: str) -> ProblemFolder:
 
 
 def _key(question: str) -> str:
-    """Return a question as its split sees it: spaces do not count."""
+    """Return a question normalized for splitting: whitespace does not matter."""
     return " ".join(question.split())
 
 
 def _split_files(name: str) -> dict[str, list[str]]:
-    """Return the paths of each split's files, in the order of their parts."""
+    """Return the paths of each split's files, ordered by part."""
     try:
         entries = sorted(os.listdir(name))
     except OSError as error:
@@ -149,8 +149,8 @@ def _split_files(name: str) -> dict[str, list[str]]:
     if absent:
         there = ", ".join(entries[:_MAX_LISTED]) or "nothing"
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: has no {' and no '.join(absent)}; it holds {there}. Give a "
-            f"folder with {_WANTED_FILES}."
+            f"HANABI_PROBLEMS={name}: has no {' and no '.join(absent)}; it contains {there}. Give "
+            f"a folder with {_WANTED_FILES}."
         )
     for split, parts in matches.items():
         _check_parts(name, split, parts)
@@ -161,13 +161,13 @@ def _split_files(name: str) -> dict[str, list[str]]:
 
 
 def _check_parts(name: str, split: str, parts: list[re.Match[str]]) -> None:
-    """Refuse two files of one split that are not its parts, and parts of which one is missing."""
+    """Raise an error for several files of one split that are not parts, or for missing parts."""
     names = [part.string for part in parts]
     kinds = {(part["kind"], part["count"]) for part in parts}
     if len(kinds) > 1:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: {split} is there as {' and as '.join(names[:_MAX_LISTED])}; "
-            "keep one of them."
+            f"HANABI_PROBLEMS={name}: {split} exists as {' and as '.join(names[:_MAX_LISTED])}; "
+            "keep only one."
         )
     [(_, count)] = kinds
     if count is None:
@@ -178,12 +178,12 @@ def _check_parts(name: str, split: str, parts: list[re.Match[str]]) -> None:
         which = f"part {missing[0]:05d}" if missing else "a number below the count"
         raise SettingsError(
             f"HANABI_PROBLEMS={name}: {split} has {len(names)} of {int(count)} parts, {which} is "
-            "missing; copy all of them."
+            "missing; copy all parts."
         )
 
 
 def _numbered_rows(path: str, content: bytes) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a file, each with the place that errors name."""
+    """Yield the rows of a file, each with its location for error messages."""
     if path.endswith(PARQUET):
         return _parquet_rows(path, content)
     return _json_rows(path, content)
@@ -203,7 +203,7 @@ def _json_rows(path: str, content: bytes) -> Iterator[tuple[str, Row]]:
 
 
 def _parquet_rows(path: str, content: bytes) -> Iterator[tuple[str, Row]]:
-    # Needed by nothing else, and slow to load.
+    # Only needed here, and slow to import.
     import pyarrow
     from pyarrow import parquet
 
@@ -222,8 +222,8 @@ def _parquet_rows(path: str, content: bytes) -> Iterator[tuple[str, Row]]:
         )
     if size > _MAX_UNPACKED_BYTES:
         raise SettingsError(
-            f"HANABI_PROBLEMS={path}: unpacks to {size} bytes, at most {_MAX_UNPACKED_BYTES} are "
-            "read; leave some problems out."
+            f"HANABI_PROBLEMS={path}: unpacks to {size} bytes; the maximum is "
+            f"{_MAX_UNPACKED_BYTES}. Remove some problems."
         )
     try:
         table = file.read(columns=list(_COLUMNS), use_threads=False)
@@ -242,12 +242,12 @@ def _row(fields: Mapping[str, Any], where: str, wanted: str) -> Row:
     """Return the question and the answer of one row.
 
     Args:
-        fields: What the row holds.
-        where: File and row for errors.
-        wanted: What a row needs, for errors.
+        fields: Content of the row.
+        where: File and row, for error messages.
+        wanted: What a row needs, for error messages.
 
     Raises:
-        SettingsError: It lacks a question or an answer.
+        SettingsError: The row lacks a question or an answer.
     """
     question = _text(fields.get("question"))
     answer = _text(fields.get("answer")).rpartition(_GSM8K_MARK)[2].strip()
@@ -258,12 +258,12 @@ def _row(fields: Mapping[str, Any], where: str, wanted: str) -> Row:
 
 
 def _text(value: Any) -> str:
-    """Return a value as a text that a tokenizer takes; JSON may hold half of an emoji."""
+    """Return a value as text that a tokenizer accepts; JSON may contain half of an emoji."""
     return "" if value is None else encodable(str(value)).strip()
 
 
 def _unique_rows(numbered: Iterator[tuple[str, Row]] | list[tuple[str, Row]]) -> tuple[Row, ...]:
-    """Return different questions, each once; refuse one that has two answers."""
+    """Return the distinct questions; raise an error for a question with two answers."""
     rows: dict[str, Row] = {}
     places: dict[str, str] = {}
     for where, row in numbered:
@@ -273,22 +273,22 @@ def _unique_rows(numbered: Iterator[tuple[str, Row]] | list[tuple[str, Row]]) ->
             places[key] = where.rpartition(", ")[2]
         elif normalize(rows[key].answer) != normalize(row.answer):
             raise SettingsError(
-                f"{where}: the question of {places[key]} with another answer; keep one of them."
+                f"{where}: same question as {places[key]} but a different answer; keep only one."
             )
     return tuple(rows.values())
 
 
 def _read_bytes(name: str) -> bytes:
-    """Return the content of a regular file; a pipe or a device may never end."""
+    """Return the content of a regular file; reading a pipe or device might never end."""
     if "\0" in name:
-        raise SettingsError(f"HANABI_PROBLEMS={shown(name)}: a file's name has no NUL.")
+        raise SettingsError(f"HANABI_PROBLEMS={shown(name)}: a file name must not contain NUL.")
     try:
         # O_NONBLOCK: opening a pipe would wait for its other end.
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             _check_regular(name, os.fstat(descriptor))
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                # No more: it may grow meanwhile.
+                # Limited, because the file may grow in the meantime.
                 return file.read(MAX_FILE_BYTES)
         finally:
             os.close(descriptor)
@@ -299,17 +299,17 @@ def _read_bytes(name: str) -> bytes:
 
 
 def _check_regular(name: str, status: os.stat_result) -> None:
-    """Refuse what is no regular file, or is too large, by a SettingsError."""
+    """Raise a SettingsError if the file is not a regular file, or is too large."""
     if not stat.S_ISREG(status.st_mode):
         kind = "parquet" if name.endswith(PARQUET) else "JSON lines"
-        raise SettingsError(f"HANABI_PROBLEMS={name}: is no regular file; give a file of {kind}.")
+        raise SettingsError(f"HANABI_PROBLEMS={name}: not a regular file; give a file of {kind}.")
     if status.st_size > MAX_FILE_BYTES:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: {status.st_size} bytes, at most {MAX_FILE_BYTES} are read; "
-            "leave some problems out."
+            f"HANABI_PROBLEMS={name}: has {status.st_size} bytes; the maximum is {MAX_FILE_BYTES}. "
+            "Remove some problems."
         )
 
 
 def is_problem_folder(name: str) -> bool:
-    """Tell whether a value of HANABI_PROBLEMS is meant as a folder: it is one, or has a slash."""
+    """Return whether a value of HANABI_PROBLEMS refers to a folder: it is one, or has a slash."""
     return "\0" not in name and ("/" in name or Path(name).is_dir())

@@ -1,9 +1,9 @@
-"""Where problems come from: sums of one's own, files, or reasoning-gym.
+"""Sources of problems: generated sums, files, or reasoning-gym.
 
-A source makes problem number n. Which split a problem belongs to follows from its question alone,
-by a hash, so no question is ever in two of them: of ten shares `test` has one, `eval-…`
-(validation) one, `eval` one, training the rest. A folder with files of its own for `train` and
-`test` keeps them: all of `test` is its test file, and the others are shares of its training file.
+A source creates problem number n. A hash of the question determines the split of a problem, so no
+question is ever in two splits: of ten equal shares, `test`, `eval-…` (validation) and `eval` get
+one each, and training gets the rest. A folder with separate files for `train` and `test` keeps
+them: its test file is all of `test`, and its training file is divided among the other splits.
 """
 
 import functools
@@ -37,35 +37,35 @@ ALLOWED = (
     f"test files of either kind, {REASONING_GYM}DATASET"
 )
 _SHARES = ("eval", "eval-", "test")
-"""Shares that have the first tenths of all questions, one each; training has the others."""
+"""Shares that get one tenth of all questions each; training gets the rest."""
 _TRAINING = "train"
 _NUM_SHARES = 10
 _CHAIN_SUM_VERSION = 1
-"""Part of the digest; goes up when the same number makes another sum."""
+"""Part of the digest; increased when the same number generates another sum."""
 _ATTEMPTS = 20_000
-"""Problems that are drawn at most until one belongs to the wanted split."""
+"""Maximum number of problems drawn until one belongs to the requested split."""
 _NUM_PROBLEMS = 1 << 62
-"""Numbers from which problems are drawn."""
+"""Range of numbers from which problems are drawn."""
 _POOL = 20_000
-"""Problems of a data set of reasoning-gym; some of its generators make all of them at once."""
+"""Number of problems per reasoning-gym data set; some generators make all of them at once."""
 _RIGHT = 1.0
-"""Score of a fully right answer; less is a verifier's partial credit."""
+"""Score of a fully correct answer; lower scores are a verifier's partial credit."""
 _SHA256 = "sha256:"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question and what answers it."""
+    """A question and its solution."""
 
     question: str
     answer: str
-    """The solution, which no player sees; "" where the source only knows one when it sees it."""
+    """The solution, which no player sees; "" if the source can only verify answers."""
     work: tuple[str, ...] = ()
-    """Results on the way to it.
+    """Intermediate results.
 
-    A tiny model writes them down as well, since it can add two numbers but not three."""
+    A tiny model writes them down, too, because it can add two numbers but not three."""
     entry: Any = None
-    """What a verifier of another package needs."""
+    """Data for another package's verifier."""
 
 
 def _equals_solution(problem: Problem, answer: str) -> float:
@@ -79,42 +79,42 @@ class Source:
     name: str
     """The value of HANABI_PROBLEMS."""
     digest: str
-    """Of all that makes the problems; a part of the environment's hash."""
+    """Digest of everything that determines the problems; part of the environment's hash."""
     make: Callable[[int], Problem]
-    """Returns the problem of a number."""
+    """Returns the problem with a given number."""
     score: Callable[[Problem, str], float] = _equals_solution
-    """Returns what an answer to a problem is worth, 1.0 for a right one."""
+    """Returns the score of an answer to a problem; 1.0 is correct."""
     verifier: str = ""
-    """Name and version of the package that compares answers; "": none but the source's own."""
+    """Name and version of the package that compares answers; "": the source itself does."""
     is_local: bool = False
-    """Whether the name is a path of this machine."""
+    """Whether the name is a path on this machine."""
     by_share: Mapping[str, Sequence[Problem]] | None = field(default=None, compare=False)
-    """The problems of each share where the source says which these are, in the order of their
-    tasks; None: the hash of a question says it."""
+    """The problems of each share, in task order, if the source defines the shares itself; None: the
+    hash of the question determines the share."""
 
     @property
     def public_name(self) -> str:
-        """The name without a path, which may differ from machine to machine."""
+        """The name without its path, which may differ between machines."""
         return self.name.rstrip("/").rpartition("/")[2]
 
     @property
     def public_digest(self) -> str:
-        """The digest of files as "sha256:…", else the whole digest."""
+        """The digest as "sha256:…" for files, otherwise unchanged."""
         return f"{_SHA256}{self.digest}" if self.is_local else self.digest
 
     def is_right(self, problem: Problem, answer: str) -> bool:
-        """Tell whether an answer is fully right.
+        """Return whether an answer is fully correct.
 
         Raises:
-            VerifierError: The source's verifier failed, so nobody knows.
+            VerifierError: The source's verifier failed, so the result is unknown.
         """
         try:
             return float(self.score(problem, answer)) >= _RIGHT
-        except Exception as error:  # whatever another package's verifier raises
+        except Exception as error:  # another package's verifier may raise anything
             raise VerifierError(
                 f"{self.name}: its verifier raised {type(error).__name__} ({error!s:.100}) for the "
-                f"answer {shown(answer)} to {shown(problem.question)}; the episode does not count. "
-                "If all of them fail, choose other HANABI_PROBLEMS."
+                f"answer {shown(answer)} to {shown(problem.question)}; the episode is discarded. "
+                "If all episodes fail, choose other HANABI_PROBLEMS."
             ) from error
 
 
@@ -125,20 +125,20 @@ def _equals_or_means_solution(problem: Problem, answer: str) -> float:
 
 
 def with_math(source: Source) -> Source:
-    """Return a source whose answers are compared by math-verify where their texts differ.
+    """Return a source that compares answers with math-verify if their texts differ.
 
     Raises:
-        SettingsError: The package is missing, or the source has a verifier of its own.
+        SettingsError: The package is missing, or the source has its own verifier.
     """
     if source.name == CHAIN_SUM:
         raise SettingsError(
             f"HANABI_VERIFY=math with HANABI_PROBLEMS={CHAIN_SUM}: its answers are numbers, which "
-            "are compared as numbers anyway; unset HANABI_VERIFY."
+            "are always compared as numbers; unset HANABI_VERIFY."
         )
     if source.score is not _equals_solution:
         raise SettingsError(
-            f"HANABI_VERIFY=math with HANABI_PROBLEMS={source.name}, which has a verifier of its "
-            "own; unset HANABI_VERIFY."
+            f"HANABI_VERIFY=math with HANABI_PROBLEMS={source.name}, which has its own verifier; "
+            "unset HANABI_VERIFY."
         )
     return replace(source, score=_equals_or_means_solution, verifier=load_math_verify())
 
@@ -159,7 +159,7 @@ def draw_problem(source: Source, split: str, seed: int) -> Problem:
         if share_of(problem.question) == share:
             return problem
     raise SettingsError(
-        f"HANABI_PROBLEMS={source.name}: no problem for the split {split!r}; give more of them."
+        f"HANABI_PROBLEMS={source.name}: no problem for the split {split!r}; add more problems."
     )
 
 
@@ -180,18 +180,18 @@ def share_of(question: str) -> str:
 
 
 def load_source(problems: str, terms: int, highest: int) -> Source:
-    """Return the source of HANABI_PROBLEMS; a file is read once per process.
+    """Return the source for a value of HANABI_PROBLEMS; a file is read once per process.
 
-    A path is opened here, so a request of another program must never come this far with one of its
-    own (see `envs.access`).
+    This opens paths, so a path from another program's request must never reach it (see
+    `envs.access`).
 
     Args:
         problems: The value of HANABI_PROBLEMS.
-        terms: Numbers of a chain sum.
-        highest: The greatest number of a chain sum.
+        terms: Number of terms of a chain sum.
+        highest: Largest term of a chain sum.
 
     Raises:
-        SettingsError: There is no such source, or its problems are bad.
+        SettingsError: The source does not exist, or its problems are invalid.
     """
     if problems == CHAIN_SUM:
         return _chain_sums(terms, highest)
@@ -207,7 +207,7 @@ def _chain_sums(terms: int, highest: int) -> Source:
     )
 
 
-# Without a limit: nothing that a request says may push a source out, which would be read again.
+# Unlimited: no request may evict a source from the cache and cause it to be read again.
 @functools.cache
 def _load_outside(problems: str) -> Source:
     if problems.startswith(REASONING_GYM):
@@ -220,7 +220,7 @@ def _load_outside(problems: str) -> Source:
 
 
 def chain_sum(number: int, terms: int, highest: int) -> Problem:
-    """Return e.g. 3 + 4 - 2; every number from 0 on, every sign as likely."""
+    """Return a sum such as 3 + 4 - 2, with uniformly drawn numbers and signs."""
     total = base.draw(CHAIN_SUM, number, 0, below=highest + 1)
     question = str(total)
     sums = []
@@ -239,15 +239,15 @@ def chain_sum(number: int, terms: int, highest: int) -> Problem:
 
 
 def _file(name: str) -> Source:
-    """Return the source of one file, whose questions are divided by their hash."""
+    """Return the source for one file, whose questions are split by their hash."""
     content = read_problem_file(name)
     rows = [Problem(row.question, row.answer) for row in content.rows]
     shares = {share_of(problem.question) for problem in rows}
     absent = sorted({*_SHARES, _TRAINING} - shares)
     if absent:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: {len(rows)} different problems, of which none falls to "
-            f"{', '.join(absent)} by the hash of its question; give more of them, some 100 or more."
+            f"HANABI_PROBLEMS={name}: {len(rows)} distinct problems, but the hashes of their "
+            f"questions assign none to {', '.join(absent)}; give at least about 100 problems."
         )
     return Source(
         name=name,
@@ -258,12 +258,12 @@ def _file(name: str) -> Source:
 
 
 def _folder(name: str) -> Source:
-    """Return the source of a folder, which says itself what is tested on."""
+    """Return the source for a folder, which defines its own test set."""
     content = read_problem_folder(name)
     if content.num_left_out:
         logger.warning(
-            "HANABI_PROBLEMS=%s: %d questions of its train or validation files are in a later "
-            "split too; they stay there alone.",
+            "HANABI_PROBLEMS=%s: %d questions of its train or validation files are also in a later "
+            "split; they are only used there.",
             name,
             content.num_left_out,
         )
@@ -276,13 +276,13 @@ def _folder(name: str) -> Source:
     absent = sorted(share for share, problems in by_share.items() if not problems)
     if absent:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: train has {len(content.rows[TRAIN])} different problems, of "
-            f"which none falls to {', '.join(absent)} by the hash of its question; give more of "
-            "them, some 100 or more."
+            f"HANABI_PROBLEMS={name}: train has {len(content.rows[TRAIN])} distinct problems, but "
+            f"the hashes of their questions assign none to {', '.join(absent)}; give at least "
+            "about 100 problems."
         )
     ordered = {}
     for share, problems in by_share.items():
-        # Files may be sorted by difficulty; tasks 0 to n - 1 are a sample.
+        # Files may be sorted by difficulty; shuffling makes tasks 0 to n - 1 a random sample.
         ordered[share] = tuple(sorted(problems, key=_shuffled_place))
     everything = tuple(problem for problems in ordered.values() for problem in problems)
     return Source(
@@ -295,7 +295,7 @@ def _folder(name: str) -> Source:
 
 
 def _share_in_folder(split: str, question: str, has_validation: bool) -> str:
-    """Return the share of a question of one of a folder's files."""
+    """Return the share of a question from one of a folder's files."""
     if split == TEST:
         return "test"
     if split == VALIDATION:
@@ -310,21 +310,22 @@ def _shuffled_place(problem: Problem) -> int:
 
 
 def _reasoning_gym(name: str) -> Source:
-    """Return the source of e.g. "reasoning-gym:leg_counting"."""
+    """Return the source for e.g. "reasoning-gym:leg_counting"."""
     try:
-        # Another package, which only this source needs.
+        # Only this source needs the package.
         factory = importlib.import_module("reasoning_gym.factory")
         importlib.import_module("reasoning_gym")
     except ImportError as error:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: needs reasoning-gym ({error}); on every machine of the run: "
-            "uv pip install reasoning-gym==0.1.25."
+            f"HANABI_PROBLEMS={name}: needs reasoning-gym ({error}). Install it on every machine "
+            "of the run: uv pip install reasoning-gym==0.1.25."
         ) from error
     dataset = name.removeprefix(REASONING_GYM)
     if dataset not in factory.DATASETS:
         hint = did_you_mean(dataset, factory.DATASETS)
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: no such data set; {hint}{len(factory.DATASETS)} are known."
+            f"HANABI_PROBLEMS={name}: no such data set; {hint}{len(factory.DATASETS)} are "
+            "available."
         )
     entries = factory.create_dataset(dataset, seed=0, size=_POOL)
 
