@@ -178,7 +178,7 @@ def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
     broken = [
         (illegal_move, "turn 1: the record does not fit"),
         (unreadable_move, "'pass' is not a move"),
-        (wrong_player, "a move of player_1, but it is player_0"),
+        (wrong_player, "a move by player_1, but it is player_0"),
         (move_after_the_end, "after the end of the game"),
         (other_score, "recorded with 9 points on the table"),
         (other_board, "recorded on a board laptop with hash 000000000000"),

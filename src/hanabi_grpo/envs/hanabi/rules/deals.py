@@ -137,6 +137,4 @@ def _check_seed(seed: int) -> None:
     # NumPy integers are accepted; bool is an int to Python but a mistake here.
     is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     if not is_integer or not 0 <= seed < _NUM_SEEDS:
-        raise GameParameterError(
-            f"seed={seed!r}: must be a whole number from 0 to 2**63 - 1."
-        )
+        raise GameParameterError(f"seed={seed!r}: must be a whole number from 0 to 2**63 - 1.")
