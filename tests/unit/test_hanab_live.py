@@ -323,7 +323,7 @@ def test_cards_that_were_never_dealt_may_be_missing() -> None:
     assert episode.result["score"] == 2
     with pytest.raises(SettingsError, match=r"draws card 11 \(from 0\), but deck has 11 cards"):
         imported(row(deck=short[:11]))
-    with pytest.raises(SettingsError, match="deck has 9 cards; 2 players are dealt 10"):
+    with pytest.raises(SettingsError, match="deck has 9 cards, but 2 players are dealt 10"):
         imported(row(deck=short[:9]))
 
 

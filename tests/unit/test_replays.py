@@ -181,7 +181,7 @@ def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
         (wrong_player, "a move by player_1, but it is player_0"),
         (move_after_the_end, "after the end of the game"),
         (other_score, "recorded with 9 points on the table"),
-        (other_board, "recorded on a board laptop with hash 000000000000"),
+        (other_board, "recorded on board laptop with hash 000000000000"),
         (replace(episode, preset="nothing"), "no such board"),
         (replace(episode, suite="no suite"), "suite='no suite': must be 1 to 64"),
     ]
