@@ -587,8 +587,8 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_nobody_c
     assert last_call(launch(ROLLOUT, HANABI_PROFILE=profile)).gpus == ""
     other = launch(TRAIN, CUDA_VISIBLE_DEVICES_SERVER="6,7").stderr
     assert (
-        "takes 4,5,6,7 (4 of 8), and the other terminal takes those of CUDA_VISIBLE_DEVICES_SERVER, "
-        "which should be different ones" in other
+        "takes 4,5,6,7 (4 of 8), and the other terminal takes those of "
+        "CUDA_VISIBLE_DEVICES_SERVER, which should be different ones" in other
     )
     # Sizes that somebody gave stay; who divides the model has as many copies as he says.
     given = last_call(launch(TRAIN, NPROC_PER_NODE="2"))
