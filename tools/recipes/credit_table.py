@@ -15,7 +15,10 @@ LAST_STEPS = 10
 """Last steps of a run over which its training score is averaged."""
 WARM_UP_STEPS = 5
 """First steps whose duration is not counted, because torch compiles its kernels in them."""
-HEADER = "| arm | held out | last 10 steps of training | noise ÷ signal of a gradient | seconds per step |"
+HEADER = (
+    "| arm | held out | last 10 steps of training | noise ÷ signal of a gradient "
+    "| seconds per step |"
+)
 
 
 def noise(run: Path) -> float:
