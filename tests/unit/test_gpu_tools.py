@@ -175,7 +175,8 @@ def test_parts_are_within_the_limit_and_what_they_hold_is_imported_in_an_empty_e
     assert any(path.is_file() for path in (tmp_path / "first").rglob("*"))
     with pytest.raises(
         ValueError,
-        match=r"one-1.0-py3-none-any-\d.tar.xz: \d+ bytes when packed, but a part may have at most 1000000",
+        match=r"one-1.0-py3-none-any-\d.tar.xz: \d+ bytes when packed, but a part may have at "
+        "most 1000000",
     ):
         pack(wheels[:1], tmp_path / "small", limit=1_000_000)
 

@@ -213,7 +213,7 @@ CASES = (
         gpus=1,
         profile="mig",
         settings=_slice(1),
-        # vLLM 0.32 asks NVML for a GPU with the slice's number; in practice, the doctor fails first.
+        # vLLM 0.32 asks NVML for a GPU with the slice's number; on a node, the doctor fails first.
         error="NVMLError_InvalidArgument",
     ),
     # If there is such a GPU, the doctor warns.

@@ -78,7 +78,7 @@ class Replica(Generic[_Item]):
             self._waiting.append((num_tokens, item))
 
     def next_end(self) -> float | None:
-        """Return when the next reply will be ready if no other begins; None if none is in flight."""
+        """Return when the next reply will be ready if no other begins; None without replies."""
         if not self._in_flight:
             return None
         left = max(0.0, self._in_flight[0].last_pass - self._passes)

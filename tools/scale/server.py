@@ -47,7 +47,7 @@ class ServerPlan:
 
 
 class WideChat(ChatFormat):
-    """The tiny model's conversation format for ids of a large vocabulary: each maps to some word."""
+    """The tiny model's conversation format for ids of a large vocabulary: each is some word."""
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a reply."""
