@@ -1,4 +1,4 @@
-"""The named rules of which scripted bots consist.
+"""The named rules from which scripted bots are built.
 
 Names and meanings follow Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents"
 (2017). A rule looks at what the mover can work out and returns a move or None. An attribute is
