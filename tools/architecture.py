@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draw docs/architecture.svg: the packages of src/hanabi_grpo, and who imports whom.
+"""Draw docs/architecture.svg: the packages of src/hanabi_grpo and their imports.
 
-`python tools/architecture.py` writes it anew; tests/unit/test_docs.py compares it with the code.
+`python tools/architecture.py` redraws it; tests/unit/test_docs.py compares it with the code.
 """
 
 import ast
@@ -14,26 +14,26 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hanabi_grpo"
 DRAWING = ROOT / "docs" / "architecture.svg"
 SENTENCES = {
-    "commands": ("one file a command",),
+    "commands": ("one file per command",),
     "api": ("import hanabi_grpo as hg",),
     "report": ("charts, pages, screens",),
     "server": ("terminal 1: plays the games,", "serves the adapters (vLLM)"),
     "training": ("terminal 2: GRPO (ms-swift),", "an adapter per player"),
     "sft": ("learning from recorded games",),
     "evaluation": ("matches, cross-play",),
-    "agents": ("script, model, URL, person:", "what answers for a seat"),
+    "agents": ("script, model, URL, person:", "what plays a seat"),
     "client": ("requests to rollout servers",),
     "tracking": ("W&B, the Hub",),
-    "rollout": ("the loop over a game,", "the wire"),
+    "rollout": ("the loop over a game,", "the wire format"),
     "runs": ("run folders, checkpoints",),
-    "settings": ("every variable, its default",),
+    "settings": ("variables and their defaults",),
     "envs": ("games, rules, prompts, bots",),
 }
 """The lines of text in each package's box, in the order in which boxes of a row are drawn."""
 LOW_ROOM = "hanabi_grpo.training.estimators"
-"""Imports nothing but types and errors, so that the settings may import it: not drawn."""
+"""Imports only types and errors, so that the settings may import it; not drawn."""
 
-# Sizes of the drawing in its own units.
+# Sizes in units of the drawing.
 WIDTH = 960
 BOX_WIDTH = 222
 BOX_HEIGHT = 66
@@ -56,10 +56,10 @@ STYLE = (
 )
 CAPTION = (
     "A line leads from a package down to one that it imports. "
-    "What is imported by way of another package has no line of its own."
+    "Imports that are also reached through another package are not drawn."
 )
 COLORS = {"server": "#1f5fa8", "training": "#b5651d"}
-"""Of the two processes; other packages are grey."""
+"""Colors of the two processes; other packages are gray."""
 EDGE_COLOR = "#3a3d45"
 LINE_COLOR = "#8b8d94"
 
@@ -102,7 +102,7 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def below(packages: Packages, package: str) -> set[str]:
-    """Return all that a package imports, directly or by others."""
+    """Return everything that a package imports, directly or indirectly."""
     reachable = set(packages[package])
     for other in packages[package]:
         reachable |= below(packages, other)
@@ -110,7 +110,7 @@ def below(packages: Packages, package: str) -> set[str]:
 
 
 def direct_lines(packages: Packages) -> Packages:
-    """Return the imports that are drawn: those between which no other package lies."""
+    """Return the imports that are drawn: those not also reached through another package."""
     lines = {}
     for package, imported in packages.items():
         by_way_of_others: set[str] = set()
@@ -121,7 +121,7 @@ def direct_lines(packages: Packages) -> Packages:
 
 
 def arrange(packages: Packages) -> list[list[str]]:
-    """Return the packages of each row: each package lies below all that import it."""
+    """Return the packages of each row: each package is below all that import it."""
 
     def row_of(package: str) -> int:
         importers = [other for other in SENTENCES if package in packages[other]]
@@ -135,7 +135,7 @@ def arrange(packages: Packages) -> list[list[str]]:
 
 
 def place(rows: list[list[str]]) -> dict[str, Corner]:
-    """Return where each package's box is; the boxes of a row stand in its middle."""
+    """Return where each package's box is; the boxes of a row are centered."""
     corners = {}
     step = BOX_WIDTH + BOX_GAP
     for number, row in enumerate(rows):
@@ -147,7 +147,7 @@ def place(rows: list[list[str]]) -> dict[str, Corner]:
 
 
 def draw() -> str:
-    """Return the drawing: each package above what it imports, and lines between them."""
+    """Return the drawing: each package is above what it imports, with lines between them."""
     packages = imports()
     lines = direct_lines(packages)
     rows = arrange(packages)
@@ -170,7 +170,7 @@ def draw() -> str:
 
 
 def _line(upper: Corner, lower: Corner, color: str) -> str:
-    """Return a curve from the lower edge of one box to the upper edge of another one."""
+    """Return a curve from the lower edge of one box to the upper edge of another."""
     start_x = upper.left + BOX_WIDTH // 2
     start_y = upper.top + BOX_HEIGHT
     width = lower.left - upper.left

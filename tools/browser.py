@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Our pages in a real Chromium: what the tests drive, and the pictures of docs/pages.md.
+"""Our pages in a real Chromium: for the tests, and for the pictures of docs/pages.md.
 
 tools/samples.sh calls it, for example:
 
@@ -27,11 +27,11 @@ from hanabi_grpo.report.run_views.screen import RunScreen
 
 DRIVER = shutil.which("chromedriver")
 MOST_COLORS = 255
-"""Of a picture's palette."""
+"""Size of a picture's palette."""
 PHONE_WIDTH = 600
-"""Windows that are narrower are shown as on a phone."""
+"""Narrower windows are shown as on a phone."""
 LOCAL_SCHEMES = ("file:", "data:", "about:")
-"""Beginnings of addresses that need no network."""
+"""Prefixes of addresses that need no network."""
 
 _FLAGS = (
     "--headless",
@@ -49,14 +49,16 @@ _FLAGS = (
 
 @contextmanager
 def chromium() -> Iterator[webdriver.Chrome]:
-    """Yield an empty Chromium that finds no host but 127.0.0.1; it is closed afterwards.
+    """Yield an empty Chromium that can reach only 127.0.0.1; it is closed afterwards.
 
     Raises:
         RuntimeError: chromedriver is not installed.
     """
     if DRIVER is None:
-        # Selenium would look for one to download.
-        raise RuntimeError("no chromedriver: apt-get install chromium chromium-driver")
+        # Selenium would try to download one.
+        raise RuntimeError(
+            "chromedriver is not installed: apt-get install chromium chromium-driver"
+        )
     with tempfile.TemporaryDirectory() as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or ""
@@ -66,7 +68,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
         try:
-            # Its first tab is a page of Chromium's own.
+            # The first tab shows one of Chromium's own pages.
             driver.get("about:blank")
             complaints(driver)
             yield driver
@@ -90,7 +92,7 @@ def show(
         page: The HTML or SVG file.
         width: Width of the window in pixels.
         height: Height of the window in pixels.
-        dark: Whether the system's colours are dark.
+        dark: Whether the system's color scheme is dark.
         at: The fragment of the address, which begins with #, e.g. "#game=3&turn=9".
     """
     open_address(driver, page.resolve().as_uri() + at, width=width, height=height, dark=dark)
@@ -118,7 +120,7 @@ def complaints(driver: webdriver.Chrome, *, served_by: str = "") -> list[str]:
 
     Args:
         driver: The browser.
-        served_by: Beginning of the addresses that the page may ask; "": none.
+        served_by: Prefix of the addresses that the page may request; "": none.
     """
     allowed = (*LOCAL_SCHEMES, served_by) if served_by else LOCAL_SCHEMES
     messages = [entry["message"] for entry in driver.get_log("browser")]
@@ -133,12 +135,12 @@ def complaints(driver: webdriver.Chrome, *, served_by: str = "") -> list[str]:
 
 
 def picture(driver: webdriver.Chrome, path: Path, colors: int = MOST_COLORS) -> None:
-    """Write what the window shows as a PNG of few colours."""
+    """Write what the window shows as a PNG with few colors."""
     save_small(io.BytesIO(driver.get_screenshot_as_png()), path, colors)
 
 
 def save_small(source: Path | io.BytesIO, path: Path, colors: int = MOST_COLORS) -> None:
-    """Write a PNG with few colours."""
+    """Write a PNG with few colors."""
     with Image.open(source) as image:
         small = image.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
@@ -171,7 +173,7 @@ def draw_watch(run: Path, folder: Path) -> Page:
     )
     console.print(RunScreen(RunWatch(run).look()), height=lines)
     drawing = console.export_svg(title="hanabi-grpo watch RUN")
-    # Its font is fetched from a host; the system's own monospace is there.
+    # The font would be fetched from a host; the system's monospace font is used instead.
     drawing = re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL)
     path = folder / "watch.svg"
     path.write_text(drawing)
@@ -184,14 +186,14 @@ def draw_watch(run: Path, folder: Path) -> Page:
 def main() -> None:
     """Take one picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", type=Path, help="or a PNG, which gets fewer colours")
+    parser.add_argument("page", type=Path, help="the page, or a PNG, whose colors are reduced")
     parser.add_argument("picture", type=Path)
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--height", type=int, default=800)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--at", default="")
     parser.add_argument(
-        "--watch", action="store_true", help="PAGE is the folder of a run, shown by watch"
+        "--watch", action="store_true", help="PAGE is a run's folder; picture its watch screen"
     )
     options = parser.parse_args()
     if options.page.suffix == ".png":

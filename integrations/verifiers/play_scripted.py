@@ -1,8 +1,8 @@
 """Play Hanabi and Kuhn poker through verifiers with a scripted model.
 
-The model is an OpenAI chat server in this process: `python play_scripted.py`, where
-hanabi-grpo-verifiers is installed. It replies as a script of the environment does in the same game
-played here; an AssertionError says that another one was played.
+The model is an OpenAI chat server in this process. Run `python play_scripted.py` where
+hanabi-grpo-verifiers is installed. The model replies as a script of the environment does in the
+same game played locally; if verifiers plays a different game, an AssertionError is raised.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class ScriptedGame:
     script: str
     """The script whose replies the model gives."""
     seats: dict[str, str] = field(default_factory=dict)
-    """Seats that scripts take in verifiers, which has no agent for them."""
+    """Seats that scripts play inside verifiers, without an agent."""
 
     @property
     def env_config(self) -> dict[str, Any]:
@@ -46,13 +46,13 @@ GAMES = (
     ),
 )
 ANSWERS: dict[str, str] = {}
-"""Per message the reply to it, from the same game played here."""
+"""The reply to each message, from the same game played locally."""
 TOLERANCE = 1e-9
-"""Difference of two sums of rewards that counts as none."""
+"""Two sums of rewards that differ by less are equal."""
 
 
 class Chat(BaseHTTPRequestHandler):
-    """Answers the last user message as `ANSWERS` says."""
+    """Answers the last user message from `ANSWERS`."""
 
     def do_POST(self) -> None:
         """Answer one request."""
@@ -85,11 +85,11 @@ class Chat(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def play_here(game: ScriptedGame) -> Episode:
-    """Play the game by its script in every seat, and note what it replied to what."""
+    """Play the game with its script in every seat, and record its reply to each message."""
     setup = registry.setup(game.env, game.env_config)
     task = setup.task("train", 0)
     policy = setup.environment.policies[game.script]()
@@ -130,11 +130,11 @@ async def main(port: int) -> None:
 
 
 def check(here: Episode, game: ScriptedGame, traces: dict[str, Any]) -> None:
-    """Compare the traces of the agents with the game that was played here.
+    """Compare the traces of the agents with the game that was played locally.
 
     Args:
-        here: The game played here.
-        game: Which game it is.
+        here: The game played locally.
+        game: The game's description.
         traces: What verifiers recorded, by the agent's name.
     """
     agents = []

@@ -76,7 +76,7 @@ def test_the_checks_reach_their_first_calls_without_environment_network_and_venv
     folder = checkout / "outputs" / "gpu-check"
     logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
     assert process.returncode == 0, f"{process.stdout}\n{process.stderr}\n{logs}"
-    assert "set-up: nothing is installed (SETUP_EXTRA=none)" in process.stdout
+    assert "set-up: installing nothing (SETUP_EXTRA=none)" in process.stdout
     assert not (checkout / ".venv").exists()
     machine = json.loads((folder / "B.json").read_text())
     assert machine["python"] == sys.version.split()[0]

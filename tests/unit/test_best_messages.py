@@ -176,7 +176,7 @@ def test_on_laptop_three_rounds_pass_the_bots_and_their_score_is_exact() -> None
 
 def test_a_board_with_too_many_decks_is_refused_before_anything_is_computed() -> None:
     message = (
-        r"best-messages on simple: the board has 2\.22e\+06 decks .* at most 2000 are possible"
+        r"best-messages on simple: the board has 2\.22e\+06 decks, .* at most 2000 are supported"
     )
     with pytest.raises(SettingsError, match=message):
         scripted_game(EnvConfig(preset="simple"), ["best-messages"] * 2)
@@ -192,8 +192,8 @@ def test_a_team_is_computed_once_and_read_afterwards(
     computed = best_messages.best_team(spec, False, 2)
     [path] = files_in(cache_home)
     [begins, ends] = caplog.messages
-    assert f"best-messages: the team of {TINY} with 2 players is computed, once on this" in begins
-    assert ends.endswith(f", and kept in {path}")
+    assert f"best-messages: computing the team for {TINY} with 2 players, once per" in begins
+    assert ends.endswith(f" s and stored in {path}")
     assert same_teams(best_messages.best_team(spec, False, 2), computed)
     # A board of another name is the same board.
     assert same_teams(best_messages.best_team(replace(spec, preset="own"), False, 2), computed)
@@ -261,7 +261,7 @@ def test_a_damaged_file_is_refused_loudly_and_made_again(
     caplog.clear()
     assert same_teams(best_messages.best_team(spec, False, 2), computed)
     assert f"{path} is damaged (" in caplog.messages[0]
-    assert caplog.messages[0].endswith("): it is not read, and made again")
+    assert caplog.messages[0].endswith("): ignoring it and computing the team again")
     assert num_searches["searches"] == 2
     # And it is whole again.
     caplog.clear()
@@ -281,8 +281,8 @@ def test_without_a_folder_to_write_to_a_team_is_computed_and_said_to_be(
     for _ in range(2):
         best_messages.best_team(make_spec(TINY, 2), False, 1)
     assert num_searches["searches"] == 2
-    assert "the team cannot be kept in a file" in caplog.messages[0]
-    assert "set XDG_CACHE_HOME to a folder that can be written" in caplog.messages[0]
+    assert "the team cannot be stored in a file" in caplog.messages[0]
+    assert "set XDG_CACHE_HOME to a writable folder" in caplog.messages[0]
 
 
 def test_the_folder_is_that_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,5 +309,5 @@ def test_two_processes_compute_a_team_once(cache_home: Path, tmp_path: Path) -> 
     said = [process.communicate(timeout=200) for process in running]
     assert len({out for out, _ in said}) == 1
     assert said[0][0]
-    assert sum("is computed, once on this machine" in errors for _, errors in said) == 1
+    assert sum("with 2 players, once per machine" in errors for _, errors in said) == 1
     assert len(files_in(cache_home)) == 1

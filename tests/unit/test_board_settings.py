@@ -268,8 +268,8 @@ def test_a_free_board_is_played_by_settings_and_by_a_row_of_a_dataset(tmp_path: 
     [
         ("HANABI_COLORS", 7, "HANABI_COLORS=7: a board has 1 to 5 colours."),
         ("HANABI_RANKS", 0, "HANABI_RANKS=0: a board has 1 to 5 ranks."),
-        ("HANABI_HAND_SIZE", 8, "2 players would need 16 cards, the 2x2 deck has 8"),
-        ("HANABI_LIFE_TOKENS", 0, "HANABI_LIFE_TOKENS=0: allowed are 1 to 100 lives."),
+        ("HANABI_HAND_SIZE", 8, "2 players need 16 cards, but the 2x2 deck has 8"),
+        ("HANABI_LIFE_TOKENS", 0, "HANABI_LIFE_TOKENS=0: a board has 1 to 100 lives."),
         ("HANABI_INFORMATION_TOKENS", "many", "HANABI_INFORMATION_TOKENS"),
     ],
 )

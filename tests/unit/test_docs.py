@@ -208,9 +208,7 @@ def test_every_package_that_contributing_names_exists_and_has_every_module() -> 
 def test_the_drawing_shows_the_packages_and_their_imports_as_they_are() -> None:
     packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
     assert set(SENTENCES) == packages
-    assert DRAWING.read_text(encoding="utf-8") == draw(), (
-        "python tools/architecture.py draws it anew"
-    )
+    assert DRAWING.read_text(encoding="utf-8") == draw(), "python tools/architecture.py redraws it"
 
 
 def test_the_sample_pages_are_small_and_name_no_host() -> None:

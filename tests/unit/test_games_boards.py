@@ -100,11 +100,11 @@ def test_what_is_no_seed_or_no_suite_is_refused() -> None:
     for seed in (-1, 2**63, 1.0, "1", None, True):
         with pytest.raises(
             GameParameterError,
-            match=r"^seed=.*: a deal's seed is a whole number from 0 to 2\*\*63 - 1",
+            match=r"^seed=.*: must be a whole number from 0 to 2\*\*63 - 1",
         ):
             shuffled_deck(LAPTOP, "train", seed)
     for suite in ("", "a|b", "train ", "-x", "x" * 65, "é", None, 3):
-        with pytest.raises(GameParameterError, match=r"a suite is 1 to 64 letters"):
+        with pytest.raises(GameParameterError, match=r"must be 1 to 64 letters"):
             shuffled_deck(LAPTOP, suite, 0)
 
 
@@ -163,16 +163,16 @@ def test_boards_with_fewer_than_a_million_decks_deal_all_of_them() -> None:
         ({"num_colors": 6}, "num_colors=6: a board has 1 to 5 colours."),
         ({"num_ranks": "5"}, "num_ranks='5': a board has 1 to 5 ranks; give a whole number."),
         ({"hand_size": 9}, "hand_size=9: a hand holds 1 to 8 cards."),
-        ({"max_lives": 0}, "max_lives=0: allowed are 1 to 100 lives."),
-        ({"max_hints": -1}, "max_hints=-1: allowed are 0 to 100 hint tokens."),
+        ({"max_lives": 0}, "max_lives=0: a board has 1 to 100 lives."),
+        ({"max_hints": -1}, "max_hints=-1: a board has 0 to 100 hint tokens."),
         (
             {"num_colors": 2, "num_ranks": 2},
-            "hand_size=5: 2 players would need 10 cards, the 2x2 deck has 8; pass hand_size=4 or "
+            "hand_size=5: 2 players need 10 cards, but the 2x2 deck has 8; pass hand_size=4 or "
             "less.",
         ),
         (
             {"num_players": 5, "num_colors": 1, "num_ranks": 2, "hand_size": 1},
-            "hand_size=1: 5 players would need 5 cards, the 1x2 deck has 4; take fewer players, or "
+            "hand_size=1: 5 players need 5 cards, but the 1x2 deck has 4; use fewer players, or "
             "more colours or ranks.",
         ),
     ],
@@ -201,7 +201,7 @@ def test_an_unknown_preset_gets_a_hint(preset: object, hint: str) -> None:
 def test_a_preset_for_other_players_is_refused_with_the_boards_for_them() -> None:
     boards = (
         "players=3: preset 'laptop' is for 2 players; boards for 3: mini, simple, small, full, "
-        "or this one with another hand (HANABI_HAND_SIZE)."
+        "or this one with another hand size (HANABI_HAND_SIZE)."
     )
     with pytest.raises(GameParameterError, match=f"^{re.escape(boards)}$"):
         make_spec("laptop", 3)
@@ -245,9 +245,9 @@ def test_the_best_known_score_belongs_to_the_rules_whatever_the_board_is_called(
     [
         ("6x3-hand4-info8-life3", "num_colors=6: a board has 1 to 5 colours."),
         ("4x3-hand9-info8-life3", "hand_size=9: a hand holds 1 to 8 cards."),
-        ("4x3-hand4-info8-life0", "max_lives=0: allowed are 1 to 100 lives."),
+        ("4x3-hand4-info8-life0", "max_lives=0: a board has 1 to 100 lives."),
         ("4x3-hand4-info8", "no such board"),
-        ("1x2-hand4-info8-life3", "2 players would need 8 cards, the 1x2 deck has 4"),
+        ("1x2-hand4-info8-life3", "2 players need 8 cards, but the 1x2 deck has 4"),
     ],
 )
 def test_an_impossible_board_by_name_is_refused(name: str, message: str) -> None:

@@ -135,7 +135,7 @@ def test_no_move_is_possible_after_the_end() -> None:
     ],
 )
 def test_a_deck_of_other_cards_is_refused(deck: tuple[Card, ...]) -> None:
-    with pytest.raises(GameParameterError, match="some order of the 8 cards of the 2x2 board"):
+    with pytest.raises(GameParameterError, match="a permutation of the 8 cards of the 2x2 board"):
         Game(MINI, deck)
 
 

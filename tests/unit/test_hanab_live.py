@@ -323,7 +323,7 @@ def test_cards_that_were_never_dealt_may_be_missing() -> None:
     assert episode.result["score"] == 2
     with pytest.raises(SettingsError, match=r"draws card 11 \(from 0\), but deck has 11 cards"):
         imported(row(deck=short[:11]))
-    with pytest.raises(SettingsError, match="deck has 9 cards; 2 players are dealt 10"):
+    with pytest.raises(SettingsError, match="deck has 9 cards, but 2 players are dealt 10"):
         imported(row(deck=short[:9]))
 
 
@@ -337,7 +337,7 @@ def test_cards_that_were_never_dealt_may_be_missing() -> None:
         ({"options": {"numPlayers": 3}}, "option numPlayers=3"),
         ({"characters": [{"name": "Fuming", "metadata": 2}]}, "character 'Fuming'"),
         ({"variant": "6 Suits"}, "variant '6 Suits'"),
-        ({"players": ["a", "b", "c", "d", "e", "f"]}, "6 players: Hanabi is played by 2 to 5"),
+        ({"players": ["a", "b", "c", "d", "e", "f"]}, "6 players: our engine supports 2 to 5"),
     ],
 )
 def test_other_rules_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -349,19 +349,22 @@ def test_other_rules_are_refused_by_name(changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"firstPlayer": 2}, "startingPlayer=2: there are players 0 to 1"),
-        ({"options": {"startingPlayer": "Bo"}}, "startingPlayer='Bo': there are players"),
-        ({"options": {"startingPlayer": 1.0}}, "startingPlayer=1.0: there are players"),
+        ({"firstPlayer": 2}, "startingPlayer=2: must be a player from 0 to 1"),
+        ({"options": {"startingPlayer": "Bo"}}, "startingPlayer='Bo': must be a player"),
+        ({"options": {"startingPlayer": 1.0}}, "startingPlayer=1.0: must be a player"),
         ({"players": ["a"]}, "at least 2 items"),
         ({"players": None}, "players=None"),
-        ({"deck": [{"suitIndex": 0, "rank": 1}] * 10}, "7 more than there are of suitIndex 0"),
-        ({"deck": [{"suitIndex": 5, "rank": 1}] * 10}, "10 more than there are of suitIndex 5"),
+        ({"deck": [{"suitIndex": 0, "rank": 1}] * 10}, "7 too many of suitIndex 0"),
+        ({"deck": [{"suitIndex": 5, "rank": 1}] * 10}, "10 too many of suitIndex 5"),
         ({"deck": [{"suitIndex": -1, "rank": 1}]}, "deck.0.suitIndex=-1"),
-        ({"actions": [{"type": 7, "target": 0}]}, '{"type": 7, "target": 0} is not allowed there'),
+        (
+            {"actions": [{"type": 7, "target": 0}]},
+            '{"type": 7, "target": 0} is not legal at this point',
+        ),
         ({"actions": [{"type": 0, "target": 5}]}, 'allowed: {"type": 0, "target": 0}, '),
-        ({"actions": [{"type": 2, "target": 0, "value": 0}]}, "is not allowed there"),
-        ({"actions": [{"type": 3, "target": 1, "value": 1}]}, "is not allowed there"),
-        ({"actions": [{"type": 1, "target": 0}]}, "is not allowed there"),
+        ({"actions": [{"type": 2, "target": 0, "value": 0}]}, "is not legal at this point"),
+        ({"actions": [{"type": 3, "target": 1, "value": 1}]}, "is not legal at this point"),
+        ({"actions": [{"type": 1, "target": 0}]}, "is not legal at this point"),
         ({"actions": [{"type": 0}]}, "actions.0.target: Field required"),
     ],
 )
@@ -392,7 +395,7 @@ def test_lists_and_lines_of_games_are_read() -> None:
         "file, game 0",
         "file, game 1",
     ]
-    with pytest.raises(SettingsError, match="file, line 2: is no JSON"):
+    with pytest.raises(SettingsError, match="file, line 2: not valid JSON"):
         import_game(list(live_rows(f"{one}\nbroken", "file"))[1])
     for text in ("", " \n", "[]"):
         with pytest.raises(SettingsError, match="file: contains no games"):
@@ -403,7 +406,7 @@ def test_a_text_that_is_nested_too_deeply_is_no_json_and_the_other_lines_are_rea
     deep = "[" * 100_000
     rows = list(live_rows(f"{deep}\n{json.dumps(row())}", "file"))
     assert [live.where for live in rows] == ["file, line 1", "file, line 2"]
-    with pytest.raises(SettingsError, match="file, line 1: is no JSON"):
+    with pytest.raises(SettingsError, match="file, line 1: not valid JSON"):
         import_game(rows[0])
     assert rows[1].data == row()
 

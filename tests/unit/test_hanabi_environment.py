@@ -148,7 +148,8 @@ def test_an_illegal_move_is_refused_by_the_game_and_read_in_words_that_no_legal_
     assert game.legal(1) == ()
     with pytest.raises(IllegalActionError, match="Hint player_0 red: not legal for player_0 now"):
         game.step({0: "Hint player_0 red"})
-    with pytest.raises(IllegalActionError, match=r"player 1: 'Play 0': choose one of \(\)"):
+    message = r"player 1: 'Play 0' is not legal now; choose one of \(\)"
+    with pytest.raises(IllegalActionError, match=message):
         game.step({1: "Play 0"})
     assert game.result() == {"score": 0, "score_kept": 0, "bombed": 0}
 

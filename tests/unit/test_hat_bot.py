@@ -209,7 +209,7 @@ def test_beside_strangers_it_plays_to_the_end() -> None:
 
 
 def test_two_players_are_refused_before_anything_is_played() -> None:
-    message = "hat-bot on full with 2 players: .* HANABI_PLAYERS=3 or more, or take focus-bot"
+    message = "hat-bot on full with 2 players: .* HANABI_PLAYERS=3 or more, or use focus-bot"
     two = Setup(HANABI, config(2))
     paid = with_rewards(HANABI, name="paid", rewards=REWARDS, reward_range=(0, 0))
     for refused in (

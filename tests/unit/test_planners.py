@@ -331,6 +331,6 @@ def test_a_complete_team_knows_its_first_moves_in_games_among_itself(
 
 
 def test_a_board_with_too_many_decks_is_refused_with_the_number_and_the_limit() -> None:
-    message = r"best-response on simple: .* 2\.22e\+06 decks .* at most 2000 are possible"
+    message = r"best-response on simple: .* 2\.22e\+06 decks, .* at most 2000 are supported"
     with pytest.raises(SettingsError, match=message):
         scripted_game(EnvConfig(preset="simple"), ["best-response"] * 2)

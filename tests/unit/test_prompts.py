@@ -93,13 +93,14 @@ def test_the_rules_state_the_numbers_of_this_board_and_what_the_last_life_costs(
     [
         (
             "zero",
-            "At no lives the game ends and every point is lost.",
-            "The last life is lost. On this board that costs every point that was scored.",
+            "When no lives are left, the game ends and every point is lost.",
+            "The last life is lost. On this board, that costs every point scored so far.",
         ),
         (
             "keep",
-            "At no lives the game ends and the score is 0, though the team is paid for its points.",
-            "The last life is lost. The team is paid for its points, but the score is 0.",
+            "When no lives are left, the game ends and the score is 0, but the team keeps the "
+            "reward for its points.",
+            "The last life is lost. The team keeps the reward for its points, but the score is 0.",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_is_alive_of_a_4b_model_is_what_an_h100_had_allocated() -> None:
             "from hanabi_grpo.training.checkpoint import OptimizerState as O; import torch\n"
             "def put(self, p, key, value): self._torch.state[p][key] = value\n"
             "O._put_moment = put\n",
-            "is on cpu after a restore, the parameter on cuda:0",
+            "is on cpu after a restore, but the parameter is on cuda:0",
         ),
         (
             "from hanabi_grpo.training.model import output_head as h; import torch\n"
@@ -120,4 +120,4 @@ def test_it_refuses_a_process_that_has_torch() -> None:
     process = in_a_process(
         "-c", "import torch\nfrom gpu import rehearsal\nrehearsal.load_pretended_cuda()"
     )
-    assert "torch is imported already; call this first, in a new process." in process.stderr
+    assert "torch is already imported; call this first, in a new process." in process.stderr

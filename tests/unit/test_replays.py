@@ -177,18 +177,18 @@ def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
     other_board = replace(episode, spec_hash="0" * 12)
     broken = [
         (illegal_move, "turn 1: the record does not fit"),
-        (unreadable_move, "'pass' is no move"),
-        (wrong_player, "a move of player_1, but it is player_0"),
+        (unreadable_move, "'pass' is not a move"),
+        (wrong_player, "a move by player_1, but it is player_0"),
         (move_after_the_end, "after the end of the game"),
         (other_score, "recorded with 9 points on the table"),
-        (other_board, "recorded on a board laptop with hash 000000000000"),
+        (other_board, "recorded on board laptop with hash 000000000000"),
         (replace(episode, preset="nothing"), "no such board"),
-        (replace(episode, suite="no suite"), "a suite is 1 to 64"),
+        (replace(episode, suite="no suite"), "suite='no suite': must be 1 to 64"),
     ]
     for record, message in broken:
         with pytest.raises(SettingsError, match=re.escape(message)):
             make_timeline(Recording(episode=record))
-    with pytest.raises(SettingsError, match="a deck is some order"):
+    with pytest.raises(SettingsError, match="a deck must be a permutation"):
         make_timeline(Recording(episode=episode, start="R1"))
 
 

@@ -543,10 +543,10 @@ def test_a_server_machine_that_is_killed_serves_again_while_the_trainer_waits(
         RESTART_SECONDS="1",
     )
     logs = cluster_logs(checkout, answer)
-    assert "rehearse: 10.77.0.2 is killed" in answer.stdout
+    assert "rehearse: killing 10.77.0.2" in answer.stdout
     assert logs["trainer-0"].split()[-3:] == ["ANSWERS", "IS-SILENT", "ANSWERS"]
     assert "the server on 10.77.0.2 ended with exit code" in logs["server-10.77.0.2"]
-    assert "started again" not in logs["server-10.77.0.1"]
+    assert "restarting it" not in logs["server-10.77.0.1"]
 
 
 @pytest.mark.parametrize(
@@ -624,9 +624,7 @@ def test_the_gpus_of_a_machine_are_halved_and_it_is_said(
         assert call.gpus == f"CUDA_VISIBLE_DEVICES_{terminal.upper()}={gpus}"
         assert call.sizes == sizes
         num = len(gpus.split(","))
-        assert f"GPUs: {count}, of which the {terminal} takes {gpus} ({num} of {count})" in (
-            answer.stderr
-        )
+        assert f"GPUs: {count}; the {terminal} takes {gpus} ({num} of {count})" in answer.stderr
 
 
 def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_nobody_chose(
@@ -645,8 +643,8 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_nobody_c
     assert last_call(launch(ROLLOUT, HANABI_PROFILE=profile)).gpus == ""
     other = launch(TRAIN, CUDA_VISIBLE_DEVICES_SERVER="6,7").stderr
     assert (
-        "takes 4,5,6,7 (4 of 8) and the other terminal those of CUDA_VISIBLE_DEVICES_SERVER, which "
-        "should not be the same" in other
+        "takes 4,5,6,7 (4 of 8), and the other terminal takes those of "
+        "CUDA_VISIBLE_DEVICES_SERVER, which should be different ones" in other
     )
     # Sizes that somebody gave stay; who divides the model has as many copies as he says.
     given = last_call(launch(TRAIN, NPROC_PER_NODE="2"))
@@ -658,10 +656,13 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_nobody_c
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (gpu_lines(1), "GPUs: 1; both terminals share one with HANABI_PROFILE=tools/profiles/gpu-"),
+        (
+            gpu_lines(1),
+            "GPUs: 1; to share one between both terminals, set HANABI_PROFILE=tools/profiles/gpu-",
+        ),
         (
             [*gpu_lines(2), "  MIG 3g.40gb     Device  0: (UUID: MIG-1)"],
-            "GPUs: this machine has MIG slices; choose two as tools/profiles/mig.env says",
+            "GPUs: this machine has MIG slices; choose two as described in tools/profiles/mig.env",
         ),
     ],
 )
@@ -680,7 +681,7 @@ def test_where_gpus_cannot_be_counted_a_machine_of_eight_is_meant(
     write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
     answer = launch(TRAIN)
     assert last_call(answer).gpus == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
-    assert "nvidia-smi does not answer, so 8 GPUs are assumed" in answer.stderr
+    assert "nvidia-smi does not respond; assuming 8 GPUs" in answer.stderr
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
@@ -828,10 +829,10 @@ def test_scripts_that_install_nothing_show_their_help_too(run: Runner, script: s
 def test_setup_shows_its_help_and_takes_no_options(run: Runner, fake_uv: Path) -> None:
     answer = run("setup.sh", "-h")
     assert answer.returncode == 0
-    assert answer.stdout.startswith("Make .venv fit this machine.")
+    assert answer.stdout.startswith("Set up .venv for this machine.")
     answer = run("setup.sh", "serve")
     assert answer.returncode == 2
-    assert "set-up: 'serve': takes no options; the variables SETUP_EXTRA" in answer.stderr
+    assert "set-up: 'serve': this script takes no options; set SETUP_EXTRA" in answer.stderr
     assert not fake_uv.exists()
 
 
@@ -871,7 +872,7 @@ def test_a_python_that_the_packages_do_not_know_is_refused_before_anything_is_fe
     answer = run("setup.sh", SETUP_EXTRA="cpu", UV_PYTHON=wanted)
     assert answer.returncode == 2
     assert answer.stderr == (
-        f"set-up: UV_PYTHON='{wanted}': the packages need Python 3.11 or 3.12; unset it, or "
+        f"set-up: UV_PYTHON='{wanted}': the packages need Python 3.11 or 3.12; unset it or set "
         "UV_PYTHON=3.12.\n"
     )
     assert not fake_uv.exists()
@@ -897,7 +898,7 @@ def test_setup_installs_nothing_where_the_packages_are_on_the_path(
     answer = run("setup.sh", SETUP_EXTRA="none")
     assert answer.returncode == 0
     assert answer.stdout == (
-        f"set-up: nothing is installed (SETUP_EXTRA=none); {python} and {command} are used\n"
+        f"set-up: installing nothing (SETUP_EXTRA=none); using {python} and {command}\n"
     )
     assert not (checkout / ".venv").exists()
 
@@ -1008,7 +1009,7 @@ def test_setup_finds_a_torch_for_the_engine_and_says_when_it_got_another(
 
     stamp.unlink()
     answer = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {other}")
-    assert f"leaving out {wheels}: its torch is a CPU build" in answer.stdout
+    assert f"skipping {wheels}: its torch is a CPU build" in answer.stdout
     assert last_call_of_uv(fake_uv) == f"sync --extra serve|{other}"
 
 
@@ -1094,7 +1095,7 @@ def test_a_script_whose_model_stands_in_a_file_ends_with_its_own_status() -> Non
     """)
     assert answer.returncode == 143
     assert answer.stderr == (
-        "test: stopped with exit code 143 after 0 s; kept: nowhere (logs, what was trained)\n"
+        "test: stopped with exit code 143 after 0 s; kept: nowhere (logs, trained adapters)\n"
     )
 
 

@@ -54,7 +54,9 @@ def test_the_numbers_name_every_order_of_colours_once_and_each_is_undone() -> No
         order = relabeling(number, 5)
         assert order.inverse.view(order.view(view)) == view
     assert relabeling(7, 5).view(view) != view
-    with pytest.raises(ValueError, match="symmetry 24: 4 colours have 24, from 0"):
+    with pytest.raises(
+        ValueError, match="symmetry 24: 4 colours have 24 symmetries, numbered from 0"
+    ):
         relabeling(24, 4)
 
 

@@ -1,6 +1,6 @@
-"""`bash tools/bench.sh`: how far this software is from what its parts could do.
+"""`bash tools/bench.sh`: how close this software comes to what its parts can do.
 
-As ratios of two arms, measured side by side.
+The results are ratios of two arms, measured side by side.
 """
 
 import asyncio
@@ -30,26 +30,26 @@ def main(
         list[str] | None, typer.Option(help="A ratio, e.g. R3; may be given more than once.")
     ] = None,
     no_engine: Annotated[
-        bool, typer.Option("--no-engine", help="Only what needs no vLLM.")
+        bool, typer.Option("--no-engine", help="Only ratios that do not need vLLM.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder of bench.json and bench.md.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.md.")] = Path(
         "outputs/bench"
     ),
 ) -> None:
-    """Measure ratios, R1 to R22, in one run and print them beside their targets.
+    """Measure the ratios R1 to R22 in one run and print them with their targets.
 
     docs/benchmarks.md explains them.
 
     Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA,
-    HANABI_TASKS_PER_STEP, NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others
-    of serve.
+    HANABI_TASKS_PER_STEP, NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the other
+    settings of serve.
     """
     from hanabi_grpo.commands.console import give_environ, interruptible, make_console
     from hanabi_grpo.settings import load_settings
 
     loaded = load_settings()
     give_environ(loaded)
-    # Threads that spin while they wait would be measured too; torch reads this when it is loaded.
+    # Threads that spin while waiting would be measured too; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here: the offline switches must be set before a hub library reads them.
     from bench.catalogue import chosen
@@ -68,9 +68,9 @@ def main(
     given = Bench(settings=loaded.settings, config=board_of(loaded.settings), quick=quick, say=say)
     _check_writable(out)
     with interruptible(
-        lambda: "stopped; a table needs a whole run, and --only takes single ratios"
+        lambda: "stopped; a table needs a complete run, but --only measures single ratios"
     ):
-        # A line per task and arm would bury the table; warnings stay.
+        # A line per task and arm would bury the table; warnings are kept.
         logger.setLevel(logging.WARNING)
         try:
             result = asyncio.run(
@@ -102,7 +102,7 @@ def _line(row: "Row") -> str:
 def _check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # An empty bench.json would be left behind by a run that is stopped.
+        # Testing with bench.json would leave an empty one if the run is stopped.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise SettingsError(

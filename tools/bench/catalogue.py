@@ -1,4 +1,4 @@
-"""Every ratio, in the order of the table, and what it takes to measure it."""
+"""Every ratio, in the order of the table, and how to measure it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -34,21 +34,21 @@ class Family:
     """Rows that one function measures."""
 
     id: str
-    """Number and letter, e.g. "R3b"; the first of them where there are several."""
+    """Number and letter, e.g. "R3b"; the first one if there are several."""
     title: str
-    """What the table says when they could not be measured."""
+    """The name in the table if the rows could not be measured."""
     target: Target | None
-    """What the table says when they could not be measured; None: only reported."""
+    """The target in the table if the rows could not be measured; None: only reported."""
     needs_engine: bool
-    """It uses the engine that the run starts once."""
+    """Whether it uses the engine that the run starts once."""
     measure: Callable[[Bench], Awaitable[list[Row]]]
     """Measures the rows."""
     also: tuple[str, ...] = ()
     """Other numbers that the same function measures."""
     own_engines: bool = False
-    """It starts engines itself.
+    """Whether it starts its own engines.
 
-    So it is measured before the one that other rows share holds memory and cores."""
+    It is then measured before the shared engine takes memory and cores."""
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Family:
 async def _overlap(bench: Bench) -> list[Row]:
     import asyncio
 
-    # It sleeps in a thread's time, not in this loop's.
+    # It sleeps in a thread, not in this event loop.
     return await asyncio.to_thread(overlap_rows)
 
 
@@ -130,7 +130,7 @@ FAMILIES = (
     ),
     Family(
         id="R8b",
-        title="shared prefixes once ÷ each sequence by itself",
+        title="shared prefixes computed once ÷ each sequence separately",
         target=None,
         needs_engine=False,
         measure=prefix_rows.shared_beginnings,
@@ -194,7 +194,7 @@ FAMILIES = (
     ),
     Family(
         id="R17",
-        title="memory for each further logit: head in chunks ÷ whole logits",
+        title="memory per additional logit: head in chunks ÷ whole logits",
         target=logit_rows.TARGET,
         needs_engine=False,
         measure=logit_rows.logit_memory,
@@ -208,7 +208,7 @@ FAMILIES = (
     ),
     Family(
         id="R19",
-        title="memory of a micro-batch: distance of predicted ÷ measured from 1",
+        title="memory of a micro-batch: deviation of predicted ÷ measured from 1",
         target=peak_rows.TARGET,
         needs_engine=False,
         measure=peak_rows.predicted_peaks,
@@ -222,7 +222,7 @@ FAMILIES = (
     ),
     Family(
         id="R21",
-        title="games with seeds ÷ left to chance",
+        title="games with seeds ÷ without seeds",
         target=None,
         needs_engine=True,
         measure=rollout_rows.seeds,
@@ -238,14 +238,14 @@ FAMILIES = (
 
 
 def chosen(only: Sequence[str]) -> list[Family]:
-    """Return the families that --only names, all of them when it names none.
+    """Return the families that --only names, or all if it names none.
 
     Args:
-        only: "R3" takes R3a and R3b, "R12" R12a to R12d; "R3b" that one; letters of a family that
-            is measured as one take all of it.
+        only: "R3" selects R3a and R3b, "R12" selects R12a to R12d, and "R3b" only that one. If a
+            family is measured as a whole, any of its letters selects all of it.
 
     Raises:
-        SettingsError: Something that is no ratio.
+        SettingsError: A value is not a ratio.
     """
     if not only:
         return list(FAMILIES)
@@ -256,14 +256,14 @@ def chosen(only: Sequence[str]) -> list[Family]:
 
 
 def _matching(text: str) -> list[Family]:
-    """Return the families that one value of --only names; raises as `chosen`."""
+    """Return the families that one value of --only names; raises like `chosen`."""
     wanted_id = text.strip().lower().replace("r", "R", 1)
     number = wanted_id.rstrip(_LETTERS)
     same_number = [family for family in FAMILIES if number in family.numbers]
     families = same_number
     if wanted_id != number:
         same_id = [family for family in same_number if family.id == wanted_id]
-        # Its letters are those that no other family has in its id: R12a to R12c beside R12d.
+        # It has the letters that are not in another family's id: R12a to R12c, next to R12d.
         without_letter = [family for family in same_number if family.id == number]
         families = same_id or without_letter or same_number
     if not families:

@@ -1,4 +1,4 @@
-"""What a measurement is given."""
+"""The input of a measurement."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class Bench:
     """One run of the benchmarks."""
 
     settings: Settings
-    """Of server and trainer."""
+    """Settings of server and trainer."""
     config: EnvConfig
     """The board that is played."""
     quick: bool
     """Fewer pairs of runs."""
     say: Callable[[str], None]
-    """Where progress goes."""
+    """Prints progress."""
     engine: "EngineBench | None" = None
     """The running engine."""
     no_engine: str = ""
@@ -36,15 +36,15 @@ class Bench:
 
     @property
     def pairs(self) -> int:
-        """Pairs that are kept, after one that is thrown away."""
+        """Pairs that are kept, after one warm-up pair."""
         return QUICK_PAIRS if self.quick else FULL_PAIRS
 
     @property
     def needed_engine(self) -> "EngineBench":
-        """The engine; the catalogue calls what needs it only where there is one.
+        """The engine; the catalogue calls measurements that need it only if there is one.
 
         Raises:
-            SettingsError: There is none.
+            SettingsError: There is no engine.
         """
         if self.engine is None:
             raise SettingsError(f"no engine: {self.no_engine}")
@@ -52,10 +52,10 @@ class Bench:
 
 
 def board_of(settings: Settings) -> EnvConfig:
-    """Return the board that HANABI_PRESET names, else the one of the dataset's first row.
+    """Return the board that HANABI_PRESET names, else the board of the dataset's first row.
 
     Raises:
-        SettingsError: No board that can be played.
+        SettingsError: The board cannot be played.
     """
     from hanabi_grpo.rollout.datasets import training_rows
 

@@ -1,4 +1,4 @@
-"""The engine, started once a run, with the real app around it.
+"""The engine, started once per run, with the real app around it.
 
 One adapter per player is pushed over HTTP.
 """
@@ -40,9 +40,9 @@ __all__ = ["SUITE", "EngineBench", "started_engine"]
 
 
 class EngineBench:
-    """What rows need of a running engine.
+    """What rows need from a running engine.
 
-    A step's games are played once and recorded; arms replay them.
+    A step's games are played once and recorded; the arms replay them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EngineBench:
         config: EnvConfig,
         url: str,
     ) -> None:
-        """Bind the parts; `started_engine` makes them."""
+        """Bind the parts, which `started_engine` creates."""
         self.engine = engine
         self.store = store
         self.chat = chat
@@ -69,7 +69,7 @@ class EngineBench:
             max_tokens=settings.max_completion_length, temperature=settings.temperature
         )
         self.version = 0
-        """Last version pushed; above 0 once `push` was called."""
+        """Last version pushed; 0 before the first `push`."""
         self.model: Any = None
         """The base model with one PEFT adapter per player, as the trainer holds it."""
         self.client = RolloutClient(url)
@@ -83,9 +83,9 @@ class EngineBench:
         return self.settings.tasks_per_step * self.settings.num_generations
 
     async def plays(self, count: int) -> list[list[GameCalls]]:
-        """Return the games of so many steps with the served adapters.
+        """Return the games of `count` steps with the served adapters.
 
-        Each step is played once and on empty caches. One step before them is thrown away: a new
+        Each step is played once, on empty caches. One step before them is discarded, because a new
         engine's first batches are slow.
         """
         while len(self._plays) < count + 1:
@@ -96,7 +96,7 @@ class EngineBench:
         return self._plays[1 : count + 1]
 
     async def recorded_games(self) -> list[GameCalls]:
-        """Return the games that arms play again: those of the first step."""
+        """Return the games that the arms replay: those of the first step."""
         return (await self.plays(1))[0]
 
     async def play_again(
@@ -106,15 +106,15 @@ class EngineBench:
         seats: tuple[str, ...] | None = None,
         seeded: bool = True,
     ) -> Measure:
-        """Play the recorded games through the real scheduler, on empty caches.
+        """Replay the recorded games through the real scheduler, on empty caches.
 
         Args:
-            num_tasks: Only the first ones; None: all.
-            seats: A policy spec per seat; None: the adapters that are served.
+            num_tasks: Number of tasks, from the first on; None: all.
+            seats: A policy spec per seat; None: the served adapters.
             seeded: Whether each reply has a seed, as in training.
 
         Returns:
-            The measure in sampled tokens.
+            The measure, with sampled tokens as the amount.
         """
         games = await self.recorded_games()
         tasks = self.settings.tasks_per_step if num_tasks is None else num_tasks
@@ -129,7 +129,7 @@ class EngineBench:
     async def replay_raw(self) -> Measure:
         """Send the recorded requests to the bare engine.
 
-        A game's next one is sent when its last one was answered.
+        Each request of a game is sent when the previous one has been answered.
         """
         games = await self.recorded_games()
         await self.engine.reset_prefix_cache()
@@ -154,7 +154,7 @@ class EngineBench:
 
         Args:
             prompts: Ids, length of the reply, adapter.
-            lora: Whether with the adapters.
+            lora: Whether to use the adapters.
         """
         await self.engine.reset_prefix_cache()
         async with self.store.lease(self.store.versions()) as leased:
@@ -173,8 +173,8 @@ class EngineBench:
 
         Args:
             ids: [prompt tokens].
-            max_tokens: Of the reply.
-            lora: A handle that is loaded now, None for the base model.
+            max_tokens: Length of the reply.
+            lora: A handle that is currently loaded, None for the base model.
 
         Returns:
             The number of sampled tokens.
@@ -218,7 +218,7 @@ class EngineBench:
         base = AutoModelForCausalLM.from_pretrained(
             resolve_model(settings.model), dtype=getattr(torch, settings.dtype)
         )
-        # Where the trainer would have it: what is pushed comes from there.
+        # On the trainer's device, from which adapters are pushed.
         base.eval().to("cpu" if settings.device == "cpu" else "cuda")
         self.model = add_adapters(
             base,
@@ -272,25 +272,25 @@ class EngineBench:
             seed = request_seed(self.settings.seed, "benchmark", next(self._num_plays))
             sampling = replace(sampling, seed=seed)
         try:
-            # As the session's trainer, whose games no guest's limit holds up.
+            # As the session's trainer, whose games are not subject to the limit for guests.
             await scheduler.run(read_tasks(request), sampling, own=True)
         finally:
             scheduler.close()
 
 
 def lora_of(loras: Mapping[str, Any], adapter: str) -> Any:
-    """Return the handle of the adapter that a recorded call was made with.
+    """Return the handle of the adapter that made a recorded call.
 
     Args:
-        loras: Of the adapters that are served, by name.
+        loras: Handles of the served adapters, by name.
         adapter: See `Call.adapter`.
 
     Raises:
-        ServerError: It is not served: without it the base model would be measured.
+        ServerError: It is not served, so the base model would be measured instead.
     """
     if adapter not in loras:
         raise ServerError(
-            f"a reply was recorded with {adapter or 'the base model'}, and the adapters are "
+            f"a reply was recorded with {adapter or 'the base model'}, but the served adapters are "
             f"{', '.join(loras) or 'none'}; the arms would sample with different models."
         )
     return loras[adapter]
@@ -301,13 +301,13 @@ async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator
     """Start the engine (tens of seconds) and end it with the block. Must run on the main thread.
 
     Raises:
-        HanabiGrpoError: MODEL cannot be had, or the engine does not start.
+        HanabiGrpoError: MODEL is not available, or the engine does not start.
     """
     from hanabi_grpo.logs import LineRing
     from hanabi_grpo.server.assembly import prepare_environment, rollout_server
 
     prepare_environment(settings.device == "cpu")
-    # As many adapters as the board has players; the address is this machine's, so no key.
+    # As many adapters as the board has players; the address is local, so no key is needed.
     settings = settings.model_copy(update={"players": config.players, "api_key": None})
     with rollout_server(settings, LineRing()) as server:
         assert isinstance(server.engine, VllmSampler)
@@ -329,7 +329,7 @@ async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator
 
 
 def pinned_threads() -> str:
-    """Give torch a thread for each core that this process may use; returns both in words."""
+    """Give torch one thread per core that this process may use; return both as text."""
     import torch
 
     if hasattr(os, "sched_getaffinity"):

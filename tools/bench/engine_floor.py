@@ -1,6 +1,6 @@
 """The floor of R14: `engine_floor.py OPTIONS`.
 
-vLLM is imported once, the model loaded, one token sampled, all in this process.
+It imports vLLM once, loads the model and samples one token, all in this process.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""R9, and R12 without an engine: what rules, prompts, tokens and the event loop cost."""
+"""R9, and R12 without an engine: the cost of rules, prompts, tokens and the event loop."""
 
 import contextlib
 import itertools
@@ -37,22 +37,22 @@ from hanabi_grpo.server.scheduler import Scheduler
 
 LAG_TARGET = at_most(0.005)
 _REPLY_SECONDS = 0.4
-"""Mean of the stand-in.
+"""Mean reply time of the stand-in.
 
-A short reply of the demo's model on two cores takes as long when a whole step is in play."""
-_STAND_IN = f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it"
-"""What answers where no engine runs."""
+On two cores, a short reply of the demo's model takes as long while a whole step is in play."""
+_STAND_IN = f"a stand-in engine that answers after {_REPLY_SECONDS:g} s ± 50 %"
+"""What answers if no engine runs."""
 _BEST_OF = 2
-"""Runs of one size; what else the machine does can only add to the smaller of their times."""
+"""Runs per size; the shortest time counts, since other work on the machine can only add time."""
 _PER_TASK = 16
-"""Games of a task."""
+"""Games per task."""
 _SAMPLING = SamplingConfig(max_tokens=8)
 
 
 async def env_share(bench: Bench) -> list[Row]:
-    """R9a: what rules and prompt take of a turn, as its game sees it.
+    """R9a: the share of rules and prompt in a turn, as its game sees it.
 
-    On the engine R9c too: of the whole step.
+    With an engine also R9c: their share in the whole step.
     """
     games, source = await _recording(bench)
     turn = mean_turn_seconds(games)
@@ -69,7 +69,7 @@ async def env_share(bench: Bench) -> list[Row]:
             arms=(part, f"a turn as a game sees it ({source})"),
             ratios=tuple(cost / turn for cost in costs[1:]),
             target=at_most(0.01),
-            how=f"{how}; mean turn of one step's games, from question to question, with {source}",
+            how=f"{how}; mean turn of one step's games, from request to request, with {source}",
             details={"env_seconds": statistics.median(costs[1:]), "turn_seconds": turn},
         )
     ]
@@ -80,8 +80,7 @@ async def env_share(bench: Bench) -> list[Row]:
                 name="env time of all turns ÷ step",
                 arms=(part, "one step's games"),
                 ratios=tuple(cost * turns / step for cost in costs[1:]),
-                how=f"{how}; {turns} turns of {len(games)} games, all of which one event loop "
-                "serves",
+                how=f"{how}; {turns} turns of {len(games)} games, all served by one event loop",
                 details={"step_seconds": step, "turns": turns},
             )
         )
@@ -146,7 +145,7 @@ async def loop_lag(bench: Bench) -> list[Row]:
                 "client shares the loop; in 99 % of the sleeps its own callbacks took at most "
                 f"{statistics.median(busy[1:]):.2g} CPU s"
             ),
-            if_missed="the engine's threads want the same cores as this loop",
+            if_missed="the engine's threads compete with this loop for the same cores",
             details={"busy_p99": statistics.median(busy[1:]), "samples_a_run": len(seen)},
         )
     ]
@@ -158,8 +157,8 @@ async def growth(bench: Bench) -> list[Row]:
     rounds: dict[str, list[dict[float, float]]] = {sweep.letter: [] for sweep in sweeps}
     for number in range(bench.pairs + 1):
         for sweep in sweeps:
-            # Up, then down: a machine that grows slower meanwhile does not bend the slope one way
-            # only.
+            # Up, then down: a machine that slows down during the run does not bias the slope in one
+            # direction.
             sizes = sorted(sweep.paths, reverse=number % 2 == 0)
             costs = {float(size): await _path_seconds(sweep.paths[size]) for size in sizes}
             if number:
@@ -189,9 +188,9 @@ class _Sweep:
     """Games of several sizes."""
 
     letter: str
-    """Of the row."""
+    """The row's letter."""
     title: str
-    """What the size is."""
+    """The meaning of the size."""
     paths: "dict[int, _Path]"
     """By size."""
 
@@ -200,7 +199,7 @@ async def _sweeps(quick: bool) -> list[_Sweep]:
     """Return what R12 measures."""
     games = (32, 64, 128) if quick else (32, 64, 128, 256)
     turns = (8, 16, 32) if quick else (8, 16, 32, 48)
-    # The same number of moves at every table: what is left is the cost of a move at a larger one.
+    # The same number of moves at every table, so that only the cost per move differs.
     tables = {n: await _path(compact_config("full", n, 20), 32) for n in (2, 3, 4, 5)}
     return [
         _Sweep(
@@ -218,7 +217,7 @@ async def _sweeps(quick: bool) -> list[_Sweep]:
 
 
 def _env_seconds(config: EnvConfig, games: Sequence[Sequence[str]]) -> float:
-    """Return the mean seconds of a turn when recorded moves go through the env alone.
+    """Return the mean seconds per turn when recorded moves go through the env alone.
 
     Prompts are included.
     """
@@ -234,7 +233,7 @@ def _env_seconds(config: EnvConfig, games: Sequence[Sequence[str]]) -> float:
 
 
 def _bot_moves(config: EnvConfig, num_tasks: int = 64) -> list[list[str]]:
-    """Return the moves of a bot's games, one of each task."""
+    """Return the moves of a bot's games, one game per task."""
     policies = dict.fromkeys(range(config.players), HANABI.policies["iggi"]())
     games = []
     for seed in range(num_tasks):
@@ -265,7 +264,7 @@ async def _recording(bench: Bench) -> tuple[list[GameCalls], str]:
 
 
 def mean_turn_seconds(games: list[GameCalls]) -> float:
-    """Return the mean time from one question of a game to its next."""
+    """Return the mean time from one request of a game to its next."""
     gaps = []
     for game in games:
         for earlier, later in itertools.pairwise(game):
@@ -278,7 +277,7 @@ def mean_turn_seconds(games: list[GameCalls]) -> float:
 
 
 def step_seconds(games: list[GameCalls]) -> float:
-    """Return the time from the first question to the last answer."""
+    """Return the time from the first request to the last answer."""
     start = min(game[0].started for game in games)
     end = max(game[-1].ended for game in games)
     return end - start
@@ -286,18 +285,18 @@ def step_seconds(games: list[GameCalls]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
-    """Games that are played through the server path again and again."""
+    """Games that are played through the server path repeatedly."""
 
     config: EnvConfig
     """The board."""
     chat: ChatFormat
     """The tiny model's conversation format."""
     games: list[GameCalls]
-    """What is played."""
+    """The games that are played."""
 
 
 async def _path(config: EnvConfig, num_games: int) -> _Path:
-    """Return games of a bot on a board."""
+    """Return a bot's games on a board."""
     chat = chat_of(config)
     games = await scripted_games(
         config, chat, num_tasks=num_games // _PER_TASK, num_games=_PER_TASK
@@ -306,7 +305,7 @@ async def _path(config: EnvConfig, num_games: int) -> _Path:
 
 
 async def _path_seconds(path: _Path) -> float:
-    """Return what the games take, the shortest of `_BEST_OF` times."""
+    """Return the time of the games, the shortest of `_BEST_OF` runs."""
     engine = StandIn()
     store = stand_in_store(engine)
     try:

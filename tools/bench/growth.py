@@ -18,11 +18,11 @@ def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
         costs: One per size, above 0.
 
     Raises:
-        SettingsError: Fewer than two sizes, or a number that has no logarithm.
+        SettingsError: Fewer than two sizes, or a number without a logarithm.
     """
     if len(sizes) != len(costs) or len(set(sizes)) < 2:
         raise SettingsError(
-            f"slope over sizes {list(sizes)}: at least two different ones with a cost each."
+            f"slope over sizes {list(sizes)}: needs at least two different sizes with a cost each."
         )
     if not all(math.isfinite(value) and value > 0 for value in (*sizes, *costs)):
         raise SettingsError(

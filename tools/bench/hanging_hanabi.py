@@ -1,6 +1,6 @@
 """Hanabi as an environment of another package, in which some episodes never end.
 
-Only the benchmark registers it; worker processes find it by PYTHONPATH.
+Only the benchmark registers it; worker processes find it through PYTHONPATH.
 """
 
 import os
@@ -18,7 +18,7 @@ HANGING_SHARE = "BENCH_HANGING_SHARE"
 
 
 class HangingGame(HanabiGame):
-    """A game whose second move may never return, by chance as in a simulator with a fault."""
+    """A game whose second move randomly never returns, as in a faulty simulator."""
 
     _num_moves = 0
 
@@ -37,7 +37,7 @@ class HangingHanabi(Hanabi):
     name = "hanging_hanabi"
 
     def may_block(self, config: EnvConfig) -> bool:
-        """Return True: that is what this environment is for."""
+        """Return True, which is the purpose of this environment."""
         return True
 
     def reset(self, config: EnvConfig, *, split: str, seed: int) -> HanabiGame:

@@ -1,4 +1,4 @@
-"""R22: what an environment that hangs costs, and what worker processes cost."""
+"""R22: the cost of an environment that hangs, and the cost of worker processes."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.types import DroppedGame
 
-TITLE = "a step in which 1 of 100 games hangs ÷ a clean one"
+TITLE = "a step in which 1 of 100 games hangs ÷ a clean step"
 TARGET = at_most(1.2)
 SHARE = 0.01
 """Share of games that hang."""
@@ -75,7 +75,7 @@ async def hanging(bench: Bench) -> list[Row]:
             name=TITLE,
             arms=(
                 f"{SHARE:.0%} of games never return from their second move",
-                "the same games, none hangs",
+                "the same games without hangs",
             ),
             ratios=late_ratios,
             cpu_ratios=late_cpu,
@@ -95,7 +95,7 @@ async def hanging(bench: Bench) -> list[Row]:
 
 
 def _time_ratios(pairs: list[Pair]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the ratios of whole steps: a late game counts as one that was asked for."""
+    """Return the ratios of whole steps, in which late games count like the others."""
     ratios = tuple(pair.first.seconds / pair.second.seconds for pair in pairs)
     cpu_ratios = tuple(pair.first.cpu_seconds / pair.second.cpu_seconds for pair in pairs)
     return ratios, cpu_ratios
@@ -133,7 +133,7 @@ def _under_other_name(request: RolloutRequest) -> RolloutRequest:
 
 @contextlib.contextmanager
 def _installed() -> Iterator[None]:
-    """Register the environment as an installed package would, also for child processes."""
+    """Register the environment like an installed package, also for child processes."""
     with tempfile.TemporaryDirectory() as name:
         info = Path(name) / "hanging-1.0.dist-info"
         info.mkdir()

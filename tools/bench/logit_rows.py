@@ -1,6 +1,6 @@
-"""R17: memory for each further logit of a micro-batch, in chunks and whole.
+"""R17: memory per additional logit of a micro-batch, in chunks and whole.
 
-Measured as the slope of the allocator's peak.
+It is measured as the slope of the allocator's peak.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 TARGET = at_most(0.1)
 VOCABULARY = 4096
-"""Large beside the layers, so that logits are most of what is held."""
+"""Large compared with the layers, so that logits take most of the memory."""
 _TURN = 512
 """Tokens of a reply."""
 _NO_LIMIT = 1 << 30
-"""Tokens of a micro-batch that are never reached."""
+"""A micro-batch limit in tokens that is never reached."""
 
 
 async def logit_memory(bench: Bench) -> list[Row]:
-    """R17, without an engine; on the CPU, whose allocations are all seen."""
+    """R17, without an engine; on the CPU, where all allocations are visible."""
     import torch
 
     bytes_of: dict[str, _LogitBytes] = {}
@@ -41,16 +41,16 @@ async def logit_memory(bench: Bench) -> list[Row]:
     return [
         Row(
             id="R17",
-            name="memory for each further logit: head in chunks ÷ whole logits",
+            name="memory per additional logit: head in chunks ÷ whole logits",
             arms=(
-                "peak bytes of a further token ÷ vocabulary, in chunks",
+                "peak bytes per additional token ÷ vocabulary, in chunks",
                 "the same with whole logits",
             ),
             ratios=tuple(cost.chunks / cost.whole for cost in bytes_of.values()),
             target=TARGET,
             each=True,
-            how="forward and backward of 2,048 and 3,072 reply tokens, the layers' part taken "
-            f"off; bytes a logit: {', '.join(parts)}",
+            how="forward and backward of 2,048 and 3,072 reply tokens, minus the layers' part; "
+            f"bytes per logit: {', '.join(parts)}",
             details={name: asdict(cost) for name, cost in bytes_of.items()},
         )
     ]
@@ -58,7 +58,7 @@ async def logit_memory(bench: Bench) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _LogitBytes:
-    """Peak bytes of a further logit."""
+    """Peak bytes per additional logit."""
 
     chunks: float
     """With the head in chunks."""
@@ -67,12 +67,12 @@ class _LogitBytes:
 
 
 def bytes_per_logit(dtype: "torch.dtype", *, whole: bool) -> float:
-    """Return by how much the peak grows with each further logit.
+    """Return by how much the peak grows per additional logit.
 
-    Beyond what the same tokens cost in the layers.
+    The cost of the same tokens in the layers is subtracted.
 
     Args:
-        dtype: Of the model.
+        dtype: The model's dtype.
         whole: With whole logits, else in chunks.
     """
     small = VOCABULARY // 2
@@ -85,7 +85,7 @@ def bytes_per_logit(dtype: "torch.dtype", *, whole: bool) -> float:
 
 
 def _bytes_per_token(vocabulary: int, dtype: "torch.dtype", whole: bool) -> float:
-    """Return by how much the peak grows with each further token."""
+    """Return by how much the peak grows per additional token."""
     peaks = []
     sizes = (4 * _TURN, 6 * _TURN)
     for tokens in sizes:
@@ -95,14 +95,12 @@ def _bytes_per_token(vocabulary: int, dtype: "torch.dtype", whole: bool) -> floa
 
 
 def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bool) -> int:
-    """Return the most bytes allocated at once, beyond weights, while a gradient is computed.
-
-    On the CPU.
+    """Return the peak of allocated bytes, beyond weights, while a gradient is computed on the CPU.
 
     Args:
-        model: It is brought to `dtype`; its adapters stay in float32.
-        dtype: Of the model.
-        rows: Whose gradient it is.
+        model: It is converted to `dtype`; its adapters stay in float32.
+        dtype: The model's dtype.
+        rows: The rows to learn from.
         whole: With whole logits, else in chunks.
     """
     import torch
@@ -129,7 +127,7 @@ def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bo
 
 
 def wide_model(vocabulary: int) -> Any:
-    """Return a model of one narrow layer with one adapter that is not zero."""
+    """Return a model with one narrow layer and one nonzero adapter."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(

@@ -1,4 +1,4 @@
-"""How late an event loop is: what every other request waits for while one callback runs."""
+"""How late an event loop is: how long other requests wait while one callback runs."""
 
 import asyncio
 import contextlib
@@ -8,22 +8,22 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 _TICK = 0.002
-"""Seconds of a sleep."""
+"""Duration of a sleep in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """What one short sleep met."""
+    """The measurements of one short sleep."""
 
     late: float
-    """Seconds by which it came back late; other processes on the same cores add to it."""
+    """Seconds by which it returned late; other processes on the same cores add to it."""
     busy: float
-    """CPU seconds of this thread in that time: what its own callbacks took."""
+    """CPU seconds of this thread in that time, which its own callbacks took."""
 
 
 @contextlib.asynccontextmanager
 async def watched_loop() -> AsyncIterator[list[Lag]]:
-    """Yield a list that fills with what short sleeps met, until the block ends."""
+    """Yield a list that is filled with measurements of short sleeps until the block ends."""
     lags: list[Lag] = []
 
     async def watch() -> None:
@@ -45,7 +45,7 @@ async def watched_loop() -> AsyncIterator[list[Lag]]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed; 0 of none."""
+    """Return the smallest value that at least `share` of the values do not exceed; 0 if empty."""
     if not values:
         return 0.0
     rank = math.ceil(share * len(values))

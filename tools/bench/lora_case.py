@@ -1,7 +1,4 @@
-"""One layer's LoRA work in a mixed prefill batch.
-
-For the benchmark of our CPU method against vLLM's own.
-"""
+"""One layer's LoRA work in a mixed prefill batch, to compare our CPU method with vLLM's own."""
 
 from typing import Any
 
@@ -16,10 +13,7 @@ _VOCABULARY = 1000
 
 
 class LoraCase:
-    """Both methods on the same numbers.
-
-    In the state in which vLLM's own code brings a prefill batch to them.
-    """
+    """Both methods on the same numbers, in the state that vLLM's code prepares for a prefill."""
 
     def __init__(
         self,
@@ -34,13 +28,13 @@ class LoraCase:
         """Make the numbers.
 
         Args:
-            num_tokens: Rows of the batch; adapters take turns every `_ROWS_PER_PROMPT` rows, as
-                short prompts of several players do.
+            num_tokens: Rows of the batch; adapters alternate every `_ROWS_PER_PROMPT` rows, as
+                in short prompts of several players.
             num_adapters: Adapters in the batch.
             inner: Width of the layer's input.
-            widths: Of the slices of its output.
-            rank: Of the adapters.
-            dtype: Of everything.
+            widths: Widths of the slices of its output.
+            rank: Rank of the adapters.
+            dtype: The dtype of all tensors.
         """
         generator = torch.Generator().manual_seed(0)
 

@@ -1,4 +1,4 @@
-"""R3: what adapters cost the engine, and what our CPU path of them gains over vLLM's own."""
+"""R3: the engine's cost of adapters, and the gain of our CPU path for them over vLLM's own."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ from bench.pairing import Measure, Stopwatch, measure_pairs, ratios_of
 from bench.row import Row, at_least, not_measured
 
 _TOKENS = 512
-"""Of the batch."""
+"""Tokens of the batch."""
 _INNER = 1024
 """Width of the layer's input."""
 _WIDTHS = (2048, 512, 512)
-"""Of the slices of the layer's output: queries, keys and values."""
+"""Widths of the slices of the layer's output: queries, keys and values."""
 _OUR_REPEATS = 24
 _STOCK_REPEATS = 3
 """Calls in a run of each arm; the stock method is several times slower."""
 
 
 async def generation(bench: Bench) -> list[Row]:
-    """R3a: tokens per second with every player's adapter over those without."""
+    """R3a: tokens per second with every player's adapter over tokens per second without."""
     engine = bench.needed_engine
     prompts = []
     for game in await engine.recorded_games():
@@ -42,14 +42,14 @@ async def generation(bench: Bench) -> list[Row]:
             target=at_least(0.9),
             how=f"{len(prompts)} recorded prompts at once (each player's last of a game), bare "
             "engine, empty caches",
-            if_missed="two more products in each group of layers; in narrow ones the number of "
-            "operations counts, not their size",
+            if_missed="two more matrix products in each group of layers; in narrow layers, the "
+            "number of operations matters, not their size",
         )
     ]
 
 
 async def operator(bench: Bench) -> list[Row]:
-    """R3b: vLLM's method that adds LoRA to a layer, ours over the stock one, without an engine."""
+    """R3b: the method that adds LoRA to a layer, ours over vLLM's own, without an engine."""
     name = "LoRA on CPU, ours ÷ stock, prefill"
     target = at_least(2.0)
     arms = ("all adapters side by side", "stock: weights gathered per token")

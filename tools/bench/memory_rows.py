@@ -1,6 +1,6 @@
-"""R16: what games of 70 turns cost in training.
+"""R16: the training cost of games with 70 turns.
 
-Each turn is a sequence of its own, or the whole history is one.
+Each turn is a separate sequence, or the whole history is one sequence.
 """
 
 import random
@@ -30,9 +30,7 @@ async def single_turns(bench: Bench) -> list[Row]:
     turns = await game_rows("turn", num_games=_GAMES, seed=settings.seed)
     whole = await game_rows("game", num_games=_GAMES, seed=settings.seed)
     if sampled(turns) != sampled(whole):
-        raise RuntimeError(
-            "the two memories do not have the same replies, so there is nothing to compare"
-        )
+        raise RuntimeError("the two memories have different replies, so they cannot be compared")
     chat = chat_of(compact_config("full"))
     limit = settings.tokens_per_micro_batch or 2048
     model = with_adapter(lambda: untrained_model(chat.tokenizer, {})[0], settings.device)
@@ -59,7 +57,7 @@ async def single_turns(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=TARGET,
             how=f"{_GAMES} games of IGGI on full, first player, {len(sampled(turns))} sampled "
-            f"tokens in both; sequences of up to {longest[0]} and {longest[1]} tokens, beginnings "
+            f"tokens in both; sequences of up to {longest[0]} and {longest[1]} tokens, prefixes "
             "shared; the tiny architecture",
             details={
                 "sequences": [len(turns), len(whole)],
@@ -76,9 +74,9 @@ async def game_rows(memory: "Memory", *, num_games: int, seed: int) -> "list[Tok
     Each sampled token has the same advantage under all memories.
 
     Args:
-        memory: What its conversations hold.
-        num_games: Games, each of a task of its own: IGGI plays a task always alike.
-        seed: Of the first task, and of the advantages.
+        memory: The memory of the conversations.
+        num_games: Games, each of a different task, because IGGI always plays a task the same way.
+        seed: Seed of the first task and of the advantages.
     """
     from hanabi_grpo.envs.hanabi.environment import HANABI
 

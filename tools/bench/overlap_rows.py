@@ -1,11 +1,11 @@
-"""R6 on a simulated server: what a step takes when games and learning take fixed times.
+"""R6 on a simulated server: the time of a step when games and learning take fixed times.
 
-With overlap and without.
+It is measured with and without overlap.
 
-`training.overlap` is the real one; only the server's games and the learning are sleeps. So the rows
-say how close the trainer's own machinery comes to its bounds, the sum of both parts and the longer
-of them, without the noise of an engine. They do not say how much faster a run gets where server and
-trainer compete for the same cores.
+`training.overlap` is real; only the server's games and the learning are replaced by sleeps. The
+rows therefore show how close the trainer's own machinery comes to its bounds, the sum of both parts
+and the longer part, without the noise of an engine. They do not show how much faster a run gets if
+server and trainer compete for the same cores.
 """
 
 import threading
@@ -27,7 +27,7 @@ SHAPES = ((0.2, 0.2), (0.3, 0.1), (0.1, 0.3))
 class StepTimes:
     """Means over the steps of one simulated run, in seconds.
 
-    As they really were: a sleep may last longer than requested.
+    These are measured times: a sleep may last longer than requested.
     """
 
     step: float
@@ -37,7 +37,7 @@ class StepTimes:
     learning: float
     """Its learning."""
     staleness: tuple[int, ...]
-    """Per step the age of its games, in versions."""
+    """For each step, the age of its games in versions."""
 
 
 @dataclass(slots=True)
@@ -45,20 +45,20 @@ class SimulatedServer:
     """Plays one request at a time, each for the same number of seconds and with its version."""
 
     seconds: float
-    """Of each request's games."""
+    """Duration of each request's games."""
     served: int = -1
-    """The version that is served."""
+    """The served version."""
     played: list[float] = field(default_factory=list)
     """Seconds that each request's games took."""
     _engine: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def incidents(self) -> "SimulatedServer":
-        """Nothing may be lost here."""
+        """Records incidents, which must not occur here."""
         return self
 
     def record(self, kind: str, message: str, **_: object) -> None:
-        """Refuse to go on: a request was lost."""
+        """Fail, because a request was lost."""
         raise RuntimeError(f"{kind}: {message}")
 
     def play(
@@ -74,11 +74,11 @@ class SimulatedServer:
         from hanabi_grpo.training.link import GamesRequest
 
         if version != self.served:
-            raise ValueError(f"version {version} was requested, {self.served} is served")
+            raise ValueError(f"version {version} was requested, but {self.served} is served")
         return GamesRequest(tasks=tasks, own=(), version=version, instance_id="simulated")
 
     def fetch(self, request: "GamesRequest") -> "RolloutResult":
-        """Take the time that the games take."""
+        """Wait as long as the games take."""
         from hanabi_grpo.client.answers import RolloutResult
 
         with self._engine:
@@ -88,7 +88,7 @@ class SimulatedServer:
         return RolloutResult(groups=[])
 
     def accept(self, request: "GamesRequest", result: "RolloutResult") -> "RolloutResult":
-        """Return the answer as it is."""
+        """Return the answer unchanged."""
         return result
 
 
@@ -99,8 +99,8 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
         games: Seconds of a step's games.
         learning: Seconds of its learning.
         overlap: With HANABI_OVERLAP=1 or 0.
-        steps: Of the loop, at least 3. The first one and the last one are not counted: nothing runs
-            beside the games of the one or the learning of the other.
+        steps: Steps of the loop, at least 3. The first and the last are not counted, because
+            nothing runs in parallel with the games of the first or the learning of the last.
     """
     from hanabi_grpo.training.overlap import PlayAhead
 
@@ -108,7 +108,7 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
     learning_times = []
     starts = []
     ages = []
-    # It is asked for games and looks at none of them.
+    # It requests games but does not look at them.
     ahead = PlayAhead(cast(Any, server), ("player_0",))
     tasks: list[Any] = [[{"task": number}] for number in range(steps)]
     for step in range(steps):
@@ -122,7 +122,7 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
         time.sleep(learning)
         learning_times.append(time.perf_counter() - start)
     num_counted = steps - 2
-    # With overlap the games of a step are played during the learning of the one before.
+    # With overlap, a step's games are played while the previous step learns.
     game_times = server.played[2:] if overlap else server.played[1:-1]
     return StepTimes(
         step=(starts[-1] - starts[1]) / num_counted,
@@ -133,12 +133,10 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
 
 
 def overlap_rows(*, steps: int = 8) -> list[Row]:
-    """Measure R6 with and without overlap.
-
-    For games that take as long as learning, longer and shorter.
+    """Measure R6 with and without overlap, for games as long as learning, longer and shorter.
 
     Args:
-        steps: Of each of the six runs, about 0.4 s each.
+        steps: Steps of each of the six runs, about 0.4 s each.
     """
     plain = [simulate(games, learning, overlap=False, steps=steps) for games, learning in SHAPES]
     ahead = [simulate(games, learning, overlap=True, steps=steps) for games, learning in SHAPES]

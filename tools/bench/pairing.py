@@ -1,8 +1,8 @@
-"""Two arms side by side: A B B A, one warm-up pair thrown away, the ratio of each pair.
+"""Two arms side by side: A B B A, with one warm-up pair discarded, and the ratio of each pair.
 
-Whatever slows the machine for a while slows both arms of a pair, so a ratio holds where two times
-taken minutes apart do not. Every arm says how much it did (tokens, games), and times are divided by
-that before they are compared.
+Whatever slows the machine for a while slows both arms of a pair, so a ratio is reliable even if
+times measured minutes apart are not. Every arm reports how much it did (tokens, games), and times
+are divided by that amount before they are compared.
 """
 
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Fields of /proc/<pid>/stat behind id and name: 4 and 14 to 17 of proc_pid_stat(5).
+# Fields of /proc/<pid>/stat after id and name: 4 and 14 to 17 of proc_pid_stat(5).
 _PARENT_FIELD = 1
 _CPU_TIME_FIELDS = slice(11, 15)
 """User and system time of the process, and of its children that have ended."""
@@ -25,11 +25,11 @@ class Measure:
     seconds: float
     """Wall clock."""
     cpu_seconds: float
-    """Of this process, and of its descendants where they are counted."""
+    """CPU time of this process, and of its descendants if they are counted."""
     amount: float
-    """What was done in that time, e.g. tokens or games; more than 0."""
+    """The work done in that time, e.g. tokens or games; more than 0."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Further figures of the run."""
+    """Additional figures of the run."""
 
     @property
     def rate(self) -> float:
@@ -44,7 +44,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Both arms, run next to each other."""
+    """Both arms, run one right after the other."""
 
     first: Measure
     """The numerator."""
@@ -72,7 +72,7 @@ Arm = Callable[[], Awaitable[Measure]]
 
 
 class Stopwatch:
-    """Wall and CPU seconds of a block of code, those of child processes included.
+    """Wall and CPU seconds of a block of code, optionally including child processes.
 
     Example:
         with Stopwatch() as watch:
@@ -84,8 +84,8 @@ class Stopwatch:
         """Start nothing yet.
 
         Args:
-            children: Count the CPU seconds of this process's descendants too (Linux), also of
-                those that end meanwhile.
+            children: Also count the CPU seconds of this process's descendants (Linux), including
+                those that end in the meantime.
         """
         self._children = children
         self.seconds = 0.0
@@ -101,7 +101,7 @@ class Stopwatch:
         self.cpu_seconds = self._cpu_now() - self._cpu
 
     def measure(self, amount: float, **notes: Any) -> Measure:
-        """Return what was seen."""
+        """Return the measure of the block."""
         return Measure(
             seconds=self.seconds, cpu_seconds=self.cpu_seconds, amount=amount, notes=notes
         )
@@ -109,7 +109,7 @@ class Stopwatch:
     def _cpu_now(self) -> float:
         seconds = time.process_time()
         if self._children:
-            # What a process has used passes to the one that waits for its end.
+            # The CPU time of an ended process is added to the process that waited for it.
             ended = os.times()
             seconds += ended.children_user + ended.children_system
             seconds += sum(_cpu_seconds(pid) for pid in descendants())
@@ -117,13 +117,13 @@ class Stopwatch:
 
 
 async def measure_pairs(first: Arm, second: Arm, *, pairs: int, warm_up: int = 1) -> list[Pair]:
-    """Run two arms A B B A … and pair what ran side by side.
+    """Run two arms A B B A … and pair adjacent runs.
 
     Args:
         first: Numerator.
         second: Denominator.
-        pairs: How many are kept.
-        warm_up: How many are run before and thrown away.
+        pairs: Number of pairs that are kept.
+        warm_up: Number of pairs that are run first and discarded.
     """
     kept = []
     for number in range(-warm_up, pairs):
@@ -139,11 +139,11 @@ async def measure_pairs(first: Arm, second: Arm, *, pairs: int, warm_up: int = 1
 
 
 def descendants(root: int | None = None, *, proc: Path = Path("/proc")) -> list[int]:
-    """Return the ids of all processes that one has started, and those that they have started.
+    """Return the ids of all descendants of a process.
 
     Args:
         root: Id of the process; None for this one.
-        proc: The folder of the processes; where there is none, nothing is returned.
+        proc: The folder of the processes; if it does not exist, the result is empty.
     """
     children_of: dict[int, list[int]] = {}
     for stat in proc.glob("[0-9]*/stat"):
@@ -161,7 +161,7 @@ def descendants(root: int | None = None, *, proc: Path = Path("/proc")) -> list[
 
 
 def _cpu_seconds(pid: int, *, proc: Path = Path("/proc")) -> float:
-    """Return what a process and its ended children have used so far; 0 for one that has ended."""
+    """Return the CPU time of a process and its ended children so far; 0 if it has ended."""
     fields = _stat_fields(proc / str(pid) / "stat")
     if not fields:
         return 0.0
@@ -170,12 +170,12 @@ def _cpu_seconds(pid: int, *, proc: Path = Path("/proc")) -> float:
 
 
 def _stat_fields(stat: Path) -> list[str]:
-    """Return the fields behind id and name; nothing where the process has ended."""
+    """Return the fields after id and name; empty if the process has ended."""
     try:
         text = stat.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    # The name in parentheses may hold spaces and parentheses itself.
+    # The name in parentheses may itself contain spaces and parentheses.
     _, _, fields = text.rpartition(")")
     return fields.split()
 

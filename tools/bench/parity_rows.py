@@ -1,4 +1,4 @@
-"""R10: is the policy that samples the one that was pushed, and would a stale one be seen?"""
+"""R10: is the sampling policy the one that was pushed, and would a stale one be detected?"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from bench.row import Row, at_least, at_most
 from hanabi_grpo.rollout.sampler import Sample
 
 TOLERANCE = 0.01
-"""Nats."""
+"""In nats."""
 _PROMPTS = 32
-"""Of each player."""
+"""Prompts per player."""
 _STD = 0.05
-"""Of what is added to the adapters' B matrices between two pushes.
+"""Standard deviation of the noise added to the adapters' B matrices between two pushes.
 
-Far more than one step changes them."""
+This is far more than the change of one step."""
 _STALE_SEEDS = 1000
 """First seed of the changes that are not pushed."""
 
@@ -24,7 +24,7 @@ _STALE_SEEDS = 1000
 async def parity(bench: Bench) -> list[Row]:
     """R10a and R10b: mean |trainer − sampler| logprob per player after a weight sync.
 
-    And with the push left out.
+    R10b omits the push.
     """
     engine = bench.needed_engine
     prompts: dict[str, list[list[int]]] = {}
@@ -48,7 +48,7 @@ async def parity(bench: Bench) -> list[Row]:
         await asyncio.to_thread(_change_adapters, engine.model, number + _STALE_SEEDS)
         stale += await asyncio.to_thread(_gaps, engine, prompts, samples)
     how = (
-        f"{tokens} tokens sampled right after weight syncs, the trainer's model on them too, "
+        f"{tokens} tokens sampled right after weight syncs, scored by the trainer's model, "
         f"{bench.settings.dtype}"
     )
     return [
@@ -64,12 +64,12 @@ async def parity(bench: Bench) -> list[Row]:
         Row(
             id="R10b",
             name="the same with a stale adapter (must fail)",
-            arms=("per player, trainer moved, nothing synced", "1 nat"),
+            arms=("per player, trainer changed, nothing synced", "1 nat"),
             ratios=tuple(stale),
             target=at_least(TOLERANCE),
             each=True,
-            how=f"negative control: {_STD:g} of noise on B, the server still samples the version "
-            "before",
+            how=f"negative control: noise of {_STD:g} on B, while the server still samples the "
+            "previous version",
         ),
     ]
 
@@ -85,7 +85,7 @@ async def _sample(engine: EngineBench, player: str, prompts: Sequence[list[int]]
 
 
 def _change_adapters(model: Any, seed: int) -> None:
-    """Change every adapter as training would, only more."""
+    """Change every adapter as training would, but more."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def _gaps(
             input_ids = torch.tensor([[*ids, *sample.ids]], device=model.device)
             with torch.no_grad():
                 logits = model(input_ids=input_ids).logits
-            # The sampler's logprobs are those after temperature.
+            # The sampler's logprobs include the temperature.
             scaled = logits[0, len(ids) - 1 : -1].float().cpu() / engine.sampling.temperature
             logprobs = scaled.log_softmax(-1).gather(1, sampled[:, None])[:, 0]
             gaps += (logprobs - torch.tensor(sample.logprobs)).abs().tolist()

@@ -1,7 +1,4 @@
-"""R19: the memory that the doctor predicts for a micro-batch.
-
-Against the allocator's peak on the CPU.
-"""
+"""R19: the memory that the doctor predicts for a micro-batch, against the CPU allocator's peak."""
 
 import itertools
 from collections.abc import Mapping
@@ -54,7 +51,7 @@ class _Peak:
 
 
 async def predicted_peaks(bench: Bench) -> list[Row]:
-    """R19, without an engine: float32 and bfloat16, with and without checkpoints and chunks."""
+    """R19, without an engine: float32 and bfloat16, with and without checkpointing and chunks."""
     peaks: dict[str, _Peak] = {}
     for sizes, dtype, checkpointed, whole in itertools.product(
         SHAPES, ("float32", "bfloat16"), (False, True), (False, True)
@@ -69,7 +66,7 @@ async def predicted_peaks(bench: Bench) -> list[Row]:
     return [
         Row(
             id="R19",
-            name="memory of a micro-batch: distance of predicted ÷ measured from 1",
+            name="memory of a micro-batch: deviation of predicted ÷ measured from 1",
             arms=("the doctor's formula", "the allocator's peak"),
             ratios=tuple(abs(compared.ratio - 1) for compared in peaks.values()),
             target=TARGET,
@@ -86,10 +83,10 @@ def _compare(sizes: Mapping[str, int], dtype: str, *, checkpointed: bool, whole:
     """Return the predicted and the measured peak of one micro-batch.
 
     Args:
-        sizes: Of the model.
-        dtype: Of the model.
-        checkpointed: Layers are computed again for their gradient.
-        whole: The logits of all replies are held, else those of a chunk.
+        sizes: The model's sizes.
+        dtype: The model's dtype.
+        checkpointed: Whether layers are recomputed for their gradient.
+        whole: Whether the logits of all replies are held, else those of a chunk.
     """
     import torch
 

@@ -1,7 +1,4 @@
-"""R18: random games of OpenSpiel through the environment's interface.
-
-Against a loop over OpenSpiel alone.
-"""
+"""R18: random OpenSpiel games through the environment's interface, against OpenSpiel alone."""
 
 import random
 from typing import TYPE_CHECKING, Any
@@ -19,11 +16,11 @@ if TYPE_CHECKING:
 TARGET = at_most(2)
 GAMES = ("connect_four", "tic_tac_toe", "kuhn_poker", "leduc_poker")
 _EPISODES = 300
-"""Games of a run of an arm."""
+"""Games per run of an arm."""
 
 
 async def random_play(bench: Bench) -> list[Row]:
-    """R18a to R18d, without an engine: CPU time of a move in each game, start and end included."""
+    """R18a to R18d, without an engine: CPU time per move in each game, including start and end."""
     rows = []
     for letter, name in zip("abcd", GAMES, strict=True):
         setup = registry.setup(name, registry.get(name).presets[name].model_dump())
@@ -43,7 +40,7 @@ async def random_play(bench: Bench) -> list[Row]:
                 arms=("reset, to_act, legal, step and result", "a loop over OpenSpiel's states"),
                 ratios=ratios,
                 target=TARGET,
-                how=f"{_EPISODES} games an arm in one process, CPU time",
+                how=f"{_EPISODES} games per arm in one process, CPU time",
             )
         )
     return rows

@@ -1,4 +1,4 @@
-"""R8b: what computing the beginnings that a group's games share only once saves in training."""
+"""R8b: what training saves by computing the shared prefixes of a group's games only once."""
 
 import random
 from dataclasses import replace
@@ -27,7 +27,7 @@ A team in the middle of its training plays about as much alike."""
 
 
 async def shared_beginnings(bench: Bench) -> list[Row]:
-    """R8b, without an engine: the first player's sequences of one step's groups."""
+    """R8b, without an engine: the first player's sequences in one step's groups."""
     from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     settings = bench.settings
@@ -56,10 +56,10 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
     return [
         Row(
             id="R8b",
-            name="shared prefixes once ÷ each sequence by itself",
+            name="shared prefixes computed once ÷ each sequence separately",
             arms=(
-                "forward and backward, beginnings shared",
-                "the same sequences and loss, each by itself",
+                "forward and backward, prefixes shared",
+                "the same sequences and loss, each separately",
             ),
             ratios=ratios,
             cpu_ratios=cpu,
@@ -75,9 +75,9 @@ async def group_rows(*, tasks: int, games: int, seed: int) -> "list[TokenRow]":
     """Return the first player's sequences of groups, with random advantages on its replies.
 
     Args:
-        tasks: Groups, each of a task of its own.
-        games: Games of each group.
-        seed: Of the first task, and of the advantages.
+        tasks: Number of groups, each of a different task.
+        games: Games per group.
+        seed: Seed of the first task and of the advantages.
     """
     from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 

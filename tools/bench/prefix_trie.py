@@ -10,20 +10,20 @@ _Node = dict[int, "_Node"]
 
 
 class PrefixTrie:
-    """Token sequences that were computed already."""
+    """Token sequences that were already computed."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._root: _Node = {}
 
     def add(self, ids: Iterable[int]) -> None:
-        """Remember a sequence and all its beginnings."""
+        """Remember a sequence and all its prefixes."""
         node = self._root
         for token in ids:
             node = node.setdefault(token, {})
 
     def shared(self, ids: Sequence[int]) -> int:
-        """Return the length of the longest beginning of `ids` that was added."""
+        """Return the length of the longest prefix of `ids` that was added."""
         node = self._root
         for count, token in enumerate(ids):
             if token not in node:
@@ -37,23 +37,23 @@ class Sharing:
     """Prompt tokens of some games."""
 
     prompt: int
-    """All of them."""
+    """All prompt tokens."""
     sharable: int
-    """Those that a perfect cache would have held.
+    """Tokens that a perfect cache would have held.
 
-    The last token of a prompt never counts, its logits are needed."""
+    The last token of a prompt never counts, because its logits are needed."""
     sharable_in_blocks: int
-    """The same, with whole blocks only: what the engine can reach."""
+    """The same with whole blocks only, which the engine can reach."""
     cached: int
-    """Those that the engine did not compute."""
+    """Tokens that the engine did not compute."""
 
 
 def sharing(games: Sequence[GameCalls], *, block_size: int) -> Sharing:
     """Count prompt tokens against a trie per adapter.
 
-    A prompt may share with all prompts that were asked for before it, and with replies that had
-    come back; KV of a LoRA is of no use to another one. The last token of a reply is sampled, never
-    computed.
+    A prompt may share with all prompts that were sent before it, and with replies that had been
+    received. Adapters cannot share each other's KV cache. The last token of a reply is sampled but
+    never computed.
 
     Args:
         games: Recorded calls with prompts.
@@ -89,7 +89,7 @@ class _Event(NamedTuple):
 
 
 def _events_in_order(games: Sequence[GameCalls]) -> list[_Event]:
-    """Return what happened first first; of equal times, an answer before a question."""
+    """Return the events in order of time; at equal times, an answer comes before a request."""
     events = []
     for game in games:
         for call in game:

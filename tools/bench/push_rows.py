@@ -1,4 +1,4 @@
-"""R5: pushing every player's adapter, against a step and against the least that must happen."""
+"""R5: pushing every player's adapter, against a step and against the minimal work."""
 
 import tempfile
 from pathlib import Path
@@ -10,7 +10,7 @@ from bench.row import Row, at_most
 
 
 async def push(bench: Bench) -> list[Row]:
-    """R5a and R5b: seconds of a weight sync over those of a step's games, and over the floor."""
+    """R5a and R5b: the time of a weight sync over that of a step's games, and over the floor."""
     engine = bench.needed_engine
     await engine.recorded_games()
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -45,16 +45,16 @@ async def push(bench: Bench) -> list[Row]:
             ratios=step_ratios,
             cpu_ratios=step_cpu,
             target=at_most(0.01),
-            how=f"{how}; the learning that a step holds too would only make the ratio smaller",
-            if_missed="it takes a few hundredths of a second whatever the model, and this step "
-            "has no learning in it",
+            how=f"{how}; the learning in a real step would only lower the ratio",
+            if_missed="it takes a few hundredths of a second for any model, and this step "
+            "includes no learning",
         ),
         Row(
             id="R5b",
             name="weight sync ÷ floor",
             arms=(
                 f"weight sync of {len(engine.players)} adapters",
-                "serialise, write, read and parse in one process",
+                "serialize, write, read and parse in one process",
             ),
             ratios=floor_ratios,
             cpu_ratios=floor_cpu,
@@ -68,16 +68,16 @@ async def push(bench: Bench) -> list[Row]:
 
 
 def _floor(model: Any, names: tuple[str, ...], dtype: str, folder: Path) -> int:
-    """Do once what any weight sync must do.
+    """Do the minimal work of a weight sync once.
 
     Args:
-        model: With the adapters.
-        names: Of the adapters.
-        dtype: In which they are exported.
-        folder: Where the files go.
+        model: The model with the adapters.
+        names: Names of the adapters.
+        dtype: The dtype in which they are exported.
+        folder: Folder for the files.
 
     Returns:
-        How many bytes the adapters take.
+        The size of the adapters in bytes.
     """
     import torch
     from safetensors.torch import load

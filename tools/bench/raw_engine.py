@@ -14,15 +14,15 @@ async def generate_raw(
     lora: Any | None,
     request_id: str,
 ) -> int:
-    """Sample one reply with vLLM's own calls and throw it away.
+    """Sample one reply with vLLM's own calls and discard it.
 
     Args:
-        engine: Running.
+        engine: The running engine.
         prompt_ids: [prompt tokens].
-        max_tokens: Of the reply.
-        temperature: Of sampling.
-        lora: A handle that is loaded now, None for the base model.
-        request_id: Another one than any that is in flight.
+        max_tokens: Length of the reply.
+        temperature: Sampling temperature.
+        lora: A handle that is currently loaded, None for the base model.
+        request_id: An id that no request in flight has.
 
     Returns:
         The number of sampled tokens.
@@ -46,5 +46,5 @@ async def generate_raw(
 
 
 def async_llm(engine: VllmSampler) -> Any:
-    """Return vLLM's `AsyncLLM` itself, for software that brings calls of its own."""
+    """Return vLLM's `AsyncLLM` itself, for software that makes its own calls."""
     return engine._engine

@@ -1,9 +1,9 @@
-"""Games taken down reply by reply, and made to happen again.
+"""Games recorded reply by reply, and replayed.
 
-Two arms are comparable when they do the same work. A `Recorder` stands between the scheduler and
-the engine and writes down every request. A `ForcedSampler` lets the engine sample as usual, with
-the recorded length as its limit, and hands the game the recorded reply: prompts, their order and
-the moves are then those of the recording, whoever plays.
+Two arms are comparable if they do the same work. A `Recorder` sits between the scheduler and the
+engine and records every request. A `ForcedSampler` lets the engine sample as usual, up to the
+recorded length, but returns the recorded reply to the game. Prompts, their order and the moves are
+then those of the recording, whoever plays.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Call:
     reply_ids: tuple[int, ...]
     """The sampled tokens."""
     logprobs: tuple[float, ...] = ()
-    """Of the sampled tokens; empty: unknown."""
+    """Logprobs of the sampled tokens; empty: unknown."""
     prompt_ids: tuple[int, ...] = ()
     """The whole conversation so far; empty: unknown, so not compared."""
     adapter: str = ""
@@ -47,14 +47,14 @@ class Call:
 
 
 GameCalls = tuple[Call, ...]
-"""One game's calls, oldest first: each could be made only after the one before it."""
+"""One game's calls, oldest first: each depends on the one before it."""
 
 
 class _Numbering:
-    """Numbers games in the order of their first call; each game is an asyncio task of its own.
+    """Numbers games in the order of their first call; each game is a separate asyncio task.
 
-    The scheduler starts them group by group, so the same request gives the same numbers, up to
-    games of one group that begin with the same prompt and may stand for each other.
+    The scheduler starts them group by group, so the same request gives the same numbers, except
+    that games of one group may be swapped, which begin with the same prompt.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class _Numbering:
         task = asyncio.current_task()
         if task is None:
             raise ServerError(
-                "a reply was requested outside any asyncio task; games are played by the scheduler."
+                "a reply was requested outside any asyncio task; let the scheduler play the games."
             )
         return self._numbers.setdefault(task, len(self._numbers))
 
 
 class Recorder:
-    """Passes calls on and writes them down, with their times."""
+    """Forwards calls and records them with their times."""
 
     def __init__(self, sampler: _Sampler) -> None:
         """Record what goes to `sampler`."""
@@ -80,12 +80,12 @@ class Recorder:
 
     @property
     def games(self) -> list[GameCalls]:
-        """What was recorded so far, in order of the games' first calls."""
+        """The games recorded so far, in order of their first calls."""
         return [tuple(calls) for calls in self._games]
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine is."""
+        """Whether the engine is dead."""
         return self._sampler.is_dead
 
     async def generate(
@@ -112,20 +112,20 @@ class Recorder:
 
 
 class ForcedSampler:
-    """Lets the engine work and then says what the recording says."""
+    """Lets the engine work, then returns the recorded replies."""
 
     def __init__(self, sampler: _Sampler, games: Sequence[GameCalls]) -> None:
-        """Play `games` again on `sampler`."""
+        """Replay `games` on `sampler`."""
         self._sampler = sampler
         self._script = games
         self._numbering = _Numbering()
         self._made = [0] * len(games)
         self._refused = ""
         self.num_tokens = 0
-        """Sampled so far; fewer than were recorded where the engine ends a reply early."""
+        """Tokens sampled so far; fewer than recorded if the engine ends replies early."""
 
     def check_complete(self) -> None:
-        """Refuse an arm that did less, or more, than the recording.
+        """Reject an arm that did less or more than the recording.
 
         Raises:
             ServerError: Not every recorded call was made exactly once.
@@ -142,23 +142,24 @@ class ForcedSampler:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine is."""
+        """Whether the engine is dead."""
         return self._sampler.is_dead
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
     ) -> Sample:
-        """Sample a reply of the recorded length, return the recorded one.
+        """Sample a reply of the recorded length, and return the recorded one.
 
         Raises:
-            ServerError: The game asks for something that was not recorded; the arms would not do
-                the same work.
+            ServerError: The game's request was not recorded, so the arms would not do the same
+                work.
         """
         number = self._numbering.number()
         is_recorded_game = number < len(self._script)
         if not is_recorded_game or self._made[number] >= len(self._script[number]):
             raise self._refuse(
-                f"game {number} asks for more than the {len(self._script)} recorded games hold"
+                f"game {number} asks for more replies than the {len(self._script)} recorded games "
+                "have"
             )
         call = self._script[number][self._made[number]]
         self._made[number] += 1
@@ -173,7 +174,7 @@ class ForcedSampler:
         return replace(sample, ids=call.reply_ids, logprobs=logprobs)
 
     def _refuse(self, reason: str) -> ServerError:
-        # The scheduler would take it for a game's bad luck and play it again.
+        # The scheduler would treat it as a transient failure and play the game again.
         self._refused = self._refused or reason
         return ServerError(f"{reason}; record again with the same tasks.")
 
@@ -184,16 +185,16 @@ def adapter_name(lora: Any | None) -> str:
 
 
 def reply_tokens(games: Sequence[GameCalls]) -> int:
-    """Return how many tokens the replies of these games hold."""
+    """Return the number of tokens in the replies of these games."""
     return sum(len(call.reply_ids) for game in games for call in game)
 
 
 def tail_share(games: Sequence[GameCalls], share: float = 0.1) -> float:
-    """Return the time in which the last `share` of the games end, over the time of all.
+    """Return the time during which the last `share` of the games end, over the total time.
 
     Args:
-        games: At least one with a call.
-        share: 0.1: from the moment at which nine tenths have ended.
+        games: At least one game with a call.
+        share: With 0.1, the time starts when nine tenths of the games have ended.
     """
     ends = sorted(game[-1].ended for game in games if game)
     start = min(game[0].started for game in games if game)

@@ -1,7 +1,4 @@
-"""R1, R4, R7 and the part of R12 on the engine.
-
-One step's games against what the bare engine could do.
-"""
+"""R1, R4, R7 and the engine's part of R12: a step's games against what the bare engine can do."""
 
 import statistics
 from dataclasses import asdict
@@ -16,7 +13,7 @@ from bench.row import Row, at_least, at_most
 
 
 async def against_raw(bench: Bench) -> list[Row]:
-    """R1: tokens per second of games over those of the bare engine with the same requests."""
+    """R1: tokens per second of games over that of the bare engine with the same requests."""
     engine = bench.needed_engine
 
     pairs = await measure_pairs(engine.play_again, engine.replay_raw, pairs=bench.pairs)
@@ -32,15 +29,15 @@ async def against_raw(bench: Bench) -> list[Row]:
             how=f"{engine.num_games} recorded games, prefix cache reset before each arm, wall "
             "time per sampled token",
             if_missed="rules, prompts and tokens of a move cost the same for every model (R12a's "
-            "seconds), so with a small one their share is large; on few cores they take time from "
-            "the engine too",
+            "seconds), so their share is large with a small model; on few cores they also take "
+            "time from the engine",
             details=_absolute(bench, [pair.first for pair in pairs]),
         )
     ]
 
 
 async def seeds(bench: Bench) -> list[Row]:
-    """R21: what the seeds of replies cost, which make a run repeatable."""
+    """R21: the cost of seeds for replies, which make a run reproducible."""
     engine = bench.needed_engine
 
     async def with_seeds() -> Measure:
@@ -54,7 +51,7 @@ async def seeds(bench: Bench) -> list[Row]:
     return [
         Row(
             id="R21",
-            name="time of a step's games, each reply with a seed ÷ left to chance",
+            name="time of a step's games, each reply with a seed ÷ without seeds",
             arms=("a seed for each reply, as in training", "requests without a seed"),
             ratios=ratios,
             cpu_ratios=cpu,
@@ -67,7 +64,7 @@ async def seeds(bench: Bench) -> list[Row]:
 async def cached_share(bench: Bench) -> list[Row]:
     """R4: cached prompt tokens over sharable ones."""
     engine = bench.needed_engine
-    # Not forced: a forced reply takes the place of the one whose keys the engine holds.
+    # Not forced: a forced reply would replace the one whose keys the engine has cached.
     plays = await engine.plays(bench.pairs)
     block_size = async_llm(engine.engine).vllm_config.cache_config.block_size
     counts = [sharing(games, block_size=block_size) for games in plays]
@@ -84,17 +81,17 @@ async def cached_share(bench: Bench) -> list[Row]:
             ),
             ratios=tuple(count.cached / max(1, count.sharable) for count in counts),
             target=at_least(0.85),
-            how=f"freely played steps, the engine's counters; blocks of {block_size} tokens could "
-            f"give {reachable:.2f}",
+            how=f"freely played steps, the engine's counters; with blocks of {block_size} tokens, "
+            f"at most {reachable:.2f} is reachable",
             if_missed=f"only whole blocks are cached, here of {block_size} tokens"
-            + ("; vLLM's CPU kernel takes no smaller ones" if is_on_cpu else ""),
+            + ("; vLLM's CPU kernel supports no smaller blocks" if is_on_cpu else ""),
             details=asdict(counts[-1]),
         )
     ]
 
 
 async def tail(bench: Bench) -> list[Row]:
-    """R7: how long few games keep the others waiting."""
+    """R7: how long the last few games keep the others waiting."""
     engine = bench.needed_engine
     tails = []
     active = []
@@ -136,7 +133,7 @@ async def growth(bench: Bench) -> list[Row]:
         return [Row(id="R12d", name=name, arms=arms, target=at_most(1.1), why_not=why)]
     rounds = []
     for number in range(bench.pairs + 1):
-        # Up, then down: a machine that grows slower meanwhile does not bend the slope one way only.
+        # Up, then down: a machine that slows down meanwhile does not bias the slope one way only.
         order = tasks if number % 2 else tasks[::-1]
         costs = {}
         for count in order:
@@ -161,7 +158,7 @@ async def growth(bench: Bench) -> list[Row]:
 
 
 def _absolute(bench: Bench, measures: list[Measure]) -> dict[str, float]:
-    # Times of a shared CPU say nothing to anybody else.
+    # Absolute times on a shared CPU are of no use to others.
     if bench.settings.device == "cpu" or not measures:
         return {}
     middle = sorted(measures, key=lambda measure: measure.rate)[len(measures) // 2]

@@ -21,7 +21,7 @@ class Target:
     """True for a lower bound, False for an upper one."""
 
     def met_by(self, value: float) -> bool:
-        """Say whether a finite value meets the target."""
+        """Return whether a value is finite and meets the target."""
         if not math.isfinite(value):
             return False
         return value >= self.limit if self.at_least else value <= self.limit
@@ -58,27 +58,27 @@ class Row:
     """
 
     id: str
-    """Number, e.g. "R3", with a letter where a family has several ratios, e.g. "R3b"."""
+    """Number, e.g. "R3", with a letter if a family has several ratios, e.g. "R3b"."""
     name: str
     """What is divided by what."""
     arms: tuple[str, str]
     """Numerator and denominator, in words."""
     ratios: tuple[float, ...] = ()
-    """One per pair, the discarded warm-up left out; empty when it could not be measured."""
+    """One per pair, without the discarded warm-up; empty if it could not be measured."""
     cpu_ratios: tuple[float, ...] = ()
-    """The same of CPU seconds; empty where they say nothing."""
+    """The same for CPU seconds; empty if they are not meaningful."""
     target: Target | None = None
     """None: the figure is only reported."""
     each: bool = False
-    """Every ratio must meet the target, where they are of different cases; else the median."""
+    """Whether every ratio must meet the target (ratios of different cases), else the median."""
     how: str = ""
     """One sentence: which work, which clock."""
     why_not: str = ""
     """Why there is no ratio."""
     if_missed: str = ""
-    """What is known to cost so much where the target is missed."""
+    """The known cause if the target is missed."""
     details: dict[str, Any] = field(default_factory=dict)
-    """Further figures for the JSON file: counts, absolute times, parts."""
+    """Additional figures for the JSON file: counts, absolute times, parts."""
 
     @property
     def median(self) -> float | None:
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def judged(self) -> float | None:
-        """What is compared with the target: the median, or with `each` the worst ratio.
+        """The value compared with the target: the median, or with `each` the worst ratio.
 
         None without a target or without a ratio.
         """
@@ -112,23 +112,23 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether what is judged meets the target; None without a target or without a ratio."""
+        """Whether `judged` meets the target; None without a target or without a ratio."""
         if self.target is None or self.judged is None:
             return None
         return self.target.met_by(self.judged)
 
     @property
     def shortfall(self) -> str:
-        """By how much the target is missed, and why; empty where it is not."""
+        """By how much the target is missed, and why; empty if it is met."""
         if self.met is not False or self.target is None or self.judged is None:
             return ""
         missed = f"misses by {abs(self.judged - self.target.limit):.2g}"
         return f"{missed}: {self.if_missed}" if self.if_missed else missed
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that the JSON file says of this row.
+        """Return this row's content for the JSON file.
 
-        A ratio that is no number becomes null.
+        A ratio that is not a finite number becomes null.
         """
         low, high = self.quartiles or (None, None)
         return {
@@ -151,7 +151,7 @@ class Row:
 
 
 def not_measured(id: str, name: str, arms: tuple[str, str], target: Target | None, why: str) -> Row:
-    """Return the row of a ratio that this machine or this run cannot give.
+    """Return the row of a ratio that this machine or this run cannot measure.
 
     Args:
         id: See `Row.id`.

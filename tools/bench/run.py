@@ -1,4 +1,4 @@
-"""One run: the engine once, then row after row; a row that fails says so and the others go on."""
+"""One run: start the engine once, then measure each row; the others continue if a row fails."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ _MAX_REASON_CHARS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run leaves."""
+    """The result of a run."""
 
     rows: list[Row]
     """In the order of the table."""
     facts: dict[str, Any]
-    """Machine, model, board, load and how many pairs."""
+    """Machine, model, board, load and number of pairs."""
     failed: list[str]
-    """Ids of rows that ended with an error, which is another thing than a target that is missed."""
+    """Ids of rows that ended with an error, which is different from a missed target."""
 
 
 async def measure_all(
@@ -35,7 +35,7 @@ async def measure_all(
     """Measure some families of ratios.
 
     Args:
-        bench: Without an engine; it is started here when a family needs it.
+        bench: Without an engine, which is started here if a family needs it.
         families: See `catalogue.chosen`.
         use_engine: Whether the engine may be started.
         report: Receives each row as soon as it is measured.
@@ -45,14 +45,13 @@ async def measure_all(
     begun = time.perf_counter()
     facts = {**_facts(bench), "threads": pinned_threads(), "load_before": _load()}
     bench.say(
-        f"{facts['threads']}; load average {_load()}; {bench.pairs} pairs after one that is "
-        "thrown away"
+        f"{facts['threads']}; load average {_load()}; {bench.pairs} pairs after one warm-up pair"
     )
     rows: list[Row] = []
     failed: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         if not use_engine:
-            bench = replace(bench, no_engine="the run was asked not to start one")
+            bench = replace(bench, no_engine="the run may not start an engine (--no-engine)")
         was_started = False
         for family in sorted(families, key=lambda family: not family.own_engines):
             if family.needs_engine and use_engine and not was_started:
@@ -64,7 +63,7 @@ async def measure_all(
                 report(row)
             rows += family_rows
             bench.say(f"{family.id}: {time.perf_counter() - started:.0f} s")
-    # Last: asking CUDA for its name before the engine starts would change how vLLM starts its
+    # Last, because initializing CUDA before the engine starts would change how vLLM starts its
     # processes.
     facts |= {
         "device": _device(bench.settings.device),

@@ -1,4 +1,4 @@
-"""The app on a free port of this machine, in the event loop that runs."""
+"""Serve the app on a free local port, in the running event loop."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,13 @@ from hanabi_grpo.server.serving import server_config
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Ctrl-C is for the benchmark, whose way out ends the server too.
+        # Ctrl-C is for the benchmark, which ends the server when it exits.
         yield
 
 
 @contextlib.asynccontextmanager
 async def serving(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve `app`; yields its address."""
+    """Serve `app` and yield its address."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)

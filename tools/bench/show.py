@@ -10,16 +10,16 @@ from bench.row import Row
 
 _COLUMNS = ("", "ratio", "median", "quartiles", "CPU s", "pairs", "target", "met")
 _NUM_TEXT_COLUMNS = 2
-"""The first columns, which are aligned to the left."""
+"""The first columns, which are left-aligned."""
 _NAME_COLUMN = 1
-"""The only one that wraps."""
+"""The only column that wraps."""
 _STYLES = {"yes": "green", "NO": "red"}
 _NONE = "–"
 _LEAST_PAIRS_OF_A_REPORT = 5
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return what the table's columns say of a row."""
+    """Return the cells of a row."""
     quartiles = _NONE
     if row.quartiles is not None:
         low, high = row.quartiles
@@ -54,7 +54,7 @@ def rich_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return a line per row: how it was measured, or why not, and what keeps it from its target."""
+    """Return a line per row: how it was measured, or why not, and why it misses its target."""
     lines = []
     for row in rows:
         parts = filter(None, (row.how, row.why_not, row.shortfall))
@@ -80,13 +80,13 @@ def as_json(rows: Sequence[Row], facts: dict[str, Any], failed: Sequence[str]) -
 
 
 def title(facts: dict[str, Any]) -> str:
-    """Return one line that says where and how a run was made."""
+    """Return one line that describes where and how a run was made."""
     pairs = f"{facts['pairs']} pairs"
     if facts["pairs"] < _LEAST_PAIRS_OF_A_REPORT:
         pairs += f" (quick: fewer than the {_LEAST_PAIRS_OF_A_REPORT} that a report needs)"
     return (
         f"{facts['device']}, {facts['threads']}; {facts['model']} in {facts['dtype']}; "
-        f"{facts['board']}, {facts['games_of_a_step']} games a step; {pairs}; "
+        f"{facts['board']}, {facts['games_of_a_step']} games per step; {pairs}; "
         f"load average {facts['load_before']} before, {facts['load_after']} after; {facts['date']}"
     )
 

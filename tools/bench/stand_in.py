@@ -1,6 +1,6 @@
-"""The server without a model.
+"""The server without a model: the real app, scheduler, store, tokenizer and games.
 
-The real app, scheduler, store, tokenizer and games, and an engine that only waits.
+The engine only waits.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _PLAYER = "iggi"
 
 
 class StandIn(Sampler):
-    """A sampler that takes a while for every request, and not the same while for all."""
+    """A sampler that waits for every request, for a random time."""
 
     is_dead = False
     state = "ok"
@@ -51,7 +51,7 @@ class StandIn(Sampler):
         adapter: AdapterHandle | None,
         game: int | None = None,
     ) -> Sample:
-        """Return as many ids as are allowed."""
+        """Return as many ids as allowed."""
         await asyncio.sleep(self.seconds * self._random.uniform(0.5, 1.5))
         ids = (0,) * sampling.max_tokens
         return Sample(
@@ -84,12 +84,12 @@ class StandIn(Sampler):
 
 
 def compact_config(preset: str, players: int = 2, max_turns: int = 0) -> EnvConfig:
-    """Return a board with the compact prompts, whose words make a tokenizer of their own.
+    """Return a board with the compact prompts, whose words make a separate tokenizer.
 
     Args:
         preset: Name of the board.
         players: Players of a game.
-        max_turns: Moves after which a game is truncated; 0: the rules' bound.
+        max_turns: Moves after which a game is truncated; 0: the rules' own bound.
     """
     return EnvConfig(
         preset=preset,
@@ -115,7 +115,7 @@ async def scripted_games(
     Args:
         config: The board.
         chat: The tiny model's conversation format.
-        num_tasks: Tasks from the first one of the benchmark's suite on.
+        num_tasks: Number of tasks, from the first of the benchmark's suite on.
         num_games: Games of each task.
 
     Returns:
@@ -146,8 +146,8 @@ def first_tasks(
 
     Args:
         config: The board.
-        sampling: Of replies.
-        num_tasks: Tasks.
+        sampling: How replies are sampled.
+        num_tasks: Number of tasks.
         num_games: Games of each task.
         seats: A policy spec per seat; None: the base model.
     """
@@ -168,12 +168,12 @@ def stand_in_scheduler(
     """Return a scheduler.
 
     Args:
-        store: Of the adapters.
+        store: The adapter store.
         chat: The conversation format.
-        sampler: What answers.
+        sampler: The sampler that answers.
         num_games: Games that it plays at once.
     """
-    # Of a sampler it has what games need.
+    # It implements the parts of a sampler that games need.
     model = Model(sampler=cast(Sampler, sampler), chat=chat, max_model_len=_MAX_MODEL_LEN)
     settings = Settings()
     return Scheduler(
@@ -189,7 +189,7 @@ def stand_in_scheduler(
 
 
 def stand_in_store(engine: StandIn) -> AdapterStore:
-    """Return a store that loads nothing; close it."""
+    """Return a store that loads nothing; the caller closes it."""
     return AdapterStore(engine, max_rank=16, shapes=_SHAPES)
 
 
@@ -201,7 +201,7 @@ async def stand_in_server(
 
     Args:
         chat: The conversation format.
-        games: What the stand-in replies.
+        games: The stand-in's replies.
         seconds: Mean time of a reply.
         num_players: Players of a game.
 

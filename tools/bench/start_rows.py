@@ -1,7 +1,4 @@
-"""R14: both processes, started at once, until the first games have been played.
-
-Against vLLM alone in one process.
-"""
+"""R14: the start of both processes until the first games, against vLLM alone in one process."""
 
 import asyncio
 import json
@@ -24,14 +21,14 @@ from hanabi_grpo.errors import ServerError
 TARGET = at_most(1.5)
 TITLE = "start of server and trainer until the first games ÷ vLLM's own start"
 _ARMS = (
-    "serve and train, started at once, until two games are over",
+    "serve and train, started together, until two games are over",
     "vLLM in one process, until its first token",
 )
 _PAIRS = 3
 _PATIENCE = 600.0
-"""Seconds after which a start has failed."""
+"""Time limit of a start in seconds."""
 _LOOK_SECONDS = 0.02
-"""Between two looks at the logs."""
+"""Seconds between two looks at the logs."""
 _SHOWN_LOG_CHARS = 300
 SERVE = (sys.executable, "-m", "hanabi_grpo.cli", "serve")
 TRAIN = (sys.executable, "-m", "hanabi_grpo.cli", "train")
@@ -39,9 +36,9 @@ _FLOOR = Path(__file__).with_name("engine_floor.py")
 
 
 async def start(bench: Bench) -> list[Row]:
-    """R14: seconds; files are in the system's cache, as one start of both is thrown away."""
+    """R14: seconds; files are in the system's cache, because one start of both is discarded."""
     if bench.quick:
-        why = f"left out of --quick: it starts {2 * _PAIRS + 1} engines"
+        why = f"skipped with --quick: it starts {2 * _PAIRS + 1} engines"
         return [not_measured("R14", TITLE, _ARMS, TARGET, why)]
 
     async def both() -> Measure:
@@ -50,7 +47,7 @@ async def start(bench: Bench) -> list[Row]:
     async def floor() -> Measure:
         return await asyncio.to_thread(start_floor, bench)
 
-    # Only one, as it reads all that the floor reads too.
+    # Only this arm, since it also reads everything that the floor reads.
     await both()
     pairs = await measure_pairs(both, floor, pairs=_PAIRS, warm_up=0)
     ratios, cpu = ratios_of(pairs, of_time=True)
@@ -62,17 +59,17 @@ async def start(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=TARGET,
-            how="warm file cache, the scripts' look at their set-up left out; in the floor the "
-            "engine has the same model and settings and no process of its own",
+            how="warm file cache, without the scripts' check of their set-up; in the floor, the "
+            "engine has the same model and settings but no separate process",
             if_missed="server and engine core are processes that import torch and vLLM, one after "
-            "the other, and the trainer imports torch and ms-swift beside them",
+            "the other, while the trainer imports torch and ms-swift",
             details={"seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs]},
         )
     ]
 
 
 def start_both(bench: Bench) -> Measure:
-    """Start server and trainer until the server tells of the first task's games; ends them."""
+    """Start server and trainer until the server reports the first task's games, then end both."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -130,8 +127,8 @@ def _run_until(
 
     Args:
         is_done: Looks at the logs.
-        commands: Each with its log.
-        environ: Variables that they have beside this process's.
+        commands: The commands with their logs.
+        environ: Variables in addition to this process's.
 
     Raises:
         ServerError: A command failed, or the time is up.
@@ -165,7 +162,7 @@ def start_process(
 
     Args:
         command: Program and arguments.
-        environ: Variables that it has beside this process's.
+        environ: Variables in addition to this process's.
         log: The file.
     """
     with log.open("wb") as output:
@@ -183,7 +180,7 @@ def _read_log(log: Path) -> str:
 
 
 def _end(processes: list["subprocess.Popen[bytes]"]) -> None:
-    """End processes and all that they started."""
+    """End processes and all their descendants."""
     running = [psutil.Process(process.pid) for process in processes if process.poll() is None]
     family = list(running)
     for parent in running:

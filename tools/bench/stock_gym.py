@@ -1,15 +1,13 @@
-"""ms-swift's own multi-turn path with this package's games behind it.
+"""ms-swift's own multi-turn path with this package's games: `GYMScheduler` on `GRPOVllmEngine`.
 
-That is `GYMScheduler` on `GRPOVllmEngine`.
+The classes are ms-swift's (4.6.0). Three things are patched so that they run here; their work per
+turn is unchanged:
 
-The classes are ms-swift's (4.6.0); three things are patched so that they run here, and nothing that
-they do per turn:
-
-- the engine object takes over vLLM's running `AsyncLLM` instead of starting one (its own server
-  refuses a machine without a GPU);
-- each seat of a game is an environment of its own, and the seats of one game wait for each other,
-  because its environments know one conversation and a Hanabi player must not read the other's;
-- what was sampled is replaced by the recorded reply, so that both arms play the same moves.
+- The engine object takes over vLLM's running `AsyncLLM` instead of starting one, because ms-swift's
+  own server refuses a machine without a GPU.
+- Each seat of a game is a separate environment, and the seats of one game wait for each other,
+  because an environment has one conversation and a Hanabi player must not read the other's.
+- The sampled reply is replaced by the recorded one, so that both arms play the same moves.
 """
 
 import asyncio
@@ -37,7 +35,7 @@ Script = tuple[str, tuple[int, ...]]
 
 
 class SharedGame:
-    """One game that its seats play together, with what each of them will say."""
+    """One game that its seats play together, with the scripted replies of each seat."""
 
     def __init__(
         self,
@@ -53,8 +51,8 @@ class SharedGame:
         Args:
             config: The board.
             scripts: The replies of each seat, oldest first.
-            suite: Stream of deals.
-            seed: Number of the deal within the suite.
+            suite: The suite of tasks.
+            seed: Number of the task within the suite.
             game: Number of the game within its group.
         """
         self.config = config
@@ -67,16 +65,16 @@ class SharedGame:
         return self
 
     def next_reply(self, seat: int) -> Script:
-        """Return what the seat says next; nothing when its game ended before its first turn."""
+        """Return the seat's next reply; empty if the game ended before its first turn."""
         return next(self._scripts[seat], ("", (0,)))
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody moves any more."""
+        """Whether the game has ended."""
         return self._referee.status is not None
 
     def check_followed(self) -> None:
-        """Refuse a game that is not the recorded one.
+        """Reject a game that differs from the recorded one.
 
         Raises:
             ServerError: It is not over, or a seat has replies left.
@@ -89,13 +87,13 @@ class SharedGame:
             )
 
     async def wait_for_turn(self, seat: int) -> str:
-        """Return what the seat is shown on its turn; "" when the game ends before it."""
+        """Return what the seat is shown on its turn; "" if the game ends first."""
         async with self._moved:
             await self._moved.wait_for(lambda: self.is_over or seat in self._referee.to_act())
             return "" if self.is_over else self._referee.see(seat).message()
 
     async def move(self, reply: str) -> float:
-        """Apply the reply of the seat whose turn it is; returns the reward."""
+        """Apply the reply of the seat whose turn it is, and return the reward."""
         async with self._moved:
             [player] = self._referee.to_act()
             [turn] = self._referee.step({player: reply})
@@ -119,8 +117,8 @@ class SeatEnv(Env):
         """Wait for the first turn."""
         shown = await self._game.wait_for_turn(self._seat)
         system = HANABI.system(self._game.config, self._seat)
-        # The scheduler samples once before it asks whether the game is over, and needs something to
-        # sample from.
+        # The scheduler samples once before it checks whether the game is over, so it needs a
+        # prompt.
         return shown or "over", {}, system
 
     async def step(self, action: list[dict[str, Any]]) -> tuple[str, float, bool, dict[str, Any]]:
@@ -136,13 +134,12 @@ class SeatEnv(Env):
 
 
 class ReplayingEngine(GRPOVllmEngine):
-    """ms-swift's engine object around a running `AsyncLLM`; replies are the recorded ones."""
+    """ms-swift's engine object around a running `AsyncLLM`; it returns the recorded replies."""
 
     def __init__(self, model: Path, llm: Any, *, max_model_len: int, max_lora_rank: int) -> None:
         """Wrap `llm`, which serves `model`."""
         self._llm = llm
-        # A model folder does not say which of its families it belongs to; the tiny model is a
-        # Qwen3.
+        # A model folder does not name its ms-swift model type; the tiny model is a Qwen3.
         processor = get_processor(str(model), model_type="qwen3")
         template = get_template(processor, template_type="qwen3_nothinking")
         self.num_tokens = 0
@@ -164,7 +161,7 @@ class ReplayingEngine(GRPOVllmEngine):
     async def infer_async(
         self, infer_request: RolloutInferRequest, request_config: Any = None, **kwargs: Any
     ) -> Any:
-        """Sample as ms-swift does, then say what was recorded."""
+        """Sample as ms-swift does, then return the recorded reply."""
         env_config = infer_request.data_dict["env_config"]
         text, ids = env_config["game"].next_reply(env_config["seat"])
         config = copy(request_config)
@@ -191,7 +188,7 @@ def seat_requests(game: SharedGame) -> list[RolloutInferRequest]:
     requests = []
     for seat in range(game.config.players):
         env_config = {"name": ENV_NAME, "game": game, "seat": seat}
-        # Its trainer sets the uuid, under which the scheduler keeps the environments.
+        # ms-swift's trainer sets the uuid by which the scheduler finds the environments.
         request = RolloutInferRequest(
             messages=[], uuid=random_uuid(), data_dict={"env_config": env_config}
         )
@@ -207,7 +204,7 @@ async def play_stock(
     Args:
         scheduler: See `scheduler_of`.
         requests: See `seat_requests`.
-        temperature: Of sampling.
+        temperature: Sampling temperature.
 
     Returns:
         ms-swift's outputs, one per seat and game.

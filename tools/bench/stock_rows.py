@@ -50,9 +50,9 @@ async def against_stock(bench: Bench) -> list[Row]:
                 shared_game = SharedGame(config, script, suite=SUITE, seed=seed, game=game)
                 shared_games.append(shared_game)
                 requests += seat_requests(shared_game)
-            # ms-swift waits inside its own `inference_mode`, in many tasks at once; the last one
-            # that leaves would leave the mode behind for the whole process. The outer one puts back
-            # what was there.
+            # ms-swift awaits inside its own `inference_mode` in many tasks at once, and the last
+            # task to exit would leave the mode on for the whole process. The outer context restores
+            # the original mode.
             with torch.inference_mode():
                 await play_stock(scheduler, requests, settings.temperature)
         for shared_game in shared_games:
@@ -71,8 +71,8 @@ async def against_stock(bench: Bench) -> list[Row]:
             target=at_least(2.0),
             how=f"{len(games)} recorded games with forced moves, base model, same engine, caches "
             "reset before each arm",
-            if_missed="both arms wait for the same engine most of the time; CPU seconds say what "
-            "is their own",
+            if_missed="both arms wait for the same engine most of the time; CPU seconds show each "
+            "arm's own work",
             details={
                 "our_requests": sum(len(game) for game in games),
                 "stock_requests": pairs[-1].second.notes["requests"] if pairs else 0,

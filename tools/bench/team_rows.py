@@ -1,4 +1,4 @@
-"""R20: what an adapter for each player costs beside one that all share."""
+"""R20: the cost of an adapter per player compared with one shared adapter."""
 
 import contextlib
 import random
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 TARGET = at_most(1.15)
 _PLAYERS = 5
 _GAMES = 4
-"""Of each player."""
+"""Games per player."""
 _TURNS = 2
-"""The player's turns in each."""
+"""The player's turns per game."""
 _PROMPT = 48
 _REPLY = 3
 _DEMO_TASKS = 1
-"""Of R20b. More of them fill several micro-batches a player."""
+"""Tasks of R20b. More tasks would fill several micro-batches per player."""
 _NOISE = 0.2
 """Share of a bot's moves that are random, see `prefix_rows`."""
 _SHARED = "shared"
@@ -33,17 +33,17 @@ _SHARED = "shared"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
-    """A model with adapters, and the rows that each of them learns from."""
+    """A model with adapters, and the rows that each adapter learns from."""
 
     policy: "Policy"
     rows: "Mapping[str, Sequence[TokenRow]]"
     """By adapter."""
     limit: int
-    """Tokens of a pass."""
+    """Tokens per pass."""
     shares_passes: bool
 
     def learn(self) -> Measure:
-        """Cut the rows and add up all gradients, as a step of the trainer does."""
+        """Cut the rows and accumulate all gradients, as a step of the trainer does."""
         from hanabi_grpo.training.shared_passes import own_passes, shared_passes
 
         self.policy.model.zero_grad()
@@ -119,8 +119,8 @@ async def team(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=TARGET,
-            how=f"{_GAMES} conversations a player of {_TURNS} × ({_PROMPT} + {_REPLY}) tokens, all "
-            "in one pass, on one thread",
+            how=f"{_GAMES} conversations per player with {_TURNS} × ({_PROMPT} + {_REPLY}) tokens, "
+            "all in one pass, on one thread",
             details={"separate_passes": list(separate)},
         ),
         Row(
@@ -130,12 +130,12 @@ async def team(bench: Bench) -> list[Row]:
             ratios=threads_ratios,
             cpu_ratios=threads_cpu,
             target=None,
-            how="in a model this small the products of a player's rows are too short to be divided "
-            "between threads, those of all rows are not",
+            how="in a model this small, the matrix products of one player's rows are too small to "
+            "split across threads, but those of all rows are not",
         ),
         Row(
             id="R20b",
-            name="last micro-batches in one pass ÷ a pass for each player",
+            name="last micro-batches in one pass ÷ one pass per player",
             arms=(f"forward and backward, {passes[0]} passes", f"{passes[1]} passes"),
             ratios=demo_ratios,
             cpu_ratios=demo_cpu,
@@ -154,13 +154,13 @@ def made_learner(
     *,
     shares_passes: bool = True,
 ) -> Learner:
-    """Return a small model with an adapter of rank 16 for each player, and what they learn from.
+    """Return a small model with an adapter of rank 16 for each player, and their rows.
 
     Args:
-        rows: By adapter.
-        limit: Tokens of a pass.
+        rows: Rows by adapter.
+        limit: Tokens per pass.
         device: "cpu" or "gpu".
-        shares_passes: Whether last micro-batches share passes.
+        shares_passes: Whether the last micro-batches share passes.
     """
     import torch
 
@@ -185,9 +185,9 @@ async def demo_rows(tasks: int, games: int, seed: int) -> "dict[str, Sequence[To
     """Return each player's sequences of a step's groups on the board of the demo.
 
     Args:
-        tasks: Groups, each of a task of its own.
-        games: Games of each group.
-        seed: Of the first task.
+        tasks: Number of groups, each of a different task.
+        games: Games per group.
+        seed: Seed of the first task.
     """
     from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
@@ -205,21 +205,21 @@ async def demo_rows(tasks: int, games: int, seed: int) -> "dict[str, Sequence[To
 
 
 def check_passes(row: str, pairs: Sequence[Pair], *, expected: tuple[int, int]) -> None:
-    """Refuse arms that do not compute in as many passes as their row says.
+    """Reject arms whose number of passes differs from what their row states.
 
     Args:
         row: Number of the row.
-        pairs: What was measured.
+        pairs: The measured pairs.
         expected: Passes of the first and of the second arm.
 
     Raises:
-        RuntimeError: There were more or fewer.
+        RuntimeError: There were more or fewer passes.
     """
     for pair in pairs:
         passes = (pair.first.notes["passes"], pair.second.notes["passes"])
         if passes != expected:
             raise RuntimeError(
-                f"{row} compares passes of the numbers {expected}, and these were {passes}; unset "
+                f"{row} must compare {expected} passes, not {passes}; unset "
                 "HANABI_TOKENS_PER_MICRO_BATCH."
             )
 

@@ -1,6 +1,6 @@
 """R8 and R11: sequences and padding.
 
-What one sequence per game and player saves, and how little of a micro-batch is padding.
+R8 shows what one sequence per game and player saves, R11 how little of a micro-batch is padding.
 """
 
 import random
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _PLAYER = "player_0"
 _VOCABULARY = 200
 _LEAST_COSINE = 0.999
-"""Of the gradients of two arms that learn the same."""
-# Of R8.
+"""Minimum cosine between the gradients of two arms that learn the same."""
+# For R8.
 _GAMES = 16
 """Games of one player."""
 _TURNS = 8
-"""The player's turns in each."""
+"""The player's turns per game."""
 _PROMPT = 45
 """Tokens of a turn's message."""
 _REPLY = 3
@@ -35,16 +35,16 @@ _REPLY = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Training on whole conversations beside training turn by turn."""
+    """Training on whole conversations compared with training turn by turn."""
 
     pairs: list[Pair]
-    """Conversations first, turns second; amounts are tokens that carry loss."""
+    """Conversations first, turns second; amounts are tokens with loss."""
     cosine: float
-    """Of both gradients, over all adapter weights."""
+    """Cosine between both gradients, over all adapter weights."""
     largest_difference: float
-    """Between two elements of them, as a share of the largest element."""
+    """Largest difference of their elements, as a share of the largest element."""
     tokens: tuple[int, int]
-    """That each reads, padding left out."""
+    """Tokens that each arm reads, without padding."""
 
 
 async def training(bench: Bench) -> list[Row]:
@@ -93,7 +93,7 @@ async def training(bench: Bench) -> list[Row]:
 
 
 def small_model(device: str = "cpu") -> Any:
-    """Return a small Qwen3 with random weights and one adapter that is not zero, in float32."""
+    """Return a small Qwen3 with random weights and one nonzero adapter, in float32."""
     return with_adapter(base_model, device)
 
 
@@ -114,10 +114,10 @@ def base_model() -> Any:
 
 
 def with_adapter(make: Callable[[], Any], device: str) -> Any:
-    """Return a model, always with the same random weights, and one adapter that is not zero.
+    """Return a model, always with the same random weights, with one nonzero adapter.
 
     Args:
-        make: Makes the base model.
+        make: Creates the base model.
         device: "cpu" or "gpu".
     """
     import torch
@@ -141,11 +141,11 @@ def made_rows(
     """Return conversations of random tokens with random advantages, all of one length.
 
     Args:
-        num_games: Conversations.
-        turns: Of each.
+        num_games: Number of conversations.
+        turns: Turns per conversation.
         prompt: Tokens of a turn's message.
         reply: Tokens of its reply.
-        seed: Of the tokens.
+        seed: Seed of the tokens.
     """
     from hanabi_grpo.training.micro_batch import TokenRow
 
@@ -169,7 +169,7 @@ def made_rows(
 def turn_rows(row: "TokenRow") -> list["TokenRow"]:
     """Return a sequence for each reply of a conversation.
 
-    It holds all that came before the reply, and has loss on that reply alone.
+    It contains everything before the reply, and has loss only on that reply.
     """
     sequences = []
     start = 0
@@ -196,10 +196,10 @@ async def sequences_against_turns(
     """Train on conversations and on their turns, which have the same loss.
 
     Args:
-        model: With adapters; its weights stay as they are.
+        model: A model with adapters; its weights are not changed.
         rows: Conversations of one player.
         limit: Tokens of a micro-batch, for both.
-        pairs: How many are measured.
+        pairs: Number of measured pairs.
     """
     turns: list[TokenRow] = []
     for row in rows:
@@ -232,16 +232,16 @@ def learn(
     shared: bool = False,
     whole_logits: bool = False,
 ) -> Measure:
-    """Leave the gradient of the policy's loss over rows in the model; returns its cost.
+    """Compute the gradient of the policy's loss over rows in the model, and return its cost.
 
-    The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the
-    policy is still the one that sampled.
+    The loss is −Σ advantage · logprob / tokens. Its gradient equals that of the clipped ratio while
+    the policy is still the one that sampled.
 
     Args:
-        model: With adapters; its weights stay as they are.
+        model: A model with adapters; its weights are not changed.
         rows: Sequences of one player.
         limit: Tokens of a micro-batch.
-        shared: What rows begin with alike is computed once; the model must share prefixes.
+        shared: Whether common prefixes are computed once; the model must share prefixes.
         whole_logits: See `forward.reply_logps`.
     """
     from hanabi_grpo.training.model.forward import reply_logps
@@ -269,13 +269,13 @@ def learn(
 async def useful_share_of_bots(
     config: EnvConfig, *, num_games: int, limit: int, seed: int
 ) -> float:
-    """Return the share of tokens that are no padding in micro-batches of random players' games.
+    """Return the share of tokens that are not padding in micro-batches of random players' games.
 
     Args:
         config: The board.
         num_games: Games of one step.
         limit: Tokens of a micro-batch.
-        seed: Of the first game.
+        seed: Seed of the first game.
     """
     from hanabi_grpo.envs.hanabi.environment import HANABI
     from hanabi_grpo.training.micro_batch import useful_share
@@ -324,7 +324,7 @@ async def bot_rows(
 def micro_batches_of(
     rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False
 ) -> "list[MicroBatch]":
-    """Return the rows as micro-batches of one player and one process, see `batching.cut_rows`."""
+    """Return the rows as micro-batches for one player and one process, see `batching.cut_rows`."""
     import torch
 
     from hanabi_grpo.training.batching import CutPlan, cut_rows
@@ -342,7 +342,7 @@ def micro_batches_of(
 
 
 def gradient_of(model: Any) -> Any:
-    """Return the gradients of all weights that have one, as one tensor."""
+    """Return all gradients as one tensor."""
     import torch
 
     gradients = []
@@ -353,18 +353,18 @@ def gradient_of(model: Any) -> Any:
 
 
 def check_cosine(cosine: float) -> None:
-    """Refuse two arms that do not learn the same.
+    """Reject two arms that do not learn the same.
 
     Args:
-        cosine: Of their gradients.
+        cosine: Cosine between their gradients.
 
     Raises:
-        RuntimeError: It is too small, or not a number.
+        RuntimeError: The cosine is too small, or not a number.
     """
     if not cosine >= _LEAST_COSINE:
         raise RuntimeError(
-            f"the gradients of the two arms have the cosine {cosine:.6f}, less than "
-            f"{_LEAST_COSINE}: they do not learn the same, so there is nothing to compare"
+            f"the gradients of the two arms have cosine {cosine:.6f}, less than {_LEAST_COSINE}: "
+            "they do not learn the same, so they cannot be compared"
         )
 
 

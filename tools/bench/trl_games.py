@@ -1,12 +1,12 @@
 """TRL's GRPOTrainer (0.29) on a team's games.
 
-With its `rollout_func`, transformers' generation, and one adapter for all seats.
+It uses `rollout_func`, transformers' generation, and one adapter for all seats.
 
 A row of its dataset is a task and a seat, so a group is one seat's conversations in the games of a
-task. What it cannot do: an adapter for each player, or credit turn by turn; each conversation has
-one reward, the game's. What others say is in a conversation and not in the loss (`env_mask`).
-`rollout_func` demands no vLLM, but keys and values of earlier turns are computed again at every
-turn, as `generate` takes whole prompts.
+task. It supports neither an adapter per player nor per-turn credit; each conversation has one
+reward, the game's. What others say is in a conversation but not in the loss (`env_mask`).
+`rollout_func` does not require vLLM, but the keys and values of earlier turns are recomputed at
+every turn, because `generate` takes whole prompts.
 """
 
 import json
@@ -44,10 +44,10 @@ class SeatEpisode:
     prompt_length: int = 0
     """Tokens of the first message."""
     reward: float = 0.0
-    """Of the whole game."""
+    """Reward of the whole game."""
 
     def fields(self, eos_id: int) -> dict[str, Any]:
-        """Return what TRL wants of it.
+        """Return the fields that TRL needs.
 
         A game that ended before the seat's first turn is one token without loss.
         """
@@ -65,7 +65,7 @@ class SeatEpisode:
 def play_in_lock_step(
     config: EnvConfig, chat: ChatFormat, games: Sequence[tuple[int, int]], generate: Generate
 ) -> list[list[SeatEpisode]]:
-    """Play games side by side: all who are to act in any of them reply in one batch.
+    """Play games in parallel: all players who are to act in any of them reply in one batch.
 
     Args:
         config: The board.
@@ -74,7 +74,7 @@ def play_in_lock_step(
         generate: The model.
 
     Returns:
-        Per game the seats' episodes.
+        For each game, the seats' episodes.
     """
     setup = Setup(HANABI, config)
     referees = [Referee(setup.task(SUITE, seed), number=number) for seed, number in games]
@@ -107,7 +107,7 @@ def play_in_lock_step(
 
 
 def _acting(referees: Sequence[Referee]) -> list[tuple[int, int]]:
-    """Return the game and the player of everybody who is to act."""
+    """Return game and player for all players who are to act."""
     acting = []
     for game, referee in enumerate(referees):
         for player in referee.to_act():
@@ -116,7 +116,7 @@ def _acting(referees: Sequence[Referee]) -> list[tuple[int, int]]:
 
 
 class TrlTeam:
-    """A GRPOTrainer that plays and learns, held before each step's games."""
+    """A GRPOTrainer that plays and learns, and waits before each step's games."""
 
     def __init__(
         self,
@@ -129,12 +129,12 @@ class TrlTeam:
         """Make the trainer, with the run's model, adapter size, learning rate and number of games.
 
         Args:
-            settings: Of the run.
+            settings: The run's settings.
             config: The board.
             model: Folder of the model.
             out: Output folder.
-            arrive: Is called before each step with the last one's tokens with loss, and returns
-                when it may begin; False: no more.
+            arrive: Is called before each step with the number of tokens with loss in the last one.
+                It returns when the step may begin; False: stop.
         """
         import torch
         from datasets import Dataset
@@ -150,8 +150,8 @@ class TrlTeam:
         self._chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
         on_cpu = settings.device == "cpu"
         rows = settings.tasks_per_step * settings.num_generations * config.players
-        # On a CPU the whole step in one batch, which is TRL's fastest here; on a GPU a task at a
-        # time.
+        # On a CPU, the whole step in one batch, which is TRL's fastest way here; on a GPU, one task
+        # at a time.
         parts = 1 if on_cpu else settings.tasks_per_step
         arguments = GRPOConfig(
             output_dir=out,
@@ -175,7 +175,7 @@ class TrlTeam:
             disable_tqdm=True,
             seed=settings.seed,
         )
-        # A prompt is all that `rollout_func` receives of a row.
+        # `rollout_func` receives only the prompt of a row.
         dataset_rows = []
         for seed in range(_DATASET_STEPS * settings.tasks_per_step):
             for player in range(config.players):
@@ -197,7 +197,7 @@ class TrlTeam:
         )
 
     def train(self) -> None:
-        """Train until `arrive` says that it is over."""
+        """Train until `arrive` returns False."""
         try:
             self._trainer.train()
         except _Closed:
@@ -226,7 +226,7 @@ class TrlTeam:
         columns: dict[str, Any] = {}
         for name in samples[0]:
             columns[name] = [sample[name] for sample in samples]
-        # Without the sampler's logprobs it takes its own forward pass for the old policy, as after
+        # Without the sampler's logprobs, TRL uses its own forward pass for the old policy, as after
         # its own generation.
         columns["logprobs"] = None
         return columns
@@ -237,11 +237,11 @@ class _Closed(Exception):
 
 
 def main() -> None:
-    """Train as the first line of the input says.
+    """Train according to the first line of the input.
 
-    After each step its tokens are printed, and a line is read before the next one.
+    After each step, its number of tokens is printed. Before each step, a line is read.
     """
-    # What libraries print goes to the log.
+    # Output of libraries goes to the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     order = json.loads(sys.stdin.readline())

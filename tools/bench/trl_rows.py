@@ -1,4 +1,4 @@
-"""R13: a whole training step of ours against one of TRL's own GRPOTrainer."""
+"""R13: a whole training step of ours against one of TRL's GRPOTrainer."""
 
 import asyncio
 import contextlib
@@ -24,21 +24,21 @@ from hanabi_grpo.training.mismatch import FIRST_LOOKS
 
 TARGET = at_least(3.0)
 _WARM_UP = FIRST_LOOKS + 1
-"""Our first steps also compare each adapter with its suspects; later ones where a gap is large."""
+"""Our first steps also compare each adapter with its suspects; later ones only for large gaps."""
 _END_SECONDS = 30.0
-"""That our trainer has to end by itself."""
+"""Time for our trainer to end by itself."""
 _SHOWN_LOG_CHARS = 300
 
 
 async def against_trl(bench: Bench) -> list[Row]:
     """R13: seconds per learned token of TRL's step over ours.
 
-    A step goes from one request for games to the next.
+    A step lasts from one request for games to the next.
     """
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         async with _our_trainer(bench, folder) as (step, learned), AsyncExitStack() as stack:
-            # Not on the loop, which serves our trainer meanwhile.
+            # Not on the event loop, which serves our trainer meanwhile.
             team = trl_team(bench.settings, bench.config, folder)
             trl_step = await asyncio.to_thread(stack.enter_context, team)
 
@@ -64,11 +64,11 @@ async def against_trl(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=TARGET,
-            how=f"seconds per sampled token of whole steps of {games} games, learning included, "
-            f"in turn, the other trainer held at its next request for games, {_WARM_UP} steps "
-            "of each thrown away before; ours updates an "
-            "adapter for each player, TRL one for all, with one reward for a game and no credit "
-            "turn by turn; what others said is in neither's loss",
+            how=f"seconds per sampled token of whole steps of {games} games, including learning; "
+            "the trainers alternate, each held at its next request for games while the other one "
+            f"runs; {_WARM_UP} warm-up steps of each are discarded; ours updates an adapter per "
+            "player, TRL one adapter for all, with one reward per game and no per-turn credit; "
+            "what others said is in neither loss",
             details={
                 "seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs],
                 "tokens": [[pair.first.amount, pair.second.amount] for pair in pairs],
@@ -84,7 +84,7 @@ async def _our_trainer(
     """Start the real trainer on the engine's app.
 
     Yields:
-        What makes one step of it, and what reads its steps' tokens.
+        A function that makes one step, and a function that reads the tokens of its steps.
     """
     turnstile = Turnstile()
     engine = bench.needed_engine
@@ -133,7 +133,7 @@ async def _our_trainer(
 
 
 def learned_tokens(metrics: Path) -> list[int]:
-    """Return the sampled tokens of each of our steps; none before the first one has ended."""
+    """Return the sampled tokens of each of our steps; empty before the first one has ended."""
     if not metrics.exists():
         return []
     lines = metrics.read_text(encoding="utf-8").splitlines()
@@ -144,16 +144,16 @@ def tokens_of_step(tokens: list[int], num_before: int) -> int:
     """Return the sampled tokens of the step that was measured.
 
     Args:
-        tokens: Of all steps that have ended, see `learned_tokens`.
-        num_before: How many had ended before it.
+        tokens: Tokens of all steps that have ended, see `learned_tokens`.
+        num_before: Number of steps that had ended before it.
 
     Raises:
-        ServerError: What lies between two requests for games was no whole step.
+        ServerError: There was not exactly one step between two requests for games.
     """
     if len(tokens) != num_before + 1:
         raise ServerError(
-            f"{len(tokens) - num_before} steps ended between two requests for games, so that no "
-            "step can be timed; unset HANABI_OVERLAP, HANABI_EVAL_STEPS and HANABI_RESAMPLE_FLAT."
+            f"{len(tokens) - num_before} steps ended between two requests for games, so no step "
+            "can be timed; unset HANABI_OVERLAP, HANABI_EVAL_STEPS and HANABI_RESAMPLE_FLAT."
         )
     return tokens[-1]
 
@@ -162,15 +162,15 @@ def tokens_of_step(tokens: list[int], num_before: int) -> int:
 def trl_team(settings: Settings, config: EnvConfig, folder: Path) -> Iterator[Callable[[], int]]:
     """Start TRL's trainer, held before its first step.
 
-    In a process of its own: where ms-swift was imported, TRL's class is no longer TRL's.
+    It runs in a separate process, because importing ms-swift replaces TRL's class.
 
     Args:
-        settings: Of the run.
+        settings: The run's settings.
         config: The board.
-        folder: For logs and outputs.
+        folder: Folder for logs and outputs.
 
     Yields:
-        What makes one step of it and returns its tokens.
+        A function that makes one step and returns its tokens.
     """
     from hanabi_grpo.runs.fingerprint import resolve_model
 

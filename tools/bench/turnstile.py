@@ -1,7 +1,7 @@
-"""A trainer that is held wherever it asks for games, and let through for a step that is measured.
+"""Hold a trainer whenever it requests games, and release it for a step that is measured.
 
-A step is what lies between two such requests: games, learning and whatever the trainer does
-besides. A held trainer waits for an answer and computes nothing, so another has the machine for
+A step lasts from one such request to the next: games, learning and whatever else the trainer does.
+A held trainer waits for an answer and computes nothing, so another trainer has the machine to
 itself.
 """
 
@@ -13,20 +13,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _LOOK_SECONDS = 0.5
-"""Between two checks whether anybody can still arrive."""
+"""Seconds between two checks whether anybody can still arrive."""
 
 
 class Turnstile:
-    """Holds whoever arrives until it is let through; for one at a time, from any thread."""
+    """Holds whoever arrives until it is released; for one at a time, from any thread."""
 
     def __init__(self) -> None:
-        """Let nobody through."""
+        """Start closed."""
         self._arrived = threading.Semaphore(0)
         self._free = threading.Semaphore(0)
         self._closed = False
 
     def arrive(self) -> bool:
-        """Wait to be let through; False: never any more."""
+        """Wait to be released; False if the turnstile is closed for good."""
         self._arrived.release()
         self._free.acquire()
         return not self._closed
@@ -35,24 +35,24 @@ class Turnstile:
         """Wait for somebody to arrive.
 
         Args:
-            check: Is called now and then, and raises when nobody will arrive.
+            check: Is called periodically, and raises if nobody will arrive.
         """
         while not self._arrived.acquire(timeout=_LOOK_SECONDS):
             check()
 
     def step(self, check: Callable[[], None]) -> None:
-        """Let through who has arrived, and wait until it is back."""
+        """Release the one that has arrived, and wait until it is back."""
         self._free.release()
         self.await_arrival(check)
 
     def close(self) -> None:
-        """Send away who has arrived."""
+        """Turn away the one that has arrived."""
         self._closed = True
         self._free.release()
 
 
 class HeldApp:
-    """An app whose requests for games wait at a turnstile; heartbeats and adapters go through."""
+    """An app whose requests for games wait at a turnstile; heartbeats and adapters pass."""
 
     def __init__(self, app: ASGIApp, turnstile: Turnstile, path: str = "/rollout/") -> None:
         """Hold requests for `path`."""

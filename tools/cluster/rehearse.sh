@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# run.sh on one machine without GPUs: four network namespaces on a bridge stand for four machines. Linux, no root needed.
+# Run run.sh on one machine without GPUs: four network namespaces on a bridge simulate four machines. Linux, no root needed.
 #
 #   bash tools/cluster/rehearse.sh                 # two servers, two trainer machines, the tiny model, MAX_STEPS=2
-#   KILL_AT_STEP=2 bash tools/cluster/rehearse.sh  # after step 2 all that runs on the second server machine is killed
+#   KILL_AT_STEP=2 bash tools/cluster/rehearse.sh  # after step 2, kill everything on the second server machine
 #
-# Each namespace has an address and ports of its own and nothing else; they share files, as a cluster's machines do.
+# Each namespace has only its own address and ports; all share the file system, as a cluster's machines do.
 set -euo pipefail
 case "${1:-}" in
     -h | --help)
@@ -28,13 +28,13 @@ for number in 1 2 3 4; do
 done
 printf '#!/bin/sh\nexec nsenter --net=/run/netns/"$@"\n' >/run/on
 chmod +x /run/on
-# Gloo takes the address of the machine's name, which is that of no namespace here.
+# By default, Gloo uses the address of the machine's host name, which no namespace has.
 export CLUSTER_SHELL=/run/on GPUS=0 GLOO_SOCKET_IFNAME=eth0 MAX_STEPS=${MAX_STEPS:-2} REPORT_TO=none
 export OUTPUT_DIR=${OUTPUT_DIR:-$PWD/outputs/cluster-$(date +%Y%m%d-%H%M%S)}
 if [ -n "${KILL_AT_STEP:-}" ]; then
     (
         until [ "$(cat "$OUTPUT_DIR/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$KILL_AT_STEP" ]; do sleep 0.5; done
-        echo "rehearse: 10.77.0.2 is killed"
+        echo "rehearse: killing 10.77.0.2"
         ip netns pids 10.77.0.2 | xargs -r kill -KILL
     ) &
 fi

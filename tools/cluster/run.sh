@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Rollout servers on some machines, one trainer over others: by ssh, or by srun inside a Slurm job (slurm.sh).
+# Rollout servers on some machines and one trainer across others, by ssh, or by srun inside a Slurm job (slurm.sh).
 #
 #   SERVERS="gpu1 gpu2" TRAINERS="gpu3 gpu4" bash tools/cluster/run.sh
 #
-#   SERVERS, TRAINERS   machines as they reach each other; this checkout has the same path and is set up on all of them
-#   GPUS                of each machine (8; 0 for machines without any)
-#   OUTPUT_DIR          run folder in a file system that all share (outputs/cluster-DATE here); logs lie beside it
-#   HANABI_API_KEY      key of the servers (made up)
-#   CLUSTER_SHELL       a program that runs `bash -c LINE` on a machine, called with both (unset: srun in a job, else ssh)
+#   SERVERS, TRAINERS   machine names that all machines can reach; this checkout must be at the same path and set up on each
+#   GPUS                GPUs per machine (8; 0 for machines without GPUs)
+#   OUTPUT_DIR          run folder on a shared file system (outputs/cluster-DATE here); logs are next to it
+#   HANABI_API_KEY      key of the servers (random)
+#   CLUSTER_SHELL       a program called with MACHINE bash -c LINE, which runs LINE there (unset: srun in a job, else ssh)
 #
-# Other settings belong into .env or a profile, which all machines read. A server that ends, or whose machine is gone, is
-# started again every RESTART_SECONDS (10): the trainer waits for it (HANABI_SERVER_TIMEOUT). When the trainer ends or this
-# script is stopped, all parts are. NOT RUN on GPUs, nor on two machines; tools/cluster/rehearse.sh plays four on one.
+# Put other settings into .env or a profile, which all machines read. A server that ends, or whose machine is gone, is
+# restarted every RESTART_SECONDS (10), and the trainer waits for it (HANABI_SERVER_TIMEOUT). When the trainer ends or this
+# script is stopped, all parts end. NOT RUN on GPUs or on two machines; tools/cluster/rehearse.sh simulates four on one.
 set -euo pipefail
 case "${1:-}" in
     -h | --help)
@@ -20,8 +20,8 @@ case "${1:-}" in
         ;;
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-read -ra servers <<<"${SERVERS:?the machines that play}"
-read -ra trainers <<<"${TRAINERS:?the machines that train}"
+read -ra servers <<<"${SERVERS:?set it to the machines that serve rollouts}"
+read -ra trainers <<<"${TRAINERS:?set it to the machines that train}"
 gpus=${GPUS:-8} port=${PORT:-8000}
 run=${OUTPUT_DIR:-$PWD/outputs/cluster-$(date +%Y%m%d-%H%M%S)}
 key=${HANABI_API_KEY:-$(openssl rand -hex 16)}
@@ -38,8 +38,8 @@ on() { # on MACHINE LINE
     fi
 }
 
-# part LOG MACHINE NAME=VALUE... COMMAND...: in the background. The key travels by the pipe, which other users cannot read,
-# and the part is told to end when the pipe is closed, as it is when this script is gone.
+# part LOG MACHINE NAME=VALUE... COMMAND...: runs in the background. The key is sent through the pipe, which other users cannot
+# read. When the pipe closes, which also happens when this script is gone, the part is told to end.
 part() {
     local log=$1 machine=$2 line
     shift 2
@@ -50,13 +50,13 @@ part() {
     run_part "$machine" "$line" >"$run-logs/$log" 2>&1 &
 }
 
-run_part() { # run_part MACHINE LINE, again and again where the part is a server
+run_part() { # run_part MACHINE LINE, repeatedly if the part is a server
     local code
     while true; do
         code=0
         on "$1" "$2" < <(echo "$key" && exec tail -f /dev/null --pid=$$) || code=$?
         [ -n "${restarts:-}" ] || return "$code"
-        echo "cluster: the server on $1 ended with exit code $code; it is started again in ${RESTART_SECONDS:-10} s"
+        echo "cluster: the server on $1 ended with exit code $code; restarting it in ${RESTART_SECONDS:-10} s"
         sleep "${RESTART_SECONDS:-10}"
     done
 }

@@ -1,1 +1,1 @@
-"""The parts of tools/gpu/check.sh and tools/gpu/pack.sh; none of it has run on a GPU yet."""
+"""The parts of tools/gpu/check.sh and tools/gpu/pack.sh; docs/benchmarks.md lists what ran."""

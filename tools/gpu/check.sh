@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# What only a GPU can prove, in calls of at most 8 minutes each; figures as JSON and as a table for docs/benchmarks.md.
+# Checks that need a GPU, in calls of at most 8 minutes each; writes figures as JSON and as a table for docs/benchmarks.md.
 #
 #   bash tools/gpu/check.sh                # all calls, on one GPU
-#   bash tools/gpu/check.sh A C            # some of them
-#   bash tools/gpu/check.sh --cpu          # the same calls with a tiny model where there is no GPU: a rehearsal
+#   bash tools/gpu/check.sh A C            # some calls
+#   bash tools/gpu/check.sh --cpu          # rehearsal without a GPU: the same calls with a tiny model
 #
 #   A   the trainer's passes alone, 4 billion parameters: seconds, peak memory, kernels, gradient against plain attention,
 #       the fused optimizer's saved state, the mismatch check's pass and the output head
-#   B   the machine: driver, compiler, headers, /dev/shm, packages, what the doctor finds
+#   B   the machine: driver, compiler, headers, /dev/shm, packages, the doctor's findings
 #   C   server and trainer with 0.6 billion parameters: 3 steps, 2 more after a resume, 3 under ZeRO-2; then kill -9 of the
 #       engine and of the server
-#   D   server and trainer with 4 billion: 64 games of 128 tokens a reply, 3 steps, then the same overlapped, then 256 games a step
+#   D   server and trainer with 4 billion: 64 games with 128 tokens per reply, 3 steps, then overlapped, then 256 games per step
 #   E   a team of two base models, 0.6 and 1.7 billion: two engines on one GPU, one trainer
-#   K   kill -9 of the engine while the trainer lives: it goes on with the next one
-#   S   the engine sleeps while the trainer learns (HANABI_SLEEP=1): both may take most of the GPU
-#   V   vLLM's first model runner instead of its second, each with all tokens and with TOP_P=0.9
-#   R   bench rows R1, R3, R5, R10 with the 4 billion (R10b: a stale adapter must be seen)
+#   K   kill -9 of the engine while the trainer runs: the trainer continues with the next engine
+#   S   the engine sleeps while the trainer learns (HANABI_SLEEP=1): both may use most of the GPU
+#   V   vLLM's first model runner compared with its second, each with all tokens and with TOP_P=0.9
+#   R   bench rows R1, R3, R5, R10 with 4 billion (R10b: a stale adapter must be detected)
 #
-#   CHECK_OUT       folder of logs and figures (outputs/gpu-check)
-#   CHECK_SECONDS   limit of a call (480)
-#   CHECK_RUNNERS   vLLM's model runners of call V (1 2)
-#   CHECK_SERVER    options of vLLM for the servers, e.g. --enforce-eager: they start sooner, without CUDA graphs
+#   CHECK_OUT       folder for logs and figures (outputs/gpu-check)
+#   CHECK_SECONDS   time limit per call (480)
+#   CHECK_RUNNERS   vLLM's model runners in call V (1 2)
+#   CHECK_SERVER    vLLM options for the servers, e.g. --enforce-eager: they start faster, without CUDA graphs
 #
-# Models are random, of Qwen3's sizes: nothing is downloaded but by the set-up. What ran where: docs/benchmarks.md. One GPU proves no tensor
-# parallelism, no NCCL and no ZeRO over processes; random weights inflate the logprob mismatch: judge it against R10b.
+# Models have Qwen3's sizes and random weights: only the set-up downloads anything. docs/benchmarks.md lists what ran where. One GPU
+# does not test tensor parallelism, NCCL or ZeRO across processes; random weights inflate the logprob mismatch: judge it against R10b.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -40,37 +40,37 @@ mkdir -p "$folder"
 export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" HANABI_PRESET=laptop HANABI_OBSERVATION=compact REPORT_TO=none WANDB_MODE=disabled
 export NUM_GENERATIONS=16 HANABI_TASKS_PER_STEP=4 HANABI_MAX_MODEL_LEN=4096
 if [ "$device" = cuda ]; then
-    # Both on one GPU; in bfloat16 random weights differ more than the limit of trained ones.
+    # Both on one GPU; in bfloat16, random weights exceed the tolerance for trained ones.
     export HANABI_PROFILE=tools/profiles/gpu-1.env HANABI_PARITY_TOLERANCE=1
-    # As many as a step has games; the engine records a graph for every size up to it.
+    # As many as a step has games; the engine records a graph for every size up to this.
     export HANABI_MAX_NUM_SEQS=${HANABI_MAX_NUM_SEQS:-64}
     export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 fi
 
-# model NAME: sets MODEL to its folder, made once.
+# model NAME: sets MODEL to its folder, which is created once.
 model() {
     export MODEL=$folder/$1
     [ -f "$MODEL/tokenizer.json" ] || python -m gpu.random_model "$1" "$MODEL" "$device"
 }
 
-# train NAME STEPS: a run beside the server, its medians in NAME.json.
+# train NAME STEPS: a run with the server, medians in NAME.json.
 train() {
     rm -rf "$folder/$1-run"
     go_on "$1" "$2"
 }
 
-# go_on NAME STEPS: the same from where the run is, if it is anywhere.
+# go_on NAME STEPS: the same, continuing the run if it exists.
 go_on() {
     OUTPUT_DIR=$folder/$1-run MAX_STEPS=$2 SAVE_STEPS=1000 run "$folder/$1-train.log" bash tools/train/train_grpo_msswift.sh
     python -m gpu.table steps "$folder/$1-run" >"$folder/$1.json"
 }
 
-# begin_server: with the options of CHECK_SERVER.
+# begin_server: starts the server with the options of CHECK_SERVER.
 begin_server() {
     start_server ${CHECK_SERVER:-}
 }
 
-# engine_of PID: the engine's process below a server.
+# engine_of PID: prints the engine process of a server.
 engine_of() {
     local pid
     for pid in $(descendants "$1"); do
@@ -81,7 +81,7 @@ engine_of() {
     done
 }
 
-# kill_beside_trainer: five steps, and the engine is killed after the second one.
+# kill_beside_trainer: five steps, with the engine killed after the second.
 kill_beside_trainer() {
     local metrics=$folder/K-run/metrics.jsonl
     rm -rf "$folder/K-run"
@@ -92,7 +92,7 @@ kill_beside_trainer() {
     go_on K 5
 }
 
-# kills: ends the engine, waits for the next one, ends the server, waits until nothing is left of it.
+# kills: kills the engine, waits for the next one, kills the server, waits until nothing is left of it.
 kills() {
     local engine all back gone
     engine=$(engine_of "$server")
@@ -128,7 +128,7 @@ call() {
         begin_server
         train C "$steps"
         RESUME=$folder/C-run go_on C $((steps + 2))
-        # At a rate at which bfloat16 keeps an update: with the default one it loses the first ones.
+        # With a rate at which bfloat16 keeps updates: with the default rate it loses the first ones.
         DEEPSPEED=zero2 LEARNING_RATE=1e-3 train C-zero2 3
         kills
         ;;
@@ -160,7 +160,7 @@ call() {
         ;;
     S)
         if [ "$device" = cpu ]; then
-            echo "call S: an engine can sleep on a GPU only"
+            echo "call S: an engine can sleep only on a GPU"
             return
         fi
         export MAX_COMPLETION_LENGTH=16 HANABI_SLEEP=1

@@ -2,10 +2,10 @@
 
     bash tools/gpu/stubs.sh                     # installs them, then runs this file there
 
-NVML and the driver are stub libraries (`tools/gpu/stubs/`) that list some H100s and have none.
-The configuration that a node of 1, 2, 4 or 8 GPUs, or a MIG slice, would get is made by our own
-code from the profile for it, each in a process of its own, and compared with what is expected.
-Nothing is computed.
+NVML and the driver are stub libraries (`tools/gpu/stubs/`) that pretend to have some H100s. Our own
+code makes the configuration for nodes with 1, 2, 4 or 8 GPUs and for MIG slices from their
+profiles, each in a separate process, and the result is compared with the expected one. Nothing is
+computed.
 """
 
 import importlib
@@ -28,17 +28,17 @@ from gpu.random_model import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 MODEL = "qwen3-4b"
-"""A key of `random_model.ARCHITECTURES`; its weights are a file without content."""
+"""A key of `random_model.ARCHITECTURES`; its weights are a sparse file."""
 STUB_GPUS = "STUB_GPUS"
-"""How many GPUs the stub of NVML lists."""
+"""Environment variable: the number of GPUs that the NVML stub lists."""
 _SECONDS = 900
-"""Limit of a process on a busy machine."""
+"""Time limit of a process, for a busy machine."""
 _IMPORTS = "imports"
 _PACKED = "imports of what pack.py packs"
 _ANSWER = "answer: "
-"""Begins a line for the process that reads it; libraries print others."""
+"""Prefix of a line with an answer, since libraries print other lines."""
 _NO_TOOLKIT = "/nonexistent"
-"""Where no nvcc is, whatever this machine has on its PATH; see `engine.nvcc_release`."""
+"""A path without nvcc, whatever this machine has on its PATH; see `engine.nvcc_release`."""
 _PLAYERS = 2
 _GUESTS = 4
 """Slots for guest adapters, `engine.NUM_PARTNERS`."""
@@ -61,7 +61,7 @@ MODULES = (
     "vllm.v1.engine.async_llm",
     "vllm.v1.executor.multiproc_executor",
 )
-"""What an engine imports on a GPU and never on a CPU, with what both import."""
+"""What an engine imports only on a GPU, plus what it imports on both."""
 KEPT_LIBRARIES = (
     "vllm/_C_stable_libtorch.abi3.so",
     "vllm/cumem_allocator.abi3.so",
@@ -79,25 +79,25 @@ LEFT_AWAY = (
     "quack",
     "tilelang",
 )
-"""Packages that the engine needs by its metadata, and a dense model on Hopper does without.
+"""Packages that the engine's metadata requires but a dense model on Hopper does not need.
 
 A machine that gets its packages in parts (`pack.py`) need not have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
-    """An engine's configuration, as far as it is compared."""
+    """The parts of an engine's configuration that are compared."""
 
     data_parallel: int
     tensor_parallel: int
     balanced_inside: bool
-    """Whether one process of ours gives requests to all replicas, without ports of their own."""
+    """Whether one of our processes gives requests to all replicas, without separate ports."""
     batched_tokens: int
     """Prompt tokens of one step."""
     second_runner: bool
-    """Whether vLLM's Model Runner V2 is taken."""
+    """Whether vLLM's Model Runner V2 is used."""
     lacks: tuple[str, ...]
-    """What we use and that runner does not have."""
+    """Features that we use and that runner lacks."""
     head: str
     """Number format of the output head."""
     attention: str
@@ -106,14 +106,14 @@ class Configured:
     lora_targets: tuple[str, ...]
     max_loras: int
     executor: str
-    """How an engine core computes: "uni" by itself, "mp" by workers beside it."""
+    """How an engine core computes: "uni" in its own process, "mp" in worker processes."""
     graphs: str
-    """Which CUDA graphs are recorded, and whether some for batches without adapters."""
+    """Which CUDA graphs are recorded, and whether also for batches without adapters."""
     graph_sizes: int
-    """How many sizes of a batch they are recorded for."""
+    """Number of batch sizes for which graphs are recorded."""
     largest_graph: int
     flashinfer: tuple[str, ...]
-    """What FlashInfer would do, which compiles kernels with nvcc."""
+    """Uses of FlashInfer, which compiles kernels with nvcc."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +130,11 @@ class Case:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to the profile."""
     options: tuple[str, ...] = ()
-    """vLLM's own, as typed behind the server's script."""
+    """vLLM options, as typed after the server's script."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Configured` that are other than by default."""
+    """Fields of `Configured` that differ from the default."""
     error: str = ""
-    """The exception that is expected instead of a configuration."""
+    """The exception expected instead of a configuration."""
 
     def expected(self) -> Configured:
         """Return the configuration that this machine must get."""
@@ -158,10 +158,10 @@ class Case:
                 "v_proj",
             ),
             max_loras=_PLAYERS * (1 + self.overlap) + _GUESTS,
-            # A worker beside each engine core only where several GPUs compute together.
+            # Separate workers only if several GPUs compute together.
             executor="uni" if self.tensor_parallel == 1 else "mp",
             graphs="FULL_AND_PIECEWISE, with and without adapters",
-            # 1, 2, 4, then every 8 to 256 and every 16 to 512, which is twice HANABI_MAX_NUM_SEQS.
+            # 1, 2, 4, then steps of 8 to 256 and of 16 to 512, which is twice HANABI_MAX_NUM_SEQS.
             graph_sizes=51,
             largest_graph=512,
             flashinfer=(),
@@ -199,7 +199,7 @@ CASES = (
         overlap=1,
         settings={"HANABI_MAX_NUM_SEQS": "64", "HANABI_DTYPE": "float32"},
         options=("--max-num-batched-tokens", "4096"),
-        # float32 is for another kernel of attention, since FlashAttention takes 16 bits only.
+        # float32 needs a different attention kernel, since FlashAttention supports only 16 bits.
         changes={
             "batched_tokens": 4096,
             "graph_sizes": 19,
@@ -213,16 +213,16 @@ CASES = (
         gpus=1,
         profile="mig",
         settings=_slice(1),
-        # vLLM 0.32 asks NVML for a GPU with the slice's number; the doctor fails first.
+        # vLLM 0.32 asks NVML for a GPU with the slice's number; on a node, the doctor fails first.
         error="NVMLError_InvalidArgument",
     ),
-    # Where there is such a GPU, the doctor warns.
+    # If there is such a GPU, the doctor warns.
     Case(name="MIG, second slice, 2 GPUs", gpus=2, profile="mig", settings=_slice(1)),
 )
 
 
 def save_sparse_model(name: str, folder: Path) -> None:
-    """Write a model folder whose weights have names and shapes, and take no room on the disk.
+    """Write a model folder whose weights have names and shapes but take no disk space.
 
     Args:
         name: A key of `ARCHITECTURES`.
@@ -256,7 +256,7 @@ def save_sparse_model(name: str, folder: Path) -> None:
 
 
 def _pretend(num_visible: int) -> None:
-    """Let torch count GPUs that are not there; before vLLM is imported."""
+    """Let torch report GPUs that do not exist; call it before importing vLLM."""
     import torch
 
     for owner in (torch.cuda, torch.accelerator):
@@ -269,7 +269,7 @@ def configure(case: Case, model: str) -> Configured:
     """Return the engine's configuration on a machine, made as the server makes it.
 
     Args:
-        case: The machine; the stubs must be on LD_LIBRARY_PATH, and `prepare_environment` done.
+        case: The machine; the stubs must be on LD_LIBRARY_PATH, and `prepare_environment` called.
         model: A model folder.
     """
     profile = str(ROOT / "tools" / "profiles" / f"{case.profile}.env")
@@ -291,14 +291,14 @@ def configure(case: Case, model: str) -> Configured:
 
     from vllm.platforms import current_platform
 
-    # Imports before the fork have asked the first GPU of another machine.
+    # Imports before the fork have queried the first GPU of a different case.
     current_platform.get_device_capability.cache_clear()
     options = engine_options(settings, model, linear_shapes(Path(model)))
     return _configured(engine_args(options, case.options).create_engine_config())
 
 
 def _configured(config: Any) -> Configured:
-    """Return what is compared of vLLM's configuration."""
+    """Return the compared parts of vLLM's configuration."""
     parallel = config.parallel_config
     compilation = config.compilation_config
     sizes = compilation.cudagraph_capture_sizes or []
@@ -344,7 +344,7 @@ def _attention(config: Any) -> str:
 
 
 def _hide_what_is_not_packed() -> None:
-    """Make `LEFT_AWAY` and what `pack.py` leaves out look as if they were not installed."""
+    """Hide `LEFT_AWAY` and what `pack.py` leaves out, as if they were not installed."""
     site = str(metadata.distribution(ENGINE_FOR_CUDA).locate_file("")) + os.sep
 
     class Finder(PathFinder):
@@ -362,11 +362,11 @@ def _hide_what_is_not_packed() -> None:
 
 
 def _compare_with_the_wheel() -> dict[str, str]:
-    """Return what `look.py` and `pack.py` say of vLLM's files and is not so."""
+    """Return where `look.py` and `pack.py` are wrong about vLLM's files."""
     problems = {}
     library = engine_library()
     if library != "ok":
-        problems["look.py"] = f"it would say of a healthy machine: {library}"
+        problems["look.py"] = f"it would report on a healthy machine: {library}"
     files = [str(path) for path in metadata.files(ENGINE_FOR_CUDA) or ()]
     for pattern in LEFT_OUT:
         is_of_vllm = pattern.startswith("vllm/")
@@ -375,14 +375,14 @@ def _compare_with_the_wheel() -> dict[str, str]:
     libraries = [file for file in files if ".so" in Path(file).suffixes]
     kept = sorted(file for file in libraries if not matches_any(file, LEFT_OUT))
     if kept != sorted(KEPT_LIBRARIES):
-        problems["pack.py"] = f"packs {kept}, expected are {sorted(KEPT_LIBRARIES)}"
+        problems["pack.py"] = f"packs {kept}, expected {sorted(KEPT_LIBRARIES)}"
     return problems
 
 
 def libraries_of_two_packages() -> dict[str, str]:
     """Return the packages of this environment that install the same shared libraries.
 
-    Of such packages an import gets what was written last, which differs between installations.
+    For such packages, an import gets the file written last, which differs between installations.
 
     Returns:
         The packages, and how many files they share.
@@ -400,8 +400,8 @@ def import_all(*, packed: bool) -> dict[str, str]:
     """Return the modules of `MODULES` that cannot be imported, with the reason.
 
     Args:
-        packed: As on a machine that gets its packages in parts; what `look.py` and `pack.py` say of
-            the wheel is compared with it, too.
+        packed: As on a machine that gets its packages in parts; also checks what `look.py` and
+            `pack.py` assume about the wheel.
     """
     failed: dict[str, str] = {}
     if packed:
@@ -422,20 +422,20 @@ def compare(expected: Configured, actual: Mapping[str, Any]) -> list[str]:
     """Return where a configuration differs, a line for each field.
 
     Args:
-        expected: What it must be.
-        actual: What it is, as `asdict` and JSON have it.
+        expected: The expected configuration.
+        actual: The actual one, converted by `asdict` and JSON.
     """
     differences = []
     wanted = json.loads(json.dumps(asdict(expected)))
     for name, value in wanted.items():
         if actual[name] != value:
-            differences.append(f"{name} is {actual[name]}, expected is {value}")
+            differences.append(f"{name} is {actual[name]}, expected {value}")
     return differences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one check ended."""
+    """The result of one check."""
 
     name: str
     summary: str
@@ -444,9 +444,9 @@ class Result:
 
 
 def _configure_apart(case: Case, model: str) -> dict[str, Any]:
-    """Return the configuration of a case as JSON has it, or the error, from a process of its own.
+    """Return the configuration of a case as JSON, or the error, from a forked process.
 
-    It begins with what was imported here.
+    The process inherits the modules imported here.
     """
     began = time.monotonic()
     reader, writer = os.pipe()
@@ -459,7 +459,7 @@ def _configure_apart(case: Case, model: str) -> dict[str, Any]:
             answer = {"error": f"{type(error).__name__}: {error}"}
         with os.fdopen(writer, "w") as file:
             json.dump(answer, file)
-        # No clean-up of what belongs to the other process.
+        # Skip the cleanup of what belongs to the parent process.
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:
@@ -470,9 +470,9 @@ def _configure_apart(case: Case, model: str) -> dict[str, Any]:
 
 
 def check_all(model: str) -> None:
-    """Import all modules, configure all cases, and print an answer of JSON for each.
+    """Import all modules, configure all cases, and print a JSON answer for each.
 
-    Each case has a process, which begins with what was imported here.
+    Each case runs in a process that inherits the modules imported here.
 
     Args:
         model: A model folder.
@@ -500,10 +500,10 @@ def _print_answer(answer: Mapping[str, Any]) -> None:
 
 
 def _answers(*arguments: str) -> dict[str, dict[str, Any]]:
-    """Return what a process of this file answers, by the name of each check.
+    """Return the answers of a process that runs this file, by the name of each check.
 
     Raises:
-        RuntimeError: It ends otherwise than with exit code 0.
+        RuntimeError: The exit code is not 0.
     """
     process = subprocess.run(
         [sys.executable, "-m", "gpu.cuda_packages", *arguments],
@@ -526,10 +526,10 @@ def _judge_case(case: Case, answer: Mapping[str, Any]) -> Result:
     seconds = answer["seconds"]
     error = answer.get("error", "")
     if case.error:
-        problem = f"{case.error} was expected, it is {error or answer.get('configured')}"
+        problem = f"expected {case.error}, got {error or answer.get('configured')}"
         return Result(
             name=case.name,
-            summary=f"{case.error}, as known",
+            summary=f"{case.error}, as expected",
             problems=[] if error.startswith(case.error) else [problem],
             seconds=seconds,
         )
@@ -557,7 +557,7 @@ def _judge_imports(name: str, answer: Mapping[str, Any]) -> Result:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all checks, or some for the process that does so; return the exit code."""
+    """Run all checks, or some of them in a child process; return the exit code."""
     if arguments[0] == _PACKED:
         check_packed()
         return 0
@@ -571,7 +571,7 @@ def main(arguments: Sequence[str]) -> int:
     results = [_judge_imports(name, answers[name]) for name in (_IMPORTS, _PACKED)]
     for case in CASES:
         results.append(_judge_case(case, answers[case.name]))
-    print("| check | what it found | seconds | |\n|---|---|---|---|")
+    print("| check | finding | seconds | |\n|---|---|---|---|")
     for result in results:
         verdict = "differs" if result.problems else "ok"
         print(f"| {result.name} | {result.summary} | {result.seconds:.0f} | {verdict} |")

@@ -1,6 +1,6 @@
-"""Call A, second half: the parts of the trainer that take another path on CUDA than on a CPU.
+"""Call A, second half: the parts of the trainer that take a different code path on CUDA.
 
-python -m gpu.cuda_parts NAME cuda|cpu OUT.json     # written again after every part
+python -m gpu.cuda_parts NAME cuda|cpu OUT.json     # rewritten after every part
 """
 
 import contextlib
@@ -27,10 +27,10 @@ _REPLY_TOKENS = 100
 _ROW_TOKENS = {"cuda": (2048, 8192, 14336), "cpu": (512, 1024)}
 """Lengths of the conversations of the mismatch check, by device."""
 _GROUPED_HEADS_TOKENS = {"cuda": (2048, 8192), "cpu": (512,)}
-"""The same with the kernel that the check avoids: it holds tokens × tokens scores for each head."""
+"""The same with the kernel that the check avoids, which holds tokens × tokens scores per head."""
 _HEAD_TOKENS = 8192
 _UPDATES = 2
-"""Of the optimizer, before its state is saved."""
+"""Optimizer updates before its state is saved."""
 _GIB = 2**30
 
 
@@ -52,7 +52,7 @@ def mismatch_check(model: Any, device: str) -> dict[str, Any]:
 
 
 def rounding(model: Any, device: str) -> dict[str, float]:
-    """Return how far logprobs of the check with TensorFloat-32 are from those in float32, nats."""
+    """Return the gap between the check's logprobs in TensorFloat-32 and in float32, in nats."""
     tokens = min(_ROW_TOKENS[device])
     with _float32_products("highest"):
         exact = _float32_pass(model, tokens)
@@ -83,7 +83,7 @@ def head(model: Any, device: str) -> dict[str, Any]:
 
 
 def optimizer(_: Any, device: str) -> dict[str, Any]:
-    """Return whether a fused optimizer goes on from its saved state as if it had not stopped."""
+    """Return whether a fused optimizer continues from its saved state as if it had not stopped."""
     weights = {}
     for is_resumed in (False, True):
         torch.manual_seed(0)
@@ -112,12 +112,12 @@ PARTS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
 
 
 def measure_parts(name: str, device: str, out: Path) -> dict[str, Any]:
-    """Measure every part; one that fails leaves its error in its place.
+    """Measure every part; if one fails, its error takes the place of the result.
 
     Args:
         name: The model, a key of `random_model.ARCHITECTURES`.
         device: "cuda" or "cpu".
-        out: Written again after each part, so that a call that is cut short leaves the others.
+        out: Rewritten after each part, so that an interrupted call leaves the finished parts.
     """
 
     def make() -> Any:
@@ -157,7 +157,7 @@ def _float32_pass(model: Any, tokens: int) -> torch.Tensor:
 
 
 def _measure(work: Callable[[], object], device: str) -> dict[str, float | None]:
-    """Return the seconds and the peak of memory of a second call, beside what was held before."""
+    """Return the seconds and the peak memory of a second call, beyond what was held before."""
     has_gpu = device == "cuda"
     work()
     if has_gpu:

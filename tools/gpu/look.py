@@ -1,6 +1,6 @@
-"""Call B: what a machine has that the engine needs.
+"""Call B: what a machine has of the engine's requirements.
 
-The standard library is enough, for machines where nothing is installed.
+It needs only the standard library, for machines where nothing is installed.
 """
 
 import json
@@ -17,7 +17,7 @@ import json
 import torch
 print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available()]))
 """
-"""Prints torch's version, CUDA's, and whether a GPU is there."""
+"""Prints the versions of torch and CUDA, and whether a GPU is available."""
 ENGINE_LIBRARY = "vllm._C_stable_libtorch"
 """The engine's compiled library, which vLLM's platform for CUDA imports first."""
 _GPU_QUERY = [
@@ -26,14 +26,14 @@ _GPU_QUERY = [
     "--format=csv,noheader",
 ]
 _SECONDS = 120
-"""Limit of a command."""
+"""Time limit of a command."""
 
 
 def look() -> dict[str, Any]:
     """Return what the machine has, by name.
 
-    These are compiler, headers, GPUs, room in /dev/shm and on disk, torch, the engine's library,
-    and every package.
+    This includes compiler, headers, GPUs, space in /dev/shm and on disk, torch, the engine's
+    library, and every package.
     """
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     shm = Path("/dev/shm")
@@ -52,13 +52,13 @@ def look() -> dict[str, Any]:
 
 
 def engine_library() -> Any:
-    """Return "ok" where the engine's compiled library can be loaded, else why it cannot."""
-    # The driver's library, which it is linked to, is found by torch.
+    """Return "ok" if the engine's compiled library can be loaded, else why it cannot."""
+    # torch finds the driver's library, to which it is linked.
     return _evaluate(f"import torch, {ENGINE_LIBRARY}\nprint('\"ok\"')")
 
 
 def _packages() -> dict[str, str]:
-    """Return the version of every installed package, in the order of their names."""
+    """Return the version of every installed package, sorted by name."""
     versions = {}
     for distribution in metadata.distributions():
         name = distribution.name.lower().replace("_", "-")
@@ -80,10 +80,10 @@ def _output_of(command: list[str]) -> str:
 
 
 def _evaluate(code: str) -> Any:
-    """Return the JSON that a fresh interpreter prints, or the last line of why it does not."""
+    """Return the JSON that a fresh interpreter prints, or the last line of its error."""
     lines = _output_of([sys.executable, "-c", code]).splitlines()
     if not lines:
-        return "says nothing"
+        return "no output"
     try:
         return json.loads(lines[-1])
     except ValueError:

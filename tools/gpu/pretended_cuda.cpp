@@ -1,6 +1,6 @@
-// A CUDA device for torch's CPU build that holds nothing and computes nothing.
+// A CUDA device for torch's CPU build that stores nothing and computes nothing.
 //
-// Tensors of FakeTensorMode need no memory, but autograd asks for a guard, streams and events of
+// Tensors in FakeTensorMode need no memory, but autograd requires a guard, streams and events for
 // their device. `rehearsal.py` compiles this file and loads it before torch.
 
 #include <ATen/detail/CUDAHooksInterface.h>

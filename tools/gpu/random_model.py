@@ -1,4 +1,4 @@
-"""Models of real sizes with random weights: to measure time and memory without a download.
+"""Models of real sizes with random weights, to measure time and memory without a download.
 
 python -m gpu.random_model NAME FOLDER cuda|cpu      # with tools/ on PYTHONPATH
 """
@@ -17,7 +17,7 @@ _QWEN3 = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
-"""What the models of the family share."""
+"""Config values that all models of the family share."""
 
 _SMALL = {
     "hidden_size": 64,
@@ -28,7 +28,7 @@ _SMALL = {
     "head_dim": 32,
     "vocab_size": 512,
 }
-"""What the models for machines without a GPU share."""
+"""Config values that the models for machines without a GPU share."""
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -56,24 +56,24 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "small": {**_QWEN3, **_SMALL},
     "small-deep": {**_QWEN3, **_SMALL, "num_hidden_layers": 3},
 }
-"""Name to the sizes in `config.json` of Qwen/Qwen3-0.6B, -1.7B and -4B, and of two small models."""
+"""Names to the config sizes of Qwen/Qwen3-0.6B, -1.7B and -4B, and of two small models."""
 
 
 def dtype_for(device: str) -> str:
-    """Return the number format in which a device computes."""
+    """Return the dtype in which a device computes."""
     return "float32" if device == "cpu" else "bfloat16"
 
 
 def random_model(
     name: str, device: str, *, attention: str = "sdpa", dtype: str = "bfloat16"
 ) -> Any:
-    """Return the causal language model of an architecture, the same at every call on a device.
+    """Return the causal language model of an architecture, the same on every call for a device.
 
     Args:
         name: A key of `ARCHITECTURES`.
         device: "cuda" or "cpu".
-        attention: Which implementation of attention transformers takes.
-        dtype: Number format of the weights, as torch names it.
+        attention: The attention implementation that transformers uses.
+        dtype: Name of the weights' torch dtype.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -90,8 +90,8 @@ def random_model(
 def save_random_model(name: str, folder: Path, device: str) -> None:
     """Write a model folder for both terminals, with a word-level tokenizer of the board `laptop`.
 
-    The model's vocabulary is larger than the tokenizer's, as that of real models is: what has no
-    word decodes to nothing, so a reply is rarely a move, and hardly ever ends before its limit.
+    As in real models, the model's vocabulary is larger than the tokenizer's: ids without a word
+    decode to nothing, so a reply is rarely a move and hardly ever ends before its limit.
 
     Args:
         name: A key of `ARCHITECTURES`.

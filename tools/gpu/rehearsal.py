@@ -1,16 +1,15 @@
-"""A training step of a real size on a GPU that is not there: its devices, and its memory.
+"""Rehearse a training step of a real size without a GPU: its devices and its memory.
 
     python -m gpu.rehearsal NAME CONVERSATIONSxTOKENS...      # with tools/ on PYTHONPATH
 
-The restoring of an optimizer, the trainer's forward and backward pass and its mismatch check run
-under torch's FakeTensorMode on device "cuda": every tensor has a shape, a type and a device, and no
+Restoring an optimizer, the trainer's forward and backward pass, and its mismatch check run under
+torch's FakeTensorMode on device "cuda": every tensor has a shape, a dtype and a device, but no
 memory. An operation on tensors of different devices raises, as it would on a GPU. The bytes of all
-storages that are alive are counted, and compared with the doctor's sum
-(`commands/doctor/memory.py`).
+live storages are counted and compared with the doctor's estimate (`commands/doctor/memory.py`).
 
-Nothing is computed, so this says nothing of kernels, their workspaces and their speed, nor of what
-torch's allocator wastes between blocks. The machine needs torch's CPU build and g++, which compiles
-`pretended_cuda.cpp` in some seconds.
+Nothing is computed, so the rehearsal does not cover kernels, their workspaces and their speed, or
+the fragmentation of torch's allocator. It needs torch's CPU build and g++, which compiles
+`pretended_cuda.cpp` in a few seconds.
 """
 
 import contextlib
@@ -38,62 +37,62 @@ _ALPHA = 32
 _PLAYER = "player_0"
 _TURN_TOKENS = 256
 _REPLY_TOKENS = 100
-"""Of a turn, as in `gpu.trainer`."""
+"""Tokens per turn, as in `gpu.trainer`."""
 _SOURCE = Path(__file__).parent / "pretended_cuda.cpp"
 _VERSION = 5
-"""Of the adapters in the mismatch check."""
+"""Version of the adapters in the mismatch check."""
 _VALUE = 1.0
-"""Every number that is read off a tensor."""
+"""The value of every number read from a tensor."""
 _LIMIT = 1 << 40
-"""More tokens than any rehearsal has: all rows are one micro-batch."""
+"""More tokens than any rehearsal has, so that all rows are one micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What one step took, in bytes of live storages on the device."""
+    """The memory of one step, in bytes of live storages on the device."""
 
     model: str
     conversations: int
     tokens: int
-    """Of each conversation."""
+    """Tokens per conversation."""
     replies: int
     """Tokens of all replies."""
     held: int
     """Base model, adapters, their gradients and the optimizer's moments."""
     peak: int
-    """Most that was alive at once in the forward and backward pass, with what is held."""
+    """Peak of the forward and backward pass, including `held`."""
     predicted: int
-    """The doctor's sum of the same, without its share for a process's libraries."""
+    """The doctor's estimate of the peak, without its share for a process's libraries."""
     largest: int
-    """Of a single storage that the pass made."""
+    """Largest single storage that the pass made."""
     largest_shape: str
     check_tokens: int
     """Tokens of the mismatch check's sample, replies and prompts."""
     check_peak: int
-    """Most that was alive at once in the mismatch check, with what is held."""
+    """Peak of the mismatch check, including `held`."""
     check_largest: int
-    """Of a single storage that the check made."""
+    """Largest single storage that the check made."""
     check_largest_shape: str
 
     @property
     def ratio(self) -> float:
-        """The doctor's sum over the count."""
+        """The doctor's estimate over the counted peak."""
         return self.predicted / self.peak
 
 
 def load_pretended_cuda() -> None:
-    """Give torch a CUDA device that holds nothing; to be called before torch is imported.
+    """Give torch a CUDA device that stores nothing; call this before importing torch.
 
     Raises:
-        RuntimeError: torch is imported already, or its build is for real GPUs.
+        RuntimeError: torch is already imported, or its build is for real GPUs.
     """
     if "torch" in sys.modules:
-        raise RuntimeError("torch is imported already; call this first, in a new process.")
+        raise RuntimeError("torch is already imported; call this first, in a new process.")
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None
     folder = Path(spec.origin).parent
     if (folder / "lib/libtorch_cuda.so").exists():
-        raise RuntimeError("this torch is built for real GPUs; take the CPU build for a rehearsal.")
+        raise RuntimeError("this torch is built for real GPUs; use the CPU build for a rehearsal.")
     with tempfile.TemporaryDirectory() as target:
         library = Path(target) / "pretended_cuda.so"
         command = [
@@ -112,17 +111,17 @@ def load_pretended_cuda() -> None:
             "-ltorch_cpu",
         ]
         subprocess.run(command, check=True, capture_output=True, text=True)
-        # The file may go: the process has it open.
+        # The file may be deleted afterwards, since the process has it open.
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def rehearse(name: str, conversations: int, tokens: int) -> Rehearsal:
-    """Run one step's forward and backward pass, with gradient checkpoints, and a restore.
+    """Run one step's forward and backward pass, with gradient checkpointing, and a restore.
 
     Args:
         name: A key of `random_model.ARCHITECTURES`.
         conversations: Rows of the micro-batch.
-        tokens: Of each row; a multiple of a turn's 256.
+        tokens: Tokens per row; a multiple of a turn's 256.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -141,7 +140,7 @@ def rehearse(name: str, conversations: int, tokens: int) -> Rehearsal:
     with _gpu_choices(), FakeTensorMode(), counter()(replies) as live:
         model = _model(name)
         parameters = {key: value for key, value in model.named_parameters() if value.requires_grad}
-        # Gradients stay from step to step.
+        # Gradients are kept from step to step.
         for parameter in parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         _restore(parameters)
@@ -170,7 +169,7 @@ def rehearse(name: str, conversations: int, tokens: int) -> Rehearsal:
 
 
 def _model(name: str) -> Any:
-    """Return a model with one player's adapter and gradient checkpoints."""
+    """Return a model with one player's adapter and gradient checkpointing."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -178,7 +177,7 @@ def _model(name: str) -> Any:
     from hanabi_grpo.training.model.forward import join_lora_products
 
     config = AutoConfig.for_model(**ARCHITECTURES[name])
-    # They are on the device from the beginning, and tensors of this mode cannot be swapped.
+    # Modules are on the device from the start, and fake tensors cannot be swapped.
     stay = mock.patch.object(torch.nn.Module, "to", lambda module, *_, **__: module)
     with torch.device("cuda"), stay:
         base = AutoModelForCausalLM.from_config(
@@ -187,13 +186,13 @@ def _model(name: str) -> Any:
         model: Any = add_adapters(base, [_PLAYER], rank=RANK, alpha=_ALPHA, seed=0)
     join_lora_products(model)
     model.train().enable_input_require_grads()
-    # No random numbers are kept: no layer has a dropout, and the device has no generator.
+    # The random state is not kept: no layer has dropout, and the device has no generator.
     model.gradient_checkpointing_enable({"use_reentrant": True, "preserve_rng_state": False})
     return model
 
 
 def _restore(parameters: "dict[str, torch.nn.Parameter]") -> None:
-    """Give an optimizer the state of a checkpoint, as a resumed run does, and make an update."""
+    """Restore an optimizer from a checkpoint, as a resumed run does, and make an update."""
     import torch
 
     from hanabi_grpo.training.checkpoint import OptimizerState
@@ -209,24 +208,24 @@ def _restore(parameters: "dict[str, torch.nn.Parameter]") -> None:
         for key, value in optimizer.state[parameter].items():
             if value.device != parameter.device:
                 raise RuntimeError(
-                    f"{name}: {key} is on {value.device} after a restore, the parameter on "
+                    f"{name}: {key} is on {value.device} after a restore, but the parameter is on "
                     f"{parameter.device}."
                 )
     optimizer.step()
-    # The run keeps it.
+    # A real run also keeps the optimizer.
     _kept.append(optimizer)
 
 
 _kept: list[Any] = []
-"""Optimizers, whose moments are held as long as a run is."""
+"""Optimizers, whose moments are held for the whole run."""
 
 
 def _check_policies(model: Any, live: Any) -> int:
     """Let the mismatch check compare its largest sample with all suspects.
 
     Args:
-        model: Of `_model`.
-        live: The counter, which begins anew.
+        model: The model from `_model`.
+        live: The counter, whose peak is reset.
 
     Returns:
         Tokens of the sample.
@@ -251,7 +250,7 @@ def _check_policies(model: Any, live: Any) -> int:
     live.replies = num_replies
     live.begin()
     with (
-        # Both try the model on small inputs and compare values, of which there are none.
+        # Both test the model on small inputs and compare values, but fake tensors have none.
         mock.patch.object(policies, "share_prefixes", lambda _: True),
         mock.patch.object(policies, "computes_logits", lambda _: None),
     ):
@@ -269,9 +268,9 @@ def _check_policies(model: Any, live: Any) -> int:
         report=lambda *_, **__: None,
     )
     batch = collate(sample, _PLAYER, num_replies, 0, torch.device("cuda"))
-    # Which tokens differ is read from values on the host, of which there are none either.
+    # This reads from values on the host which tokens differ, but fake tensors have none.
     with mock.patch.object(mismatch, "_different_tokens", lambda *_: set()):
-        # Base model and other adapters are suspected in turn; here there is one adapter.
+        # The check suspects the base model and other adapters in turn; here is one adapter.
         check.check_games(
             mismatch.CheckedGames(
                 samples={_PLAYER: batch},
@@ -286,7 +285,7 @@ def _check_policies(model: Any, live: Any) -> int:
 
 
 class _OneProcess:
-    """In the place of accelerate: sums over processes, whose values are all 1."""
+    """Stands in for accelerate: sums over processes, whose values are all 1."""
 
     @property
     def device(self) -> "torch.device":
@@ -305,11 +304,11 @@ def _check_devices(parameters: "dict[str, torch.nn.Parameter]") -> None:
         gradient = parameter.grad
         if gradient is None or gradient.device != parameter.device:
             where = None if gradient is None else gradient.device
-            raise RuntimeError(f"{name}: its gradient is on {where}, not on {parameter.device}.")
+            raise RuntimeError(f"{name}: the gradient is on {where}, not on {parameter.device}.")
 
 
 def _predicted(name: str, model: Any, tokens: int, replies: int) -> float:
-    """Return what the doctor expects of the same step, see `memory.trainer_parts`."""
+    """Return the doctor's estimate for the same step, see `memory.trainer_parts`."""
     from hanabi_grpo.commands.doctor.memory import ModelSizes, batch_parts
 
     sizes = ModelSizes.from_config(ARCHITECTURES[name])
@@ -324,10 +323,10 @@ def _predicted(name: str, model: Any, tokens: int, replies: int) -> float:
 
 @contextlib.contextmanager
 def _gpu_choices() -> Iterator[None]:
-    """Let torch choose as on an H100: autocast is there, and attention takes these kernels.
+    """Let torch choose as on an H100: autocast is available, and attention uses these kernels.
 
-    In 16 bits flash attention, which takes grouped heads; in float32 the memory-efficient kernel,
-    or with grouped heads the one that holds all scores.
+    In 16 bits, flash attention, which supports grouped heads. In float32, the memory-efficient
+    kernel, or with grouped heads the one that holds all scores.
     """
     import torch
     import torch.nn.functional as functional
@@ -335,7 +334,7 @@ def _gpu_choices() -> Iterator[None]:
     from transformers import masking_utils
 
     class TensorsOfValues(TorchFunctionMode):
-        """Makes tensors of given values on the CPU first: torch would take the device's memory."""
+        """Makes tensors from values on the CPU first, since torch would access device memory."""
 
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -369,7 +368,7 @@ def _gpu_choices() -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_available", lambda: True),
         mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_: True),
         mock.patch.object(torch.cuda, "synchronize", lambda *_: None),
-        # transformers cannot see without values that no row is packed, and would make a mask.
+        # Without values, transformers cannot see that no row is packed, and would make a mask.
         mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda *_: None),
         TensorsOfValues(),
     ):
@@ -377,7 +376,7 @@ def _gpu_choices() -> Iterator[None]:
 
 
 def counter() -> Callable[[int], Any]:
-    """Return the class that counts live bytes; it cannot be made before torch is imported."""
+    """Return the class that counts live bytes; it cannot be defined before torch is imported."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -391,8 +390,8 @@ def counter() -> Callable[[int], Any]:
             """Begin with nothing.
 
             Args:
-                replies: True values of the mask of reply tokens. Shapes that depend on the mask
-                    cannot be known without values.
+                replies: Number of true values in the mask of reply tokens. Without values, shapes
+                    that depend on the mask are unknown.
             """
             super().__init__()
             self.bytes = 0
@@ -420,7 +419,7 @@ def counter() -> Callable[[int], Any]:
             if func is aten._local_scalar_dense.default:
                 return True if args[0].dtype == torch.bool else _VALUE
             if func is aten._unique2.default:
-                # As if every number were another one.
+                # As if all numbers were different.
                 return args[0].flatten(), args[0].new_empty(0), args[0].new_empty(0)
             if func is aten.index.Tensor:
                 return func(args[0], self._numbered(args[1]))
@@ -430,7 +429,7 @@ def counter() -> Callable[[int], Any]:
             return func(*args, **kwargs)
 
         def _numbered(self, indices: Any) -> list[Any]:
-            """Return indices in which masks are the numbers of their true values."""
+            """Return the indices, with masks replaced by the positions of their true values."""
             numbered: list[Any] = []
             for index in indices:
                 if index is None or index.dtype != torch.bool:
@@ -462,7 +461,7 @@ def counter() -> Callable[[int], Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Rehearse steps and print what they take, one JSON object a line."""
+    """Rehearse steps and print their memory, one JSON object per line."""
     name, *sizes = arguments
     load_pretended_cuda()
     for size in sizes:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The real CUDA packages on a machine without a GPU: a nightly test, not part of CI. The exit code says whether it passed.
+# Test the real CUDA packages on a machine without a GPU: a nightly test, not part of CI. The exit code tells whether it passed.
 #
 #   bash tools/gpu/stubs.sh [FOLDER]     # outputs/cuda-env
 #
-# Copies this checkout to FOLDER/checkout and installs the packages for GPUs there, as tools/setup.sh does on a node with some:
-# 10 GB, and half a minute to ten of download and installation the first time. The environment of this checkout stays as it is.
-# Then stub libraries (tools/gpu/stubs/) take the place of the driver and of NVML, and tools/gpu/cuda_packages.py imports what
-# an engine imports on a GPU and compares the configuration that 1, 2, 4 and 8 GPUs and MIG slices get with what is expected.
+# Copies this checkout to FOLDER/checkout and installs the packages for GPUs there, as tools/setup.sh does on a node with GPUs:
+# 10 GB, and half a minute to ten minutes of download and installation the first time. This checkout's environment is unchanged.
+# Then stub libraries (tools/gpu/stubs/) replace the driver and NVML. tools/gpu/cuda_packages.py imports what an engine imports on
+# a GPU, and compares the configurations for 1, 2, 4 and 8 GPUs and MIG slices with the expected ones.
 # Needs gcc, git and the package index.
 set -euo pipefail
 case "${1:-}" in
@@ -14,7 +14,7 @@ case "${1:-}" in
     sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
--*) echo "stubs: '$1': give a folder, or nothing for outputs/cuda-env." >&2 && exit 2 ;;
+-*) echo "stubs: '$1': must be a folder, or nothing for outputs/cuda-env." >&2 && exit 2 ;;
 esac
 folder=${1:-$(dirname "${BASH_SOURCE[0]}")/../../outputs/cuda-env}
 mkdir -p "$folder"
@@ -22,7 +22,7 @@ folder=$(cd "$folder" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 copy=$folder/checkout stubs=$folder/stubs
 
-# What was deleted here is deleted there; the environment stays.
+# Files deleted here are deleted there; the environment stays.
 mkdir -p "$copy" "$stubs"
 find "$copy" -mindepth 1 -maxdepth 1 ! -name .venv ! -name uv.lock -exec rm -rf {} +
 git ls-files -z --cached --others --exclude-standard | tar --null --ignore-failed-read -T - -cf - | tar -xf - -C "$copy"

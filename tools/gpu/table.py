@@ -1,6 +1,6 @@
-"""What the calls wrote, as the table for docs/benchmarks.md.
+"""The results of the calls, as the table for docs/benchmarks.md.
 
-A call that left nothing has a row that says so.
+A call without results has a row that says so.
 
     python -m gpu.table steps RUN      # JSON: medians over the steps of a run
     python -m gpu.table table FOLDER   # Markdown
@@ -22,9 +22,9 @@ CALLS = {
     "D-overlap": "the same with HANABI_OVERLAP=1",
     "C-zero2": "the same under ZeRO-2",
     "C-kills": "kill -9 of engine and server",
-    "D-256": "the same with 256 games a step",
+    "D-256": "the same with 256 games per step",
     "E": "a team of two base models",
-    "K": "the engine killed beside the trainer",
+    "K": "the engine killed while the trainer runs",
     "S": "an engine that sleeps",
     "V-runner1": "vLLM's first model runner",
     "V-runner1-top-p": "the same with TOP_P=0.9",
@@ -34,19 +34,19 @@ CALLS = {
 }
 """The calls of check.sh and what they run, in the order of the table."""
 _PREFIXES = ("time/", "step_time", "tokens/", "memory/", "push/")
-"""Beginnings of the names of the metrics that are summarised."""
+"""Metrics whose names begin with one of these are summarized."""
 _PARTS = ("parity", "mismatch")
-"""Parts of the names of others that are."""
+"""Metrics whose names contain one of these are summarized, too."""
 _NOT_SHOWN = ("packages", "facts", "details")
 """Keys whose values are too long for a table."""
 _LONG_NUMBER = 1e9
-"""From which on a number is shown in units of 1e9."""
+"""Numbers of at least this size are shown in units of 1e9."""
 
 
 def steps_of(run: Path) -> dict[str, Any]:
     """Return the medians of a run's times, tokens, memory and logprob mismatch.
 
-    They are taken over all steps but the first one, e.g. {"steps": 3, "time/train": 3.75}.
+    They are taken over all steps except the first, e.g. {"steps": 3, "time/train": 3.75}.
     """
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
@@ -56,7 +56,7 @@ def steps_of(run: Path) -> dict[str, Any]:
     figures: dict[str, list[float]] = {}
     for row in measured:
         for name, value in row.items():
-            # null, where a step had nothing to measure.
+            # null if a step had nothing to measure.
             if isinstance(value, int | float) and _is_summarised(name):
                 figures.setdefault(name, []).append(value)
     for name, values in figures.items():
@@ -74,20 +74,20 @@ def table_of(folder: Path) -> str:
     for call, title in CALLS.items():
         path = folder / f"{call}.json"
         if not path.is_file():
-            # Those of a longer name belong to the log of their letter.
+            # Calls with a longer name are in the log of their letter.
             log = call.partition("-")[0] + ".log"
-            lines.append(f"| {call} | {title} | not run, or it did not end: see {log} |")
+            lines.append(f"| {call} | {title} | not run or not finished, see {log} |")
             continue
         results = json.loads(path.read_text(encoding="utf-8"))
         for name, figure in _figures(results):
-            # A plain bar would end the cell.
+            # A plain vertical bar would end the cell.
             cell = figure.replace("|", "∣")
             lines.append(f"| {call} | {title}: {name} | {cell} |")
     return "\n".join(lines) + "\n"
 
 
 def _figures(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every figure, those of nested results after their keys."""
+    """Yield the name and the text of every figure; nested names begin with their keys."""
     for name, value in results.items():
         if name in _NOT_SHOWN:
             continue

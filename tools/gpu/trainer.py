@@ -17,11 +17,11 @@ _PROMPT_TOKENS = 156
 _REPLY_TOKENS = 100
 _TURN_TOKENS = _PROMPT_TOKENS + _REPLY_TOKENS
 _TURNS = 8
-"""Of a conversation, but for that of the largest micro-batch."""
+"""Turns of a conversation, except in the largest micro-batch."""
 _NO_LIMIT = 1 << 20
-"""More tokens than the rows of a comparison have: they are learned in one micro-batch."""
+"""More tokens than the rows of a comparison have, so that they are one micro-batch."""
 _NUM_KERNELS = 12
-"""Of those that take longest."""
+"""Number of longest kernels that are listed."""
 _NAME_LENGTH = 100
 """Characters of a kernel's name that are shown."""
 
@@ -38,8 +38,8 @@ def measure(name: str, device: str, tokens: list[int]) -> dict[str, Any]:
         tokens: Sizes of the micro-batches.
 
     Returns:
-        Seconds, tokens/s and peak memory by size, the kernels that take longest, and the cosine
-        between the gradient of the attention kernel and that of plain attention.
+        Seconds, tokens/s and peak memory by size, the kernels that take the longest, and the cosine
+        between the gradients of the attention kernel and of plain attention.
     """
     cases = []
     model = _model(name, device, "sdpa")
@@ -51,7 +51,7 @@ def measure(name: str, device: str, tokens: list[int]) -> dict[str, Any]:
         rows = _rows(num_games=num_games, turns=turns, seed=0)
         _learn(model, rows, size)  # kernels are chosen and compiled
         cases.append(_measure_case(model, rows, size, device))
-    # Small: plain attention holds tokens × tokens numbers a head.
+    # Small, because plain attention holds tokens × tokens numbers per head.
     turns = min(_TURNS, min(tokens) // _TURN_TOKENS)
     rows = _rows(num_games=2, turns=turns, seed=1)
     kernels = _longest_kernels(model, rows, device)
@@ -94,7 +94,7 @@ def _model(name: str, device: str, attention: str) -> Any:
 
 
 def _learn(model: Any, rows: list[Any], limit: int) -> None:
-    """Learn as the trainer does: with models of 16 bits under autocast, adapters in float32."""
+    """Learn as the trainer does: 16-bit models under autocast, adapters in float32."""
     import torch
 
     device = model.device.type
@@ -103,7 +103,7 @@ def _learn(model: Any, rows: list[Any], limit: int) -> None:
 
 
 def _measure_case(model: Any, rows: list[Any], limit: int, device: str) -> dict[str, Any]:
-    """Return what learning from some rows takes."""
+    """Return time and memory of learning from some rows."""
     import torch
 
     has_gpu = device == "cuda"
@@ -124,7 +124,7 @@ def _measure_case(model: Any, rows: list[Any], limit: int, device: str) -> dict[
 
 
 def _longest_kernels(model: Any, rows: list[Any], device: str) -> list[str]:
-    """Return the kernels that take longest, with their shares, e.g. "31 % flash_fwd_kernel"."""
+    """Return the kernels that take the longest and their shares, e.g. "31 % flash_fwd_kernel"."""
     from torch.profiler import ProfilerActivity, profile
 
     has_gpu = device == "cuda"

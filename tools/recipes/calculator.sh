@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# What a calculator in the seat is worth: one seat answers chain sums (docs/teams.md) with and without it, from one start.
+# What is a calculator worth? One seat answers chain sums (docs/teams.md) with and without it, from the same start.
 #
 #   bash tools/recipes/calculator.sh
 #   TOOL_SEEDS="0 1 2" DEMO_STEPS=150 bash tools/recipes/calculator.sh
 #
 #   TOOL_SEEDS   seeds of adapters, problems and sampling (0); the tiny model is the same
-#   TOOL_OUT     folder (outputs/calculator); what is there already is not done again
+#   TOOL_OUT     folder (outputs/calculator); finished parts are not repeated
 #
-# Both rows are demos (tools/demo.sh) of as many steps of 128 games, from one tiny model, which imitates a script that calls the
-# calculator in half of its turns and is right in .7 of the others. The second row has HANABI_TOOLS=none, and everything else alike.
-# DEMO_STEPS, DEMO_DEALS and settings of training hold for both. At the end: a row each, as
-# Markdown; "greedy" is the trained seat that always says what it finds likeliest.
+# Both arms are demos (tools/demo.sh) with equally many steps of 128 games, from one tiny model, which imitates a script that calls
+# the calculator in half of its turns and is right in .7 of the others. The second arm differs only in HANABI_TOOLS=none.
+# DEMO_STEPS, DEMO_DEALS and training settings apply to both. At the end, it prints a Markdown table;
+# "greedy" is the trained seat when it always takes the likeliest token.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
@@ -23,7 +23,7 @@ for seed in ${TOOL_SEEDS:-0}; do
     for tools in calculator none; do
         folder=$out/$tools-$seed
         if [ ! -e "$folder/after.json" ]; then
-            rm -rf "$folder" # one that was interrupted
+            rm -rf "$folder" # from an interrupted run
             HANABI_TOOLS=$tools DEMO_SEED=$seed DEMO_OUT=$folder bash tools/demo.sh
         fi
         # The demo samples at temperature 1; here the likeliest token, on a server of its own.

@@ -1,4 +1,4 @@
-"""Print what tools/recipes/calculator.sh left, a row per run, before and after training.
+"""Print the results of tools/recipes/calculator.sh, a row per run, before and after training.
 
 python tools/recipes/calculator_table.py outputs/calculator
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Who is credited, and what it is worth: a team is paid for what it makes together, and arms differ in the estimator alone.
+# What is credit assignment worth? A team gets a joint reward, and the arms differ only in the advantage estimator.
 #
 #   bash tools/recipes/credit_ablation.sh                     # debate, all arms, seeds 0, 1 and 2
 #   BOARD=marshal-mini bash tools/recipes/credit_ablation.sh group ippo
@@ -8,11 +8,11 @@
 #   RECIPE_SEEDS  seeds of adapters, starts and sampling (0 1 2); the model is that of seed 0
 #   RECIPE_STEPS  steps of 128 games, of each arm and seed (75 in a workflow, 60 on a board)
 #   RECIPE_DEALS  held-out starts of each evaluation, sampled at temperature 1 (1000)
-#   NOISE_STEPS   steps at a rate of nothing, by which a gradient's noise is measured (40; 0: not measured)
+#   NOISE_STEPS   steps with a learning rate of nearly 0, which measure the gradient noise (40; 0: not measured)
 #
-# Arms: group (each player's returns against those of its group, HANABI_ADVANTAGE=turn), ippo, mappo, vdn and qmix, all paid
-# the same; in a workflow also difference (paid by the difference reward) and own (by the workflow's own rewards).
-# An arm's run is outputs/credit/BOARD/ARM-SEED; what is there already is not done again. docs/results-appendix.md has the tables.
+# Arms: group (each player's returns against those of its group, HANABI_ADVANTAGE=turn), ippo, mappo, vdn and qmix, all with the
+# same reward; in a workflow also difference (the difference reward) and own (the workflow's own rewards).
+# An arm's run is outputs/credit/BOARD/ARM-SEED; finished runs are not repeated. docs/results-appendix.md has the tables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -65,7 +65,7 @@ else
     warm_start
 fi
 
-# train RUN ARM STEPS [SETTING=VALUE...]: with the arm's settings, in a folder that is there once it is whole.
+# train RUN ARM STEPS [SETTING=VALUE...]: train with the arm's settings, in RUN.begun, which is renamed when complete.
 train() {
     local run_folder=$1 arm=$2 for_steps=$3
     shift 3
@@ -81,7 +81,7 @@ for seed in ${RECIPE_SEEDS:-0 1 2}; do
     for arm in "${order[@]}"; do
         if [ "$seed" = 0 ] && [ "${NOISE_STEPS:=40}" -gt 0 ] && [ ! -e "$out/noise-$arm" ]; then
             say "$arm: measuring its gradient noise"
-            # Nothing moves, so that every step's gradient is of one policy; nothing but the estimator is in it.
+            # The policy does not change, so all gradients are of one policy and contain nothing but the estimator.
             train "$out/noise-$arm" "$arm" "$NOISE_STEPS" LEARNING_RATE=1e-12 LR_SCHEDULER_TYPE=constant \
                 MAX_GRAD_NORM=1e9 HANABI_ENTROPY_BONUS=0 HANABI_UPDATES_PER_STEP=1
             mv "$out/noise-$arm.begun" "$out/noise-$arm"

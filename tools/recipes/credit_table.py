@@ -12,20 +12,21 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 LAST_STEPS = 10
-"""Of a run, over which its score in training is averaged."""
+"""Last steps of a run over which its training score is averaged."""
 WARM_UP_STEPS = 5
-"""Whose duration is not counted: torch makes its kernels in them."""
+"""First steps whose duration is not counted, because torch compiles its kernels in them."""
 HEADER = (
-    "| arm | held out | last 10 steps of training | noise ÷ signal of a gradient | seconds a step |"
+    "| arm | held out | last 10 steps of training | noise ÷ signal of a gradient "
+    "| seconds per step |"
 )
 
 
 def noise(run: Path) -> float:
     """Return the variance of a step's gradient over its squared mean, summed over a team's weights.
 
-    Of a run whose weights did not change, Adam's first moment is a mean m = Σ wᵢ gᵢ of gradients
-    and the second one a mean v = Σ uᵢ gᵢ². With μ the true gradient and σ² the variance of one,
-    E Σ v = |μ|² + σ² and E |m|² = |μ|² + σ² Σ wᵢ².
+    In a run whose weights do not change, Adam's first moment is a mean m = Σ wᵢ gᵢ of gradients,
+    and the second one is a mean v = Σ uᵢ gᵢ². With μ the true gradient and σ² the variance of one
+    step's gradient, E Σ v = |μ|² + σ² and E |m|² = |μ|² + σ² Σ wᵢ².
     """
     arguments = json.loads((run / "args.json").read_text())
     beta_1 = arguments["adam_beta1"]

@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Full Hanabi, two to five players, on two CPU cores: imitation of a bot by single turns, then GRPO with critics from there.
+# Full Hanabi, two to five players, on two CPU cores: imitate a bot on single turns, then continue with GRPO and critics.
 #
-#   PLAYERS=3 bash tools/recipes/full_laptop.sh     # again and again: each call is one sitting, and continues the last one
+#   PLAYERS=3 bash tools/recipes/full_laptop.sh     # run it repeatedly: each call is one session and continues the last one
 #
 #   PLAYERS          2 to 5 (2)
 #   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
-#   RECIPE_MINUTES   of one sitting (110); what is begun is kept
-#   RECIPE_TEACHER   a bot (focus-bot, which a message of its own is enough to follow; with 3 players and more hat-bot plays
-#                    better and is far harder to read)
-#   RECIPE_GAMES     of the teacher, about 65 turns each with two players, 59 with three and four, 54 with five (36000)
-#   RECIPE_PASSES    over the teacher's turns (1)
+#   RECIPE_MINUTES   minutes per session (110); unfinished work is kept
+#   RECIPE_TEACHER   a bot (focus-bot, which can be imitated from single messages; with 3 or more players, hat-bot plays
+#                    better but is far harder to imitate)
+#   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, 59 with three and four, 54 with five (36000)
+#   RECIPE_PASSES    passes over the teacher's turns (1)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60)
-#   RECIPE_RUN       name of the training, so that several start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
-#   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
+#   RECIPE_RUN       name of the training run, so that several can start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
+#   RECIPE_DEALS     deals of the final evaluations (2000), from the suite test, which was not used to choose anything
 #
-# A message holds the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
-# is one word (HANABI_DEDUCTIONS=joined), so that a turn can be learned by itself. One network for all seats learns from the
-# teacher: 0.9 M parameters and the embeddings of 33,000 words; from there each player has an adapter. With
-# HANABI_DEDUCTIONS=counted there are three words a card, and the model has 0.7 M parameters. Any HANABI_*, LEARNING_RATE or
-# LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
+# A message contains the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
+# is one word (HANABI_DEDUCTIONS=joined), so that each turn can be learned separately. One network for all seats learns from the
+# teacher: 0.9 M parameters plus the embeddings of 33,000 words. Then each player trains an adapter. With
+# HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any HANABI_*, LEARNING_RATE or
+# LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
 # The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-3p-SEED-joined with three players).
-# docs/results-appendix.md has what it comes to.
+# docs/results-appendix.md has the results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -54,7 +54,7 @@ unset DATASET
 source tools/session.sh
 start_session
 
-# for_now LOG COMMAND...: until the sitting ends; then the command is asked to stop, which keeps what it has.
+# for_now LOG COMMAND...: run until the session ends; then the command is asked to stop, and it keeps its progress.
 for_now() {
     local log=$1 status=0
     shift
@@ -78,7 +78,7 @@ if [ ! -e "$folder/taught" ]; then
 fi
 export MODEL=$folder/warm/model
 default_env HANABI_ADVANTAGE ippo
-# A critic compares turns of different deals, so each deal is played no more often than it must be.
+# A critic compares turns of different deals, so each deal is played as few times as possible.
 default_env HANABI_TASKS_PER_STEP 32
 default_env NUM_GENERATIONS 2
 default_env LEARNING_RATE 2e-3
@@ -93,8 +93,8 @@ start_server
 say "training: $steps steps, log $training.log"
 OUTPUT_DIR=$training MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
     for_now "$training.log" bash tools/train/train_grpo_msswift.sh
-say "after: $deals test deals, sampled at temperature 1 and greedy, beside the teacher"
-# By its folder: in a sitting after the last step no trainer has pushed its players to the server.
+say "after training: $deals test deals, sampled at temperature 1 and greedy, compared with the teacher"
+# By its folder: in a session after the last step, no trainer has pushed its players to the server.
 run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --out "$training/sampled.json"
 run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --temperature 0 --out "$training/greedy.json"
 bots=("$teacher")

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# One pair of players for several games, against a pair for each; two games that nobody trains on are held out.
+# Compare one pair of players for several games with a specialist pair for each; two games are held out from training.
 #
 #   bash tools/recipes/generalist.sh
 #
 #   RECIPE_SEED   seed of the model, adapters, deals and sampling (0)
-#   RECIPE_STEPS  steps of 128 games that each specialist makes (200); the generalist makes as many of every game
+#   RECIPE_STEPS  steps of 128 games for each specialist (200); the generalist gets as many per game
 #   RECIPE_DEALS  deals of each evaluation (500)
 #
-# All start from one tiny model that was pretrained on games of noisy teachers of all five games. What is trained and
-# evaluated already is not made again. The runs are outputs/generalist-SEED/NAME, the evaluations lie beside them.
-# Half an hour on two cores. What it came to is in docs/results-appendix.md.
+# All start from one tiny model that was pretrained on games of noisy teachers in all five games. Finished runs and evaluations
+# are not repeated. The runs are outputs/generalist-SEED/NAME, with the evaluations next to them.
+# Takes half an hour on two cores. The results are in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -21,13 +21,13 @@ folder=outputs/generalist-$SEED
 trained=(tic_tac_toe:tic_tac_toe kuhn_poker:kuhn_poker hanabi:marshal-mini)
 held_out=(leduc_poker:leduc_poker connect_four:connect_four-4x5)
 export MODEL=$folder/model
-# Without DATASET, so that a shell's own does not stand in for a game.
+# DATASET is unset, so that the shell's own does not replace a game.
 unset DATASET HANABI_ENV HANABI_PRESET
 mkdir -p "$folder"
 source tools/session.sh
 start_session
 
-say "the tiny model, which knows the words of five games: $MODEL"
+say "the tiny model, with the words of five games: $MODEL"
 run - hanabi-grpo tiny-model --env tic_tac_toe $(printf -- '--preset %s ' "${trained[@]}" "${held_out[@]}") \
     --out "$MODEL" --seed "$SEED" --steps 2000
 say "the dataset of the generalist: $folder/all.jsonl"
@@ -38,7 +38,7 @@ for one in "${trained[@]}"; do
 done
 HANABI_ENV=tic_tac_toe start_server
 
-# evaluate NAME WORD: every game, by base or by the players that are served.
+# evaluate NAME POLICY: evaluate POLICY, base or served, on every game.
 evaluate() {
     local who=$1 one lineups
     for one in "${trained[@]}" "${held_out[@]}"; do
@@ -57,7 +57,7 @@ evaluate() {
     done
 }
 
-# train NAME STEPS [VARIABLE=VALUE...]: and evaluate what is served then.
+# train NAME STEPS [VARIABLE=VALUE...]: train, then evaluate the served players.
 train() {
     local who=$1 count=$2
     shift 2

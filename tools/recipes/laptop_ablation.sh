@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What each choice is worth: arms that differ in one setting, from one warm start, at equal games, learning by single turns
-# as laptop_headline.sh does.
+# What is each choice worth? The arms differ in one setting, start from one warm start, use equally many games, and learn from
+# single turns like laptop_headline.sh.
 #
 #   bash tools/recipes/laptop_ablation.sh                    # all arms, seed 0
 #   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results-appendix.md
@@ -11,9 +11,9 @@
 #   RECIPE_DEALS  held-out deals of each evaluation, sampled at temperature 1 (1000)
 #   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
 #
-# An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds there, the table and the picture are
+# An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds, this makes the table and the picture:
 #   hanabi-grpo compare 'turn=outputs/ablation/laptop/turn-*' 'shared=outputs/ablation/laptop/shared-*' --out-png arms.png
-# Written 2026-11-21, its settings on 2026-11-25. The expected table is in docs/results-appendix.md.
+# Written 2026-11-21, settings of 2026-11-25. The expected table is in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -36,7 +36,7 @@ declare -A arms=(
     [updates_1]="HANABI_UPDATES_PER_STEP=1"
     [updates_4]="HANABI_UPDATES_PER_STEP=4"
     [no_bonus]="HANABI_ENTROPY_BONUS=0"
-    # The objective of MARSHAL's own configuration, with ROLL's clips: a game of each task, returns of its turns less the mean
+    # The objective of MARSHAL's own configuration, with ROLL's clips: one game per task, returns of its turns minus the mean
     # of the board, whitening, dual clip (1 + 2 * .2), KL to the start in the reward, no entropy bonus.
     [marshal]="HANABI_ADVANTAGE=return_to_go HANABI_NORMALIZE_OVER=environment HANABI_NORMALIZE=mean HANABI_WHITEN_REWARDS=1
         HANABI_WHITEN_ADVANTAGES=1 HANABI_REWARD_CLIP=10 HANABI_ADVANTAGE_CLIP=4 HANABI_DUAL_CLIP=1.4 HANABI_KL_IN=reward
@@ -48,7 +48,7 @@ declare -A arms=(
     [pool]="HANABI_PARTNERS=earlier*3,iggi,hint-bot,piers HANABI_PARTNER_SHARE=0.5"
     [shared]="HANABI_ADAPTERS=shared"
 )
-# shared comes last: the server has to be started anew for it.
+# shared comes last, because it needs a restart of the server.
 order=(turn turn_unscaled grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1
     updates_4 no_bonus marshal other_play more_entropy pool shared)
 single_turns

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# The headline on this machine: a 0.6 M-parameter model learns to pass the bots by self-play with an adapter per player.
+# The headline result on this machine: a 0.6 M-parameter model learns to beat the bots by self-play with an adapter per player.
 #
 #   bash tools/recipes/laptop_headline.sh                      # laptop, seed 0
 #   BOARD=marshal-mini RECIPE_SEED=2 bash tools/recipes/laptop_headline.sh
 #
 #   BOARD         laptop, marshal-mini, marshal-simple (3 colours x 2 ranks) or marshal-full (3 x 3) (laptop)
 #   RECIPE_SEED   seed of the adapters, deals and sampling (0)
-#   RECIPE_MODEL_SEED  seed of the model and its imitation (0: the players of all seeds have one model, and can be crossed)
-#   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (iggi)
-#   RECIPE_STEPS  steps of 192 games; rate and entropy target fall in the last third (200)
-#   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
+#   RECIPE_MODEL_SEED  seed of the model and its imitation (0: the players of all seeds share one model and can cross-play)
+#   RECIPE_START  the bot whose games the model imitates first; tiny: none beyond those of the tiny model itself (iggi)
+#   RECIPE_STEPS  steps of 192 games; learning rate and entropy target fall in the last third (200)
+#   RECIPE_DEALS  deals of each evaluation (2000), from the suite test, which was not used to choose anything
 #
-# Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
-# The run is outputs/headline/BOARD-SEED. With several seeds there, the table and the picture are
+# Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
+# The run is outputs/headline/BOARD-SEED. With several seeds, this makes the table and the picture:
 #   hanabi-grpo compare 'headline=outputs/headline/laptop-*' --out-png headline.png
-# and they play with one another by (MODEL as `report RUN` shows it)
+# and this lets them play with one another (MODEL as `report RUN` shows it):
 #   HANABI_PRESET=laptop HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted MODEL=outputs/warm-... \
 #       hanabi-grpo cross-play outputs/headline/laptop-? --suite test --own-server
-# Written 2026-11-21, its settings on 2026-11-25. The expected tables are in docs/results-appendix.md.
+# Written 2026-11-21, settings of 2026-11-25. The expected tables are in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -44,7 +44,7 @@ warm_start "${RECIPE_MODEL_SEED:-0}"
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
-say "before: $deals test deals with the starting model, sampled"
+say "before training: $deals test deals with the starting model, sampled"
 run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --out "$folder/start.json"
 
 say "training: $steps steps, log $folder/train.log"
@@ -52,7 +52,7 @@ OUTPUT_DIR=$out MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 mv "$folder/start.json" "$out/"
 
-say "after: the same deals, sampled at temperature 1 and greedy, beside IGGI"
+say "after training: the same deals, sampled at temperature 1 and greedy, compared with IGGI"
 run - hanabi-grpo evaluate served --suite test --tasks "$deals" --out "$out/sampled.json"
 run - hanabi-grpo evaluate served --suite test --tasks "$deals" --temperature 0 --out "$out/greedy.json"
 run - hanabi-grpo evaluate iggi --suite test --tasks "$deals" --out "$folder/iggi.json"

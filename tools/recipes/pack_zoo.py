@@ -1,8 +1,8 @@
-"""Make a team of the zoo (`data/zoo/NAME`) of a finished run: adapters, base model, facts.
+"""Make a team of the zoo (`data/zoo/NAME`) from a finished run: adapters, base model, facts.
 
     python tools/recipes/pack_zoo.py outputs/headline/laptop-0 laptop
 
-Weights are rounded to 16 bits, which halves the files; what the team scores is measured after that.
+Weights are rounded to 16 bits, which halves the files; the team's score is measured afterwards.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _SETTINGS = (
     "HANABI_DEDUCTIONS",
     "MAX_COMPLETION_LENGTH",
 )
-"""What a team has to play with."""
+"""The settings that a team must be played with."""
 _TASKS = 2000
 _TEMPERATURES = {"sampled": "1", "greedy": "0"}
 
@@ -68,7 +68,7 @@ def pack(run: Path, team: Path) -> None:
 
 
 def measure(team: Path) -> None:
-    """Evaluate a team on held-out tasks that nothing was chosen by, and note what it scores."""
+    """Evaluate a team on held-out tasks not used to choose anything, and record its score."""
     document = json.loads((team / FACTS).read_text())
     evaluations = {}
     for label, temperature in _TEMPERATURES.items():
@@ -92,11 +92,11 @@ def _write(team: Path, document: dict[str, Any]) -> None:
 
 
 def _round(path: Path) -> None:
-    """Round a file's weights to 16 bits, and lose none to infinity."""
+    """Round a file's weights to 16 bits; exit if one of them would become infinite."""
     tensors = {name: tensor.half() for name, tensor in load_file(path).items()}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
-            sys.exit(f"{path}: {name} has weights beyond what 16 bits hold")
+            sys.exit(f"{path}: {name} has weights outside the range of float16")
     save_file(tensors, path, metadata={"format": "pt"})
 
 
@@ -106,9 +106,9 @@ def _as_text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make a team of the zoo of a finished run.")
-    parser.add_argument("run", type=Path, help="its folder")
-    parser.add_argument("name", help="of the team")
+    parser = argparse.ArgumentParser(description="Make a team of the zoo from a finished run.")
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("name", help="name of the team")
     arguments = parser.parse_args()
     pack(arguments.run, Path(ZOO) / arguments.name)
     measure(Path(ZOO) / arguments.name)

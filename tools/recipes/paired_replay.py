@@ -1,20 +1,20 @@
-"""How noisy are estimates of a move's worth, and what do they cost?
+"""How noisy are estimates of a move's advantage, and what do they cost?
 
-Scripts play; nothing is trained. It takes 1 to 2 minutes a board on one core:
+Scripts play; nothing is trained. It takes 1 to 2 minutes per board on one core:
 
     .venv/bin/python tools/recipes/paired_replay.py laptop marshal-mini
 
-Both players are IGGI with a fifth of the moves random. In each of 1000 games one turn is drawn, and
-its true advantage is found by 200 games played on from behind the move, less 200 from before it.
-Against that stand
+Both players are IGGI with a fifth of the moves random. In each of 1000 games, one turn is drawn.
+Its true advantage is estimated by 200 continuations from after the move, minus 200 from before it.
+It is compared with these estimates:
 
-- group: the game's score less the mean of 15 other games of its task (`rloo`),
-- vine: the game's score less the mean of 16 games played on from before the move (VinePPO, arXiv
+- group: the game's score minus the mean of 15 other games of its task (`rloo`),
+- vine: the game's score minus the mean of 16 continuations from before the move (VinePPO, arXiv
   2410.01679),
 - k pairs: the mean of k differences between the move and another one drawn in its place, both
-  played on with the same random numbers.
+  continued with the same random numbers.
 
-docs/results-appendix.md has what came of it.
+docs/results-appendix.md has the results.
 """
 
 import random
@@ -28,9 +28,9 @@ from hanabi_grpo.envs.base import Game, Observation
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
 
 NUM_GAMES = 1000
-"""Of a board; one turn of each is looked at."""
+"""Games per board; one turn of each is examined."""
 NUM_ROLLOUTS = 200
-"""From before and from behind the move, for its true advantage."""
+"""Continuations from before and from after the move, for its true advantage."""
 GROUP_SIZE = 16
 """Games of a task in a group."""
 NUM_VINE_ROLLOUTS = 16
@@ -46,9 +46,9 @@ class DrawnTurn:
     turns_behind: int
     """Turns of the game that follow it."""
     true: float
-    """Its advantage by many games."""
+    """Its advantage from many games."""
     group: float
-    """The estimates, as the head of this file says."""
+    """The estimates, see the module's docstring."""
     vine: float
     one_pair: float
     four_pairs: float
@@ -57,8 +57,7 @@ class DrawnTurn:
 def move(game: Game, player: int, rng: random.Random) -> str:
     """Return a move.
 
-    As many numbers are drawn for a random move as for one of IGGI's, so that two games can share
-    them.
+    A random move draws as many random numbers as one of IGGI's, so that two games can share them.
     """
     coin = rng.random()
     choice = rng.random()
@@ -79,11 +78,11 @@ def finish(game: Game, rng: random.Random) -> float:
 
 
 def play_on(state: Game, player: int, action: str, seed: float) -> float:
-    """Return the score of a game that goes on from a state with an action.
+    """Return the score of a game that continues from a state with an action.
 
     Args:
-        state: The game before the action; it stays as it is.
-        player: Who acts.
+        state: The game before the action; it is not changed.
+        player: The player who acts.
         action: The action.
         seed: Draws all that follows.
     """
@@ -93,7 +92,7 @@ def play_on(state: Game, player: int, action: str, seed: float) -> float:
 
 
 def look_at_a_turn(setup: Any, number: int, rng: random.Random) -> DrawnTurn:
-    """Play a game of a task, draw one of its turns and estimate the worth of its move.
+    """Play a game of a task, draw one of its turns and estimate the advantage of its move.
 
     Args:
         setup: The board.
@@ -151,7 +150,7 @@ def print_table(board: str) -> None:
     behind = fmean(turn.turns_behind for turn in drawn)
     print(
         f"\n{board}: estimate | correlation with the truth | noise / signal | "
-        "turns played a turn learned"
+        "turns played per turn learned"
     )
     print_row("group", [turn.group for turn in drawn], true, cost=1.0)
     vine_cost = 1 + NUM_VINE_ROLLOUTS * behind
@@ -177,7 +176,7 @@ def print_row(name: str, estimates: list[float], true: list[float], *, cost: flo
 
 
 def main() -> None:
-    """Print a table a board."""
+    """Print a table per board."""
     for board in sys.argv[1:] or ["laptop"]:
         print_table(board)
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Last players that are close to an equilibrium: self-play with a reference policy that follows the players.
+# Train players whose last version is close to an equilibrium: self-play with a reference policy that follows the players.
 #
-#   bash tools/recipes/poker.sh                      # Kuhn poker, about 25 minutes for a seed on two idle cores
+#   bash tools/recipes/poker.sh                      # Kuhn poker, about 25 minutes per seed on two idle cores
 #   POKER_SEEDS=0 bash tools/recipes/poker.sh leduc_poker
 #
 #   POKER_SEEDS   seeds of tiny model, adapters, deals and sampling (0 1 2)
-#   POKER_OUT     folder (outputs/poker); what is there already is not done again, and an interrupted seed continues
+#   POKER_OUT     folder (outputs/poker); finished seeds are not repeated, and an interrupted seed continues
 #
-# Each step plays 512 games, is paid in chips, and pulls the players by BETA towards what they were some steps ago (magnetic
+# Each step plays 512 games, with rewards in chips, and pulls the players by BETA toward their policy of some steps ago (magnetic
 # mirror descent, arXiv 2206.05825; the moving reference as in R-NaD, arXiv 2206.15378). The reference may be old while the
-# players still move, and the rate falls to 0 by a cosine. DEMO_STEPS and settings of training win over those below.
+# players still move, and the rate decays to 0 by a cosine. DEMO_STEPS and training settings override those below.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh

@@ -1,4 +1,4 @@
-"""Print what tools/recipes/poker.sh left, a row per seed: how exploitable the players are.
+"""Print the results of tools/recipes/poker.sh, a row per seed: how exploitable the players are.
 
 python tools/recipes/poker_table.py outputs/poker kuhn_poker
 """
@@ -21,7 +21,7 @@ def main(out: Path, game: str) -> None:
         profiles = json.loads(path.read_text())["profiles"]
         values = {name: f"{row['exploitability']:.4f}" for name, row in profiles.items()}
         averages = [value for name, value in values.items() if "average" in name]
-        # The recipe names them first: as `served`, or by the run's folder.
+        # The recipe lists them first: as `served`, or by the run's folder.
         last_players = next(iter(values.values()))
         seed = path.parent.name.removeprefix(f"{game}-")
         cells = [seed, values["uniform"], values["base"], last_players, *averages]

@@ -9,10 +9,10 @@
 #   RECIPE_STEPS  optimizer steps (200)
 #   RECIPE_DEALS  held-out deals of each evaluation (500)
 #
-# Any setting of the shell or of .env wins over the recipe's own value.
+# Any setting in the shell or .env overrides the recipe's own value.
 #
-# Written 2026-11-21. NOT RUN: no machine with such GPUs was at hand. The settings carry over what the laptop boards
-# taught (a start that explores, an entropy bonus, per-turn credit); their sizes are judgement. What to compare with:
+# Written 2026-11-21. NOT RUN: no machine with such GPUs was available. The settings follow the lessons from the laptop boards
+# (a start that explores, an entropy bonus, per-turn credit); their values are a judgment call. Compare with:
 #
 #   board          random   blind play   hint bot   IGGI    published for Qwen3-4B
 #   marshal-mini   1.44     2.30         2.63       2.83    2.17-2.22 (full fine-tuning, 8 GPUs; below blind play)
@@ -31,8 +31,8 @@ full) bot=iggi ;;
 esac
 source tools/launch.sh
 if ! on_gpu; then
-    echo "$name: CUDA vLLM is not installed here (tools/setup.sh installs it where nvidia-smi lists a GPU): for a machine" \
-        "without one there is tools/recipes/laptop_headline.sh." >&2
+    echo "$name: CUDA vLLM is not installed here (tools/setup.sh installs it if nvidia-smi lists a GPU). On a machine without" \
+        "a GPU, run tools/recipes/laptop_headline.sh." >&2
     exit 2
 fi
 
@@ -53,7 +53,7 @@ case $gpus in
 esac
 default_env MODEL Qwen/Qwen3-4B
 export HANABI_PRESET=$board
-# A move needs a few tokens; without a limit a model that stops to answer fills the context.
+# A move needs only a few tokens; without a limit, a model that no longer ends its replies fills the context.
 default_env MAX_COMPLETION_LENGTH 64
 default_env LR_SCHEDULER_TYPE cosine
 default_env HANABI_ENTROPY_BONUS 0.01
@@ -73,6 +73,6 @@ say "training: $steps steps, log $folder/train.log"
 HANABI_START_FROM=$folder/warm OUTPUT_DIR=$folder/train MAX_STEPS=$steps \
     run "$folder/train.log" bash tools/train/train_grpo_hanabi_server_wandb.sh
 
-say "after: $deals held-out deals"
+say "after training: $deals held-out deals"
 run - hanabi-grpo evaluate served "$bot" --tasks "$deals" --out "$folder/train/sampled.json"
 finish 0

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# A teacher that computes: the whole model imitates its games, and self-play goes on from there, with an adapter per player.
+# Learn from a teacher that computes: the whole model imitates its games, then self-play continues with an adapter per player.
 #
-#   bash tools/recipes/search_teacher.sh                       # laptop, the best known players that read one message a turn
+#   bash tools/recipes/search_teacher.sh                       # laptop, the best known players that read one message per turn
 #   BOARD=marshal-mini RECIPE_START=best-response bash tools/recipes/search_teacher.sh
 #   BOARD=marshal-mini RECIPE_START=search RECIPE_GAMES=3000 bash tools/recipes/search_teacher.sh
 #
 #   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
-#   RECIPE_START  the teacher: best-messages, best-response, search, search-piers or any other script (best-messages). Of
-#                 best-messages single turns are learned (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted)
-#   RECIPE_GAMES  its games (12000), each of another start number; a search takes a second a game
-#   RECIPE_WARM   updates of the model by imitation (6000 of best-messages, 2500 of others)
+#   RECIPE_START  the teacher: best-messages, best-response, search, search-piers or any other script (best-messages). With
+#                 best-messages, single turns are learned (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted)
+#   RECIPE_GAMES  its games (12000), each with a different start number; a search takes a second per game
+#   RECIPE_WARM   updates of the model by imitation (6000 for best-messages, 2500 for others)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  optimizer steps of self-play afterwards (0 behind best-messages, which can be memorized; 250)
-#   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
+#   RECIPE_STEPS  optimizer steps of self-play afterwards (0 after best-messages, which can be memorized; 250)
+#   RECIPE_DEALS  deals of each evaluation (2000), from the suite test, which was not used to choose anything
 #
-# Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value. The run
-# is outputs/search-teacher/BOARD-TEACHER-SEED. Written 2026-11-23; docs/results-appendix.md has what it gave.
+# Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value. The run
+# is outputs/search-teacher/BOARD-TEACHER-SEED. Written 2026-11-23; docs/results-appendix.md has the results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -26,12 +26,12 @@ source tools/recipe.sh
 RECIPE_START=${RECIPE_START:-best-messages}
 default_warm=2500 default_steps=250
 if [ "$RECIPE_START" = best-messages ]; then
-    # It chooses by the message of a turn, which these two settings make.
+    # It chooses by the message of a turn, which these two settings define.
     default_env HANABI_MEMORY turn
     default_env HANABI_DEDUCTIONS counted
     default_warm=6000 default_steps=0
 fi
-# Close to a good team: small steps, little noise, many deals of few games each.
+# Close to a good team: small steps, little exploration, many deals with few games each.
 default_env LEARNING_RATE 6e-4
 default_env HANABI_TASKS_PER_STEP 48
 default_env NUM_GENERATIONS 8
@@ -47,7 +47,7 @@ export MODEL=outputs/tiny-$board${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS}-seed-$
 say "tiny model of $board, seed $seed"
 run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 
-# Every start is in the games and none is held out: what such a team plays is a table, which carries nothing over.
+# Every start is in the games and none is held out: such a team plays from a table, which does not generalize.
 say "games of $start, and the model that learns to imitate them, log $folder/warm_start.log"
 run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --every-start --noise 0.03 \
     --tasks "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-$default_warm}" --learning-rate 3e-3 --out "$out/warm"

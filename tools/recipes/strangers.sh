@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Do independently trained teams understand each other? Seeds with base models of their own, and methods that should help.
+# Do independently trained teams understand each other? Seeds with separate base models, and methods that should help.
 #
 #   bash tools/recipes/strangers.sh
 #   STRANGER_SEEDS="0 1" RECIPE_STEPS=30 bash tools/recipes/strangers.sh turn other_play
@@ -9,10 +9,10 @@
 #   RECIPE_DEALS     held-out deals that every pair plays (1000)
 #   BOARD            laptop, marshal-mini, marshal-simple or marshal-full (laptop)
 #
-# An arm is one of laptop_ablation.sh; without any: turn (self-play), other_play, more_entropy and pool. Runs that are there
-# are not made again, so that the recipe can be interrupted. Per arm, cross-play of its seeds prints self-play less
-# cross-play with a jackknife over seeds; adhoc compares seed 0 of all arms beside the scripts of the board. Everybody plays
-# the plain game then, with the colours as they are.
+# Arms are those of laptop_ablation.sh; default: turn (self-play), other_play, more_entropy and pool. Finished runs are not
+# repeated, so the recipe can be interrupted. For each arm, cross-play of its seeds prints self-play minus cross-play with a
+# jackknife over seeds; adhoc compares seed 0 of all arms with the board's scripts as partners. These evaluations use the plain
+# game, with the same colours for all players.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
@@ -29,7 +29,7 @@ for seed in $seeds; do
     missing=()
     for arm in "${arms[@]}"; do
         if [ ! -e "$runs/$arm-$seed/sampled.json" ]; then
-            rm -rf "${runs:?}/$arm-$seed" # one that was interrupted
+            rm -rf "${runs:?}/$arm-$seed" # from an interrupted run
             missing+=("$arm")
         fi
     done
@@ -38,7 +38,7 @@ for seed in $seeds; do
     fi
 done
 
-# The memory and the deductions that the runs have learned with.
+# The memory and the deductions that the runs were trained with.
 export HANABI_PRESET=$board HANABI_MEMORY=${HANABI_MEMORY:-turn} HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-counted}
 candidates=()
 for arm in "${arms[@]}"; do

@@ -1,4 +1,4 @@
-"""Print what `hanabi-grpo teams --out` left for several seeds as one table.
+"""Print the results of `hanabi-grpo teams --out` for several seeds as one table.
 
 python tools/recipes/teams_table.py FILE.json ...
 """
@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 FIGURES = ("corrected", "misled", "agreement")
-"""Figures beside the share of right answers and the tokens."""
+"""Figures in addition to the share of right answers and the tokens."""
 GAIN = "team - that vote"
 """Name of the row with a team's gain over a vote with as many tokens."""
 
@@ -68,7 +68,7 @@ def _add_result(
 def _way(name: str) -> str:
     """Return a row's name without the number of votes.
 
-    That is the number of the tokens, and a little different for each seed.
+    That number follows from the tokens, so it differs slightly between seeds.
     """
     if name.startswith("vote of") and "token" in name:
         return "vote, as many tokens"

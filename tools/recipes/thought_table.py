@@ -2,10 +2,10 @@
 
 python tools/recipes/thought_table.py iggi-aloud 300 corrupted.json
 
-The positions are those of a bot that thinks aloud with itself, in deals of the suite `test`. In one
-line of the thought an own card that can be played for sure becomes one that can never be played,
-and the other way round. Nothing is sampled: the server gives the probability of every legal move
-behind the thought as it was and as it is now.
+The positions are from games that a bot that thinks aloud plays with itself, on deals of the suite
+`test`. In one line of the thought, an own card that can be played for sure becomes one that can
+never be played, or the other way around. Nothing is sampled: the server returns the probability of
+every legal move after the original thought and after the corrupted one.
 """
 
 import json
@@ -23,19 +23,19 @@ from hanabi_grpo.settings import load_settings
 SURE = "can be played for sure."
 NEVER = "can never be played."
 PROMPTS_PER_REQUEST = 256
-"""Prompts of one request, at most."""
+"""Maximum number of prompts in one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A turn, its thought, and the same with one line corrupted."""
+    """A turn, its thought, and the thought with one line corrupted."""
 
     kind: str
     player: int
     message: str
     legal: tuple[str, ...]
     slot: int
-    """Of the card whose line is corrupted."""
+    """Slot of the card whose line is corrupted."""
     thought: str
     corrupted: str
 
@@ -46,11 +46,11 @@ class Counts:
 
     cases: int = 0
     plays_before: int = 0
-    """Its likeliest move plays the card, behind the thought as it was."""
+    """Its likeliest move after the original thought plays the card."""
     plays_after: int = 0
-    """The same, behind the corrupted thought."""
+    """Its likeliest move after the corrupted thought plays the card."""
     changed: int = 0
-    """Its likeliest move is another one."""
+    """Its likeliest move changes."""
 
 
 def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
@@ -93,7 +93,7 @@ def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
 
 
 def best_moves(client: RolloutClient, setup: Setup, asked: list[tuple[Case, str]]) -> list[str]:
-    """Return the likeliest legal move behind each thought, of the base model."""
+    """Return the base model's likeliest legal move after each thought."""
     moves: list[str] = []
     for start in range(0, len(asked), PROMPTS_PER_REQUEST):
         part = asked[start : start + PROMPTS_PER_REQUEST]
@@ -113,7 +113,7 @@ def main(bot: str, num_deals: int, out: Path) -> None:
     Args:
         bot: Name of the bot that thinks aloud.
         num_deals: Deals of the suite `test`.
-        out: File of the counts, as JSON.
+        out: File for the counts, as JSON.
     """
     settings = load_settings().settings
     setup = settings.setup()

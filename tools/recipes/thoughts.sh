@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Is a thought worth points? One small model reads English and imitates a bot twice, with its thoughts and without; then both
-# play for points alone.
+# Is a thought worth points? A small model that reads English imitates a bot twice, with and without its thoughts; then both
+# are trained on points alone.
 #
 #   bash tools/recipes/thoughts.sh
 #   RECIPE_SEED=1 RECIPE_TEACHER=focus-bot bash tools/recipes/thoughts.sh
 #
 #   RECIPE_SEED      seed of the model, the games and the order of batches (0)
 #   RECIPE_TEACHER   hint-bot, iggi or focus-bot (iggi)
-#   RECIPE_GAMES     of the teacher, a tenth of its moves random (3000)
-#   RECIPE_STEPS     of 96 turns, with thoughts (500)
-#   RECIPE_SILENT    the same, without: a step takes less time there, so that more of them are as long (700)
-#   RECIPE_RL        steps of 128 games afterwards, for the reward alone, with thoughts (40; 0: none)
-#   RECIPE_RL_SILENT the same, without (as many)
-#   RECIPE_DEALS     deals of the evaluations, of the suite test (1000)
+#   RECIPE_GAMES     games of the teacher, a tenth of its moves random (3000)
+#   RECIPE_STEPS     steps of 96 turns, with thoughts (500)
+#   RECIPE_SILENT    steps without thoughts: a step is faster, so more of them take the same time (700)
+#   RECIPE_RL        steps of 128 games afterwards, on the reward alone, with thoughts (40; 0: none)
+#   RECIPE_RL_SILENT steps without thoughts (same number)
+#   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
 #
-# In reinforcement learning each player has an adapter, and nobody says what a good thought is: its tokens get the advantage
-# of their turn.
+# In reinforcement learning, each player has an adapter, and nothing rewards a good thought directly: its tokens get the
+# advantage of their turn.
 #
-# A message holds the rules and the whole position in sentences, and works nothing out (HANABI_DEDUCTIONS=none). Both models
-# have the same tokenizer, network and first weights. Everything is in outputs/thoughts-TEACHER-SEED.
+# A message contains the rules and the whole position in sentences, without deductions (HANABI_DEDUCTIONS=none). Both models
+# have the same tokenizer, network and initial weights. All output is in outputs/thoughts-TEACHER-SEED.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -36,7 +36,7 @@ teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-3000} deals=${RECIPE_DEALS
 export HANABI_PRESET=${HANABI_PRESET:-laptop} HANABI_OBSERVATION=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=none MAX_COMPLETION_LENGTH=96
 folder=outputs/thoughts-$teacher-$SEED
 mkdir -p "$folder"
-# Close to a good start: small steps and little noise, with advantages of single turns.
+# Close to a good start: small steps and little exploration, with advantages of single turns.
 default_env LEARNING_RATE 1e-3
 default_env LR_SCHEDULER_TYPE linear
 default_env HANABI_ADVANTAGE turn
@@ -64,7 +64,7 @@ for arm in aloud silent; do
     rl=${RECIPE_RL:-40}
     if [ $arm = silent ]; then rl=${RECIPE_RL_SILENT:-$rl}; fi
     if [ "$rl" -gt 0 ]; then
-        say "$arm: $rl steps for the reward alone, log $folder/$arm-rl.log"
+        say "$arm: $rl steps on the reward alone, log $folder/$arm-rl.log"
         OUTPUT_DIR=$folder/$arm-rl MAX_STEPS=$rl REPORT_TO=none WANDB_MODE=disabled \
             run "$folder/$arm-rl.log" bash tools/train/train_grpo_msswift.sh
         run - hanabi-grpo evaluate served --suite test --label "$arm, trained" --tasks "$deals" --out "$folder/$arm-rl-sampled.json"

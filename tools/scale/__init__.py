@@ -1,4 +1,4 @@
-"""What a step takes with many rollout servers: real parts measured, the rest simulated.
+"""How long a step takes with many rollout servers: real parts are measured, the rest is simulated.
 
-`docs/scale.md` says which is which.
+`docs/scale.md` lists which is which.
 """

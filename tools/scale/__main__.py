@@ -1,4 +1,4 @@
-"""`python -m scale`: what steps on many servers take, see `docs/scale.md`."""
+"""`python -m scale`: how long steps on many servers take, see `docs/scale.md`."""
 
 import json
 import tempfile
@@ -20,18 +20,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def table(
-    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("outputs/scale"),
-    reply_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 128,
-    games: Annotated[int, typer.Option(help="Games that the parts are measured with.")] = 4096,
-    gigabits: Annotated[float, typer.Option(help="Process 0's link to the servers.")] = 25.0,
-    gpus: Annotated[list[int] | None, typer.Option(help="GPUs of a server.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("outputs/scale"),
+    reply_tokens: Annotated[int, typer.Option(help="Tokens per reply.")] = 128,
+    games: Annotated[int, typer.Option(help="Games for measuring the parts.")] = 4096,
+    gigabits: Annotated[
+        float, typer.Option(help="Link of process 0 to the servers, in Gbit/s.")
+    ] = 25.0,
+    gpus: Annotated[list[int] | None, typer.Option(help="GPUs per server.")] = None,
 ) -> None:
-    """Measure the real parts here, calibrate the GPU, and simulate 1 to 64 servers."""
+    """Measure the real parts on this machine, calibrate the GPU, and simulate 1 to 64 servers."""
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), num_episodes=games, reply_tokens=reply_tokens)
     typer.echo(measured.costs)
     with tempfile.TemporaryDirectory() as folder:
-        # The GPU sampled replies of 128 tokens, whatever is asked for here.
+        # The calibration data of the GPU has replies of 128 tokens, whatever is requested here.
         at_calibration = measured
         if reply_tokens != 128:
             at_calibration = measure(Path(folder), reply_tokens=128)
@@ -49,16 +51,16 @@ def table(
         )
         text = markdown(made)
         (out / f"gpus-{number}.md").write_text(text)
-        typer.echo(f"\n{number} GPUs for each server\n\n{text}")
+        typer.echo(f"\nGPUs per server: {number}\n\n{text}")
 
 
 @app.command()
 def check(
-    servers: Annotated[list[int] | None, typer.Option(help="Real servers.")] = None,
-    episodes: Annotated[int, typer.Option(help="Episodes for each server.")] = 512,
-    reply_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 128,
+    servers: Annotated[list[int] | None, typer.Option(help="Number of real servers.")] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes per server.")] = 512,
+    reply_tokens: Annotated[int, typer.Option(help="Tokens per reply.")] = 128,
 ) -> None:
-    """Play steps on real servers on one core of this machine, and simulate the same."""
+    """Play steps on real servers on one core of this machine, and simulate the same steps."""
     use_one_core()
     with tempfile.TemporaryDirectory() as folder:
         costs = measure(Path(folder), num_episodes=1024, reply_tokens=reply_tokens).costs

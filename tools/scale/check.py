@@ -1,4 +1,4 @@
-"""The simulation beside real servers, on one core of this machine."""
+"""Compare the simulation with real servers, on one core of this machine."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from scale.replica import EngineSpeed
 from scale.simulation import Cluster, Costs, Work, simulate
 
 SPEED = EngineSpeed(pass_seconds=7.5e-3, sequence_seconds=6e-5)
-"""Slower than that of `table.calibrated`, for which docs/scale.md has 4.8 and 0.053 ms."""
+"""Slower than the speed of `table.calibrated`, which is 4.8 and 0.053 ms in docs/scale.md."""
 _NO_LIMIT = 1e12
 """Bytes per second within one machine."""
 
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """How much longer the simulated step is than the real one, as a share of that."""
+        """How much longer the simulated step is than the real one, relative to the real one."""
         return self.simulated_seconds / self.real_seconds - 1.0
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Comparison:
 
 
 def use_one_core() -> None:
-    """Let this process, and those that it starts from now on, use one core."""
+    """Restrict this process, and those that it starts from now on, to one core."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
@@ -63,15 +63,15 @@ def compare(
 ) -> Comparison:
     """Play one step on real servers, and simulate it.
 
-    All processes share one core: call `use_one_core` before.
+    All processes share one core: call `use_one_core` first.
 
     Args:
-        folder: An empty one.
-        costs: Of the parts on this machine, with replies of the same length.
+        folder: An empty folder.
+        costs: Costs of the parts on this machine, with replies of the same length.
         num_servers: Server processes, with one GPU each.
-        num_episodes: Of the step.
+        num_episodes: Episodes of the step.
         reply_tokens: Length of each reply.
-        speed: Of each GPU.
+        speed: Speed of each GPU.
     """
     with running_fleet(folder, num_servers, speed=speed, reply_tokens=reply_tokens) as fleet:
         fleet.push(made_adapters(SMALL_SHAPES, fleet.names))

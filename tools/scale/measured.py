@@ -1,6 +1,6 @@
-"""Real servers, the real trainer's side of them, and what each of their parts costs.
+"""Real servers, the real trainer's connection to them, and the cost of each of their parts.
 
-The servers are processes of their own (`server`), reached through `training.fleet_link`.
+The servers are separate processes (`server`), reached through `training.fleet_link`.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ TINY_MODEL = Path(__file__).parents[2] / "data/tiny-model"
 GROUP = 16
 """NUM_GENERATIONS."""
 _NEARLY_AT_ONCE = EngineSpeed(pass_seconds=1e-5, sequence_seconds=0.0)
-"""So fast that everything else is what takes time."""
+"""So fast that everything else dominates the time."""
 _START_SECONDS = 120.0
 _SETTLE_SECONDS = 0.3
-"""After which a server has nothing left to do."""
+"""Time after which a server has nothing left to do."""
 _MANY_TASKS = 1 << 20
 _MANY_SERVERS = 64
 
@@ -109,12 +109,12 @@ class Fleet:
 
     @property
     def only_link(self) -> ServerLink:
-        """The link, of a fleet of one server."""
+        """The link of a fleet with one server."""
         assert isinstance(self.link, ServerLink), "several servers"
         return self.link
 
     def tasks(self, num_episodes: int) -> list[TaskRow]:
-        """Return the tasks of a further step."""
+        """Return the tasks of the next step."""
         dataset = TaskDataset(training_rows(self.settings), _MANY_TASKS)
         first = self._step
         count = num_episodes // GROUP
@@ -122,7 +122,7 @@ class Fleet:
         return [dataset[number] for number in range(first, first + count)]
 
     def push(self, adapters: Adapters) -> None:
-        """Give all servers the next version."""
+        """Push the next version to all servers."""
         self.version += 1
         self.link.push_exported(adapters, self.version)
 
@@ -150,11 +150,11 @@ def running_fleet(
     """Start servers and introduce a run to all of them.
 
     Args:
-        folder: The run's, empty.
+        folder: The run's folder, empty.
         num_servers: Server processes.
-        speed: Of each GPU.
+        speed: Speed of each GPU.
         num_replicas: GPUs of each server.
-        shapes: Of the layers that adapters cover.
+        shapes: Shapes of the layers that adapters cover.
         reply_tokens: Length of each reply.
         preset: The board.
 
@@ -163,7 +163,7 @@ def running_fleet(
     """
     started: list[subprocess.Popen[str]] = []
     ports = []
-    # This package is no part of the installed one: a child finds it where this process did.
+    # This package is not part of the installed one, so a child must search the same paths.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         for number in range(num_servers):
@@ -215,17 +215,17 @@ def running_fleet(
 
 
 def _port_of(process: "subprocess.Popen[str]") -> int:
-    """Return the port that a server says when it has started.
+    """Return the port that a server prints when it has started.
 
     Raises:
-        ServerError: It ended instead.
+        ServerError: The server ended instead.
     """
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         raise ServerError(
-            f"a server of the measurement ended with {process.wait()} before it had started; what "
-            "it said stands above."
+            f"a server of the measurement ended with {process.wait()} before it had started; see "
+            "its output above."
         )
     return int(line)
 
@@ -238,7 +238,7 @@ class RealStep:
     """From the request until the trainer has all episodes."""
     groups: list[list[Episode]]
     foreign: float
-    """Share of the processor's time meanwhile that other programs took."""
+    """Share of the processor time that other programs took during the step."""
 
 
 def real_step(fleet: Fleet, num_episodes: int) -> RealStep:
@@ -255,7 +255,7 @@ def real_step(fleet: Fleet, num_episodes: int) -> RealStep:
 
 
 def _busy_seconds() -> float:
-    """Return how long the cores that this process may use have worked since the machine's start."""
+    """Return how long the cores that this process may use have been busy since the boot."""
     times = psutil.cpu_times(percpu=True)
     seconds = 0.0
     for core in os.sched_getaffinity(0):
@@ -274,17 +274,17 @@ def games_of(groups: list[list[Episode]]) -> list[Game]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the parts cost, and the games that they were measured with."""
+    """The costs of the parts, and the games used to measure them."""
 
     costs: Costs
     games: list[Game]
     adapter_bytes: int
-    """Of a team's adapters of Qwen3-4B's size."""
+    """Size of a team's adapters for Qwen3-4B."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterCosts:
-    """Processor time of a byte of an adapter, see `Costs`."""
+    """Processor time per byte of an adapter, see `Costs`."""
 
     push: float
     digest: float
@@ -294,10 +294,10 @@ class AdapterCosts:
 def measure(
     folder: Path, *, num_episodes: int = 512, reply_tokens: int = 128, preset: str = "laptop"
 ) -> Measured:
-    """Measure every part on one real server whose engine takes nearly no time.
+    """Measure every part on one real server whose engine takes almost no time.
 
     Args:
-        folder: An empty one.
+        folder: An empty folder.
         num_episodes: Games that are played.
         reply_tokens: Length of each reply.
         preset: The board.
@@ -354,7 +354,7 @@ def _measure_games(
     servers_before = fleet.server_seconds()
     content = _answer(fleet, body)
     server = fleet.server_seconds() - servers_before
-    # Once more: the games are played again, and only this process is looked at.
+    # The games are played again, and only this process is measured.
     own_before = time.process_time()
     content = _answer(fleet, body)
     receive = (time.process_time() - own_before) / len(content)

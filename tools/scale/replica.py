@@ -1,7 +1,7 @@
 """The stand-in for one GPU: how fast it samples, and when each reply is ready.
 
-The same object stands behind a real server, in seconds of the wall clock, and in the simulation, in
-seconds of its own.
+The same object is used behind a real server, with wall-clock time, and in the simulation, with
+simulated time.
 """
 
 import heapq
@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
 _HALF_A_TOKEN = 0.5
-"""A reply is ready when less than this is missing, which rounding may leave."""
+"""A reply is ready when fewer tokens than this are missing, which rounding may leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpeed:
-    """How long one pass of the engine takes, in which each sequence in flight gets one token.
+    """How long one pass of the engine takes, which gives each sequence in flight one token.
 
     The time is `pass_seconds + sequence_seconds * n` for n sequences.
     """
@@ -33,7 +33,7 @@ class EngineSpeed:
 
     @property
     def highest_rate(self) -> float:
-        """Tokens per second with as many sequences as fit."""
+        """Tokens per second with the maximum number of sequences."""
         return self.max_sequences / self.seconds(self.max_sequences)
 
 
@@ -52,7 +52,7 @@ class Replica(Generic[_Item]):
         """Begin idle, at time 0."""
         self._speed = speed
         self._passes = 0.0
-        """How many passes were made."""
+        """Number of passes so far."""
         self._now = 0.0
         self._in_flight: list[_Reply[_Item]] = []
         self._waiting: deque[tuple[int, _Item]] = deque()
@@ -60,13 +60,13 @@ class Replica(Generic[_Item]):
         self.busy_seconds = 0.0
         """Time with at least one reply in flight."""
         self.num_tokens = 0
-        """Tokens of all replies that were asked for."""
+        """Tokens of all requested replies."""
 
     def ask(self, now: float, num_tokens: int, item: _Item) -> None:
         """Begin a reply.
 
         Args:
-            now: Seconds; never less than in the call before, as in all methods.
+            now: Seconds; in all methods, never less than in the previous call.
             num_tokens: Its length.
             item: What `ended` returns when it is ready.
         """
@@ -78,14 +78,14 @@ class Replica(Generic[_Item]):
             self._waiting.append((num_tokens, item))
 
     def next_end(self) -> float | None:
-        """Return when the next reply will be ready if no other begins; None: none is in flight."""
+        """Return when the next reply will be ready if no other begins; None without replies."""
         if not self._in_flight:
             return None
         left = max(0.0, self._in_flight[0].last_pass - self._passes)
         return self._now + left * self._speed.seconds(len(self._in_flight))
 
     def ended(self, now: float) -> list[_Item]:
-        """Return the replies that are ready; those that waited take their places."""
+        """Return the replies that are ready; waiting replies take their places."""
         items: list[_Item] = []
         while True:
             end = self.next_end()

@@ -1,4 +1,4 @@
-"""A rollout server whose engine samples nothing and takes the time of GPUs.
+"""A rollout server whose engine samples nothing but takes as long as GPUs would.
 
 Everything else is real: process, app, wire format, scheduler, adapter store and games.
 """
@@ -24,30 +24,30 @@ from scale.replica import EngineSpeed, Replica
 LORA_RANK = 16
 _MAX_MODEL_LEN = 1 << 20
 _VOCABULARY = 151_936
-"""Ids of Qwen3, whose replies have as many digits on the wire as those of the stand-in."""
+"""Vocabulary of Qwen3: the stand-in's ids have as many digits on the wire as a real model's."""
 _FIRST_ID = 1000
 _NUM_REPLIES = 32
 _FIRST_WORD = 12
-"""Ids of the tiny tokenizer below it may be special."""
+"""Lower ids of the tiny tokenizer may be special."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """One server that is to be started."""
+    """One server to start."""
 
     name: str
     """Its instance id."""
     model: str
-    """Folder of the base model whose tokenizer it has."""
+    """Folder of the base model whose tokenizer it uses."""
     speed: EngineSpeed
     num_replicas: int
     """GPUs, each with a copy of the model."""
     shapes: Shapes
-    """Of the linear layers that an adapter covers."""
+    """Shapes of the linear layers that an adapter covers."""
 
 
 class WideChat(ChatFormat):
-    """The tiny model's conversation format, for ids of a large vocabulary: each is some word."""
+    """The tiny model's conversation format for ids of a large vocabulary: each is some word."""
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a reply."""
@@ -56,7 +56,7 @@ class WideChat(ChatFormat):
 
 
 class RatedEngine(StandIn):
-    """A sampler that answers when GPUs of some speed would."""
+    """A sampler that answers when GPUs of a given speed would."""
 
     def __init__(self, plan: ServerPlan) -> None:
         """Begin idle."""
@@ -67,7 +67,7 @@ class RatedEngine(StandIn):
             self._replicas.append(Replica(plan.speed))
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._made: dict[int, list[Sample]] = {}
-        """Some replies of each length; making them is no part of a server's work."""
+        """Some replies of each length; making them is not part of a server's work."""
 
     async def generate(
         self,
@@ -76,13 +76,13 @@ class RatedEngine(StandIn):
         adapter: AdapterHandle | None,
         game: int | None = None,
     ) -> Sample:
-        """Return as many ids as are allowed; they spell no move, so a random one is played."""
+        """Return as many ids as allowed; they are not a move, so a random move is played."""
         number = (game or 0) % len(self._replicas)
         await self._wait(number, sampling.max_tokens)
         return self._samples(sampling.max_tokens)
 
     def _samples(self, num_tokens: int) -> Sample:
-        """Return a reply of a length, one of a few, with ids and logprobs as long as a model's."""
+        """Return one of a few replies of a length, with ids and logprobs as long as a model's."""
         if num_tokens not in self._made:
             self._made[num_tokens] = [self._make(num_tokens) for _ in range(_NUM_REPLIES)]
         return self._random.choice(self._made[num_tokens])
@@ -92,7 +92,7 @@ class RatedEngine(StandIn):
         logprobs = []
         for _ in range(num_tokens):
             ids.append(self._random.randrange(_FIRST_ID, _VOCABULARY))
-            # A float32, as an engine has it, which takes 17 digits as JSON.
+            # A float32, as from an engine, which takes 17 digits as JSON.
             [logprob] = struct.unpack("f", struct.pack("f", -self._random.expovariate(1.0)))
             logprobs.append(logprob)
         return Sample(
@@ -176,19 +176,19 @@ async def serve(plan: ServerPlan) -> None:
 
 
 async def _parents_end() -> None:
-    """Wait until the process above this one has ended."""
+    """Wait until the parent process has ended."""
     parent = os.getppid()
     while os.getppid() == parent:
         await asyncio.sleep(1.0)
 
 
 def plan_to_text(plan: ServerPlan) -> str:
-    """Return a plan as the command line holds it."""
+    """Return a plan as a command-line argument."""
     return msgspec.json.encode(plan).decode()
 
 
 def plan_from_text(text: str) -> ServerPlan:
-    """Return the plan of a command line."""
+    """Return the plan from a command-line argument."""
     data: Any = json.loads(text)
     return msgspec.convert(data, ServerPlan)
 

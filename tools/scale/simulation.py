@@ -1,12 +1,12 @@
-"""One step of training with many servers, simulated event by event in seconds of its own.
+"""One step of training with many servers, simulated event by event in simulated time.
 
-What takes time is what the real parts do: a server's event loop works on one game at a time, its
-GPUs sample (`replica`), an answer leaves when the last game of its request has ended, answers share
-the network link of the trainer's process 0, and that process reads one answer at a time, because
-the interpreter's lock lets only one thread decode.
+Time is spent on what the real parts do: a server's event loop works on one game at a time, its GPUs
+sample (`replica`), an answer is sent when the last game of its request has ended, answers share the
+network link of the trainer's process 0, and that process reads one answer at a time, because the
+interpreter's lock lets only one thread decode.
 
-Left out: learning, failures, games that differ in speed for other reasons than their length, and
-the network's latency, which is nothing beside a step.
+Not simulated: learning, failures, games that differ in speed for reasons other than their length,
+and the network's latency, which is negligible compared with a step.
 """
 
 import heapq
@@ -26,24 +26,24 @@ Game = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Processor time of the parts that are not the engine, in seconds, as `measured` finds it."""
+    """Processor time of the parts other than the engine, in seconds, as measured by `measured`."""
 
     turn: float
-    """Server: one turn of a game, from the prompt's text to the move that the reply made."""
+    """Server: one turn of a game, from the prompt's text to the reply's move."""
     encode: float
     """Server: one episode as JSON."""
     prepare: float
-    """Trainer: one task, shared out and put into a request."""
+    """Trainer: one task, assigned to a server and put into a request."""
     receive: float
     """Trainer: one byte of an answer."""
     decode: float
-    """Trainer: one episode from JSON, its numbers checked."""
+    """Trainer: one episode decoded from JSON, with its numbers checked."""
     accept: float
-    """Trainer: one episode compared with what was asked for."""
+    """Trainer: one episode compared with the request."""
     push: float
     """Trainer: one byte of an adapter, sent to one server."""
     digest: float
-    """Trainer: one byte of an adapter, for its sha256, whatever the number of servers."""
+    """Trainer: one byte of an adapter, for its sha256, independent of the number of servers."""
     store: float
     """Server: one byte of an adapter, received, checked and written."""
     episode_bytes: float
@@ -52,10 +52,10 @@ class Costs:
     """Bytes of the trainer's memory that one decoded episode takes."""
 
     def slowed(self, foreign: float) -> "Costs":
-        """Return the costs where other programs take a share of the processor.
+        """Return the costs when other programs take a share of the processor.
 
-        They may take all that is left over without being in the way: beside one busy program, one
-        that is not always busy still gets half of the time when it asks.
+        Other programs may use idle time without slowing anything: next to one busy program, a
+        program that is not always busy still gets half of the time when it needs it.
         """
         factor = 1.0 / max(1.0 - foreign, _FAIR_SHARE)
         seconds = {}
@@ -76,16 +76,16 @@ class Cluster:
     num_servers: int
     gpus_per_server: int
     speed: EngineSpeed
-    """Of each GPU."""
+    """Speed of each GPU."""
     bytes_per_second: float
-    """Of the network link of the trainer's process 0, each way."""
+    """Speed of the network link of the trainer's process 0, each way."""
     one_core: bool = False
-    """Whether all processes share one core, as where the simulation is compared with real ones."""
+    """Whether all processes share one core, as in the comparison with real servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one step asks for."""
+    """The work of one step."""
 
     num_episodes: int
     group_size: int
@@ -93,16 +93,16 @@ class Work:
     games: Sequence[Game]
     """Games to draw from."""
     adapter_bytes: int
-    """Of all adapters of a team."""
+    """Size of all adapters of a team."""
     sync_seconds: float = 0.0
-    """Of a weight sync with one server beyond sending and storing bytes: export, loading."""
+    """Time of a weight sync with one server beyond sending and storing bytes: export, loading."""
     seed: int = 0
     """Decides which games are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a step took."""
+    """The time and traffic of a step."""
 
     sync_seconds: float
     """The weight sync, before any game begins."""
@@ -114,27 +114,27 @@ class Step:
     """Share of the GPUs' time from the first request to the last episode without any reply in
     flight."""
     speed: float
-    """Tokens per second and GPU in the same time, over those of a GPU with a full batch."""
+    """Tokens per second and GPU in the same time, relative to a GPU with a full batch."""
     loop: float
-    """Share of the games' time in which a server's event loop worked; mean of the servers."""
+    """Share of the games' time in which a server's event loop was busy; mean over servers."""
     bytes_in: float
-    """Received by process 0."""
+    """Bytes received by process 0."""
     bytes_out: float
-    """Pushed by it."""
+    """Bytes pushed by process 0."""
     reading_seconds: float
-    """What process 0 worked on answers: received, decoded, checked."""
+    """Time that process 0 spends on answers: receiving, decoding, checking."""
     link_seconds: float
-    """How long the answers take on the network link alone."""
+    """Time that the answers take on the network link alone."""
     num_tokens: int
 
     @property
     def seconds(self) -> float:
-        """The whole step without its learning."""
+        """The whole step without learning."""
         return self.sync_seconds + self.games_seconds + self.after_seconds
 
     @property
     def limit(self) -> str:
-        """What takes the largest part of the step."""
+        """What limits the step: its largest part."""
         parts = {
             "weight sync": self.sync_seconds,
             "games": self.games_seconds,
@@ -149,20 +149,20 @@ class Step:
 
 
 _SATURATED = 0.8
-"""Share of an event loop's time from which games wait for it more than for the GPUs."""
+"""Above this share of its time, games wait for an event loop more than for the GPUs."""
 _WELL_USED = 0.5
-"""Share of a GPU's highest rate from which it counts as well used."""
+"""Above this share of its highest rate, a GPU counts as well used."""
 
 
 class _Worker:
-    """Something that does one job after the other, in the order in which they come."""
+    """Something that does one job at a time, in order of arrival."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
         self.worked = 0.0
 
     def work(self, now: float, seconds: float) -> float:
-        """Return when a job that comes now is done."""
+        """Return when a job that arrives now is done."""
         self._free_at = max(self._free_at, now) + seconds
         self.worked += seconds
         return self._free_at
@@ -303,7 +303,7 @@ class _Simulation:
             self._encode(now, request, len(request.games))
 
     def _encode(self, now: float, request: _Request, num_left: int) -> None:
-        """Encode one episode after the other; games that are ready go in between."""
+        """Encode one episode at a time; games that are ready may run in between."""
         if num_left:
             end = request.server.loop.work(now, self._costs.encode)
             self._at(end, lambda now: self._encode(now, request, num_left - 1))
@@ -327,7 +327,7 @@ class _Simulation:
 
 
 def request_sizes(num_groups: int, group_size: int) -> list[int]:
-    """Return the games of each request by which the client asks one server for so many groups."""
+    """Return the number of games in each of the client's requests to one server."""
     tasks = []
     for seed in range(num_groups):
         tasks.append({"env_config": {}, "suite": "train", "seed": seed})
@@ -337,8 +337,8 @@ def request_sizes(num_groups: int, group_size: int) -> list[int]:
 def sync_seconds(cluster: Cluster, work: Work, costs: Costs) -> float:
     """Return how long the weight sync takes.
 
-    Process 0 sends every adapter to every server: its processor and its link are shared by all of
-    them, and each server stores its own meanwhile.
+    Process 0 sends every adapter to every server, so all servers share its processor and its link.
+    Each server stores its own copy at the same time.
     """
     sent = cluster.num_servers * work.adapter_bytes
     digesting = work.adapter_bytes * costs.digest
@@ -351,12 +351,12 @@ def sync_seconds(cluster: Cluster, work: Work, costs: Costs) -> float:
 
 
 def simulate(cluster: Cluster, work: Work, costs: Costs) -> Step:
-    """Return what a step takes.
+    """Simulate a step.
 
     Args:
         cluster: The machines.
-        work: What is asked for; a step has at least one group.
-        costs: Of the parts.
+        work: The work of the step, which has at least one group.
+        costs: Costs of the parts.
     """
     simulation = _Simulation(cluster, work, costs)
     simulation.run()

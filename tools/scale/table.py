@@ -12,7 +12,7 @@ EPISODES = (2048, 16384, 100_000)
 GAMES_ON_ONE_GPU = {64: 5310.0, 256: 11100.0}
 """Tokens per second by games of a step: Qwen3-4B on one H200, docs/benchmarks.md, middle values."""
 SYNC_SECONDS = 2.5
-"""A weight sync of two adapters of Qwen3-4B with one server, from the same page."""
+"""Time of a weight sync of two adapters of Qwen3-4B with one server, from the same page."""
 _PERCENT = 100
 _MEGA = 1e6
 _ITERATIONS = 12
@@ -29,14 +29,14 @@ class Line:
 
 
 def calibrated(games: Sequence[Game], costs: Costs) -> EngineSpeed:
-    """Return the speed with which the simulation gives the rates that one GPU had.
+    """Return the speed with which the simulation reproduces the rates measured on one GPU.
 
-    Two rates decide the two numbers of a speed. Both times are sums of each of these numbers times
-    the passes made, which change little with the speed, so Newton's steps end soon.
+    Two rates determine the two numbers of a speed. Both times are sums of these numbers, weighted
+    by the passes made, which change little with the speed, so Newton's method converges quickly.
 
     Args:
         games: The games that are played.
-        costs: Of everything else.
+        costs: Costs of everything else.
     """
     few, many = GAMES_ON_ONE_GPU
     speed = EngineSpeed(pass_seconds=8e-3, sequence_seconds=6e-5)
@@ -87,12 +87,12 @@ def lines(
     """Simulate every step of the table.
 
     Args:
-        measured: What the parts cost.
-        speed: Of each GPU.
+        measured: The costs of the parts.
+        speed: Speed of each GPU.
         gpus_per_server: Copies of the model behind one server.
-        bytes_per_second: Of process 0's link.
+        bytes_per_second: Speed of process 0's link.
         servers: Numbers of servers.
-        episodes: Episodes a step.
+        episodes: Numbers of episodes per step.
     """
     costs = measured.costs
     each = max(costs.push, 1 / bytes_per_second) + costs.digest + costs.store

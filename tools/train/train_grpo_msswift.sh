@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Terminal 2: the trainer, with full control by environment variables (hanabi-grpo settings); options go to ms-swift.
+# Terminal 2: the trainer. Settings are environment variables (hanabi-grpo settings); options go to ms-swift.
 #
 #   bash tools/train/train_grpo_msswift.sh
-#   bash tools/train/train_grpo_msswift.sh --dry-run        # checks, shows, starts nothing; --print-config: only settings
+#   bash tools/train/train_grpo_msswift.sh --dry-run        # checks and shows, starts nothing; --print-config: only settings
 #   MAX_STEPS=500 NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=4,5,6,7 bash tools/train/train_grpo_msswift.sh
 #
-# -h shows this, --version the version; .venv/bin/hanabi-grpo train -h lists the command's own options.
+# -h prints this, --version the version; .venv/bin/hanabi-grpo train -h lists the command's own options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh

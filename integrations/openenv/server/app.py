@@ -1,7 +1,7 @@
-"""The app that openenv.yaml names: player_0 of Hanabi on the laptop board, beside iggi.
+"""The app that openenv.yaml names: player_0 of Hanabi on the laptop board, with iggi as partner.
 
-Without HANABI_API_KEY it answers programs of this machine and nobody else, whoever serves it. With
-it, whoever has the key in the address: http://key:KEY@host:8100.
+Without HANABI_API_KEY, it answers only programs on this machine, however it is served. With a key,
+it answers clients that have the key in the address: http://key:KEY@host:8100.
 """
 
 import os

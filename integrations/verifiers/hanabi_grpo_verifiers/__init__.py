@@ -1,12 +1,12 @@
 r"""The environments of hanabi-grpo for verifiers v1.
 
-Each seat is an agent with a trace and rewards of its own.
+Each seat is an agent with its own trace and rewards.
 
     vf-eval hanabi-grpo-verifiers --env.taskset.env kuhn_poker \
         --env.taskset.env-config '{"preset": "kuhn_poker"}'
 
-An agent that no seat of the game needs is never asked. `scripts` puts scripts of the environment
-into seats.
+Agents without a seat in the game are never called. `scripts` assigns scripts of the environment to
+seats.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from hanabi_grpo.types import player_name
 __all__ = ["GameEnv", "GameEnvConfig", "GameTask", "Games", "GamesConfig"]
 
 _AGENT: Any = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-"""A bare chat, which runs no code of the model, so it needs no box."""
+"""A plain chat, which runs no code from the model, so it needs no sandbox."""
 
 
 class GamesConfig(vf.TasksetConfig):
-    """Which starts of which environment are played."""
+    """The environment and the starts that are played."""
 
     env: str = "hanabi"
     env_config: dict[str, Any] = {"preset": "laptop"}  # noqa: RUF012 - a pydantic field
-    """As in a dataset row; what is left out has the environment's default."""
+    """As in a dataset row; omitted keys have the environment's defaults."""
     split: str = "train"
     starts: int = 64
     """Number of tasks: the starts 0, 1, … of the split."""
@@ -86,7 +86,7 @@ class GameEnvConfig(vf.EnvConfig):
     player_6: vf.AgentConfig = vf.AgentConfig(**_AGENT)
     player_7: vf.AgentConfig = vf.AgentConfig(**_AGENT)
     scripts: dict[str, str] = {}  # noqa: RUF012 - a pydantic field
-    """Seats that scripts take instead, e.g. {"player_1": "iggi"}."""
+    """Seats played by scripts instead, e.g. {"player_1": "iggi"}."""
 
 
 class GameEnv(vf.Env[GameEnvConfig]):
@@ -98,10 +98,10 @@ class GameEnv(vf.Env[GameEnvConfig]):
     async def run(self, task: GameTask, agents: vf.Agents) -> None:
         """Play a game.
 
-        Each agent is asked when its seat is to act, those who act together at the same time.
+        Each agent is asked when its seat is to act; seats that act together are asked in parallel.
         """
         data = task.data
-        # Agents of verifiers are not asked again within a turn, so they have no tools.
+        # verifiers does not ask an agent again within a turn, so agents have no tools.
         setup = registry.setup(data.env, data.env_config).without_tools()
         start = setup.task(data.split, data.seed)
         referee = Referee(start)
@@ -109,7 +109,7 @@ class GameEnv(vf.Env[GameEnvConfig]):
         unknown = self.config.scripts.keys() - names
         if unknown:
             raise SettingsError(
-                f"scripts for {', '.join(sorted(unknown))}: this game has {', '.join(names)}."
+                f"scripts for {', '.join(sorted(unknown))}: this game has only {', '.join(names)}."
             )
         scripts = {}
         for name, script in self.config.scripts.items():
@@ -121,7 +121,7 @@ class GameEnv(vf.Env[GameEnvConfig]):
         async with AsyncExitStack() as stack:
 
             async def ask(player: int) -> str | None:
-                """Return a reply; None from an agent that has reached a limit."""
+                """Return a reply, or None if the agent has reached a limit."""
                 seen = referee.see(player)
                 if player in scripts:
                     return scripts[player].act(seen)

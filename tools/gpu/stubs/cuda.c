@@ -1,7 +1,7 @@
-/* libcuda.so.1 for a machine without a GPU: it can be loaded, and it has no device.
+/* libcuda.so.1 for a machine without a GPU: it can be loaded, but has no device.
 
-   It has the functions that vLLM's and torch's libraries are linked to. cuInit succeeds and
-   cuDriverGetVersion answers; every other call fails with CUDA_ERROR_NO_DEVICE. */
+   It has the functions that vLLM's and torch's libraries link to. cuInit and cuDriverGetVersion
+   succeed; every other call fails with CUDA_ERROR_NO_DEVICE. */
 
 #define CUDA_SUCCESS 0
 #define CUDA_ERROR_NO_DEVICE 100

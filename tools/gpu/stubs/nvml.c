@@ -1,7 +1,7 @@
 /* libnvidia-ml.so.1 for a machine without a GPU: it lists STUB_GPUS (8) H100s of 80 GB.
 
-   "GPU-k" is the UUID of GPU k, "MIG-k" that of slice k of GPU 0. As NVML documents it, the index
-   of a slice is its number inside its GPU, and an index that no GPU has is an invalid argument. */
+   "GPU-k" is the UUID of GPU k, "MIG-k" that of slice k of GPU 0. As documented for NVML, the index
+   of a slice is its number within its GPU, and an index that no GPU has is an invalid argument. */
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""Alarms of how a team plays Hanabi: without hints, without plays, blindly, or always the same."""
+"""Alarms about Hanabi play: no hints, no plays, blind play, or always the same move."""
 
 from hanabi_grpo.envs.alarms import LESS_STEEP, Alarm
 
@@ -11,12 +11,12 @@ _BELOW_BLIND = Alarm(
     clear_at=0.1,
     after=50,
     means=(
-        "playing the oldest card without looking scores as much on these deals, so the score says "
-        "nothing about cooperation yet."
+        "always playing the oldest card scores as much on these deals, so the score says nothing "
+        "about cooperation yet."
     ),
     do=(
-        "Compare with the blind row of hanabi-grpo evaluate; give it more steps or a better "
-        "start, or take a board without this trap (laptop)."
+        "Compare with the blind row of hanabi-grpo evaluate. Train longer, start from a better "
+        "model, or choose a board without this trap (laptop)."
     ),
 )
 
@@ -27,8 +27,8 @@ _BLIND_PLAY = Alarm(
     raise_at=0.8,
     clear_at=0.7,
     means=(
-        "it plays its oldest card whatever it sees: the policy without communication that boards "
-        "with several lives reward."
+        "it plays its oldest card regardless of what it sees. Boards with several lives reward "
+        "this policy, which needs no communication."
     ),
     do=(
         f"{LESS_STEEP} or a higher TEMPERATURE, or train on a board where this does not score "
@@ -43,10 +43,10 @@ _NO_PLAYS = Alarm(
     below=True,
     raise_at=0.02,
     clear_at=0.04,
-    means="the team no longer plays cards, and only plays score.",
+    means="the team has stopped playing cards, and only plays score points.",
     do=(
-        "Look at games (hanabi-grpo view RUN); on a board with one life a bomb may cost too much: "
-        "a warm start, or more lives."
+        "Inspect games with hanabi-grpo view RUN. On a board with one life, a bomb may cost too "
+        "much: use a warm start or more lives."
     ),
 )
 
@@ -62,7 +62,7 @@ _NO_HINTS = Alarm(
         "knowledge."
     ),
     do=(
-        f"{LESS_STEEP} or a higher TEMPERATURE; more NUM_GENERATIONS make the rare good hint "
+        f"{LESS_STEEP} or a higher TEMPERATURE. A larger NUM_GENERATIONS makes rare good hints "
         "visible."
     ),
 )
@@ -73,22 +73,22 @@ _ONE_MOVE = Alarm(
     title="share of the most frequent move",
     raise_at=0.9,
     clear_at=0.8,
-    means="it makes the same move nearly always, whatever it sees.",
+    means="it almost always makes the same move, regardless of what it sees.",
     do=f"{LESS_STEEP} or a higher TEMPERATURE.",
 )
 
 _HINTS_SILENT = Alarm(
     name="hints_silent",
     figure="hint_bits",
-    title="bits that a hint tells the next player",
+    title="bits that a hint conveys to the next player",
     below=True,
     raise_at=0.01,
     clear_at=0.02,
     after=50,
     means="hints carry no information: the next player acts the same after each of them.",
     do=(
-        "Hints only pass the time. A warm start on games of a bot (hanabi-grpo warm-start) gives "
-        "hints a meaning to start from."
+        "Hints only pass the turn. A warm start on a bot's games (hanabi-grpo warm-start) gives "
+        "hints an initial meaning."
     ),
 )
 
@@ -100,4 +100,4 @@ ALARMS: tuple[Alarm, ...] = (
     _ONE_MOVE,
     _HINTS_SILENT,
 )
-"""Most telling first."""
+"""In order of importance."""

@@ -1,4 +1,4 @@
-"""Which board is played and how it is rewarded."""
+"""The board and its rewards."""
 
 import operator
 from collections.abc import Mapping
@@ -12,45 +12,45 @@ from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, make_spec
 
 
 class EnvConfig(base.EnvConfig):
-    """The settings of one game. Building one checks the board too, before OpenSpiel sees it."""
+    """The settings of one game. Construction also checks the board, before OpenSpiel sees it."""
 
     preset: str
-    """Board. Default with DATASET: that of its rows; for 3 to 5 players without a GPU: mini."""
+    """Board. Default with DATASET: its rows' board; for 3 to 5 players without a GPU: mini."""
     players: int = 2
-    """Players of a game: 2 to 5."""
+    """Number of players: 2 to 5."""
     colors: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 5"})
-    """Colours of the deck, where they are not the preset's."""
+    """Number of colours in the deck; overrides the preset."""
     ranks: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 5"})
-    """Ranks of each colour, where they are not the preset's."""
+    """Number of ranks per colour; overrides the preset."""
     hand_size: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 8"})
-    """Cards in a hand, where they are not the preset's."""
+    """Cards per hand; overrides the preset."""
     information_tokens: int | None = Field(default=None, json_schema_extra={"allowed": "0 to 100"})
-    """Hint tokens at the start, and the most there can be, where they are not the preset's."""
+    """Hint tokens at the start, which is also the maximum; overrides the preset."""
     life_tokens: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 100"})
-    """Lives at the start, where they are not the preset's."""
+    """Lives at the start; overrides the preset."""
     observation: Literal["full", "compact"] = "full"
-    """Prompt style: readable text, or one line of words."""
+    """Prompt style: readable sentences, or one line of words."""
     legal_moves: bool = True
     """List the legal moves in each prompt."""
     deductions: Deductions = "possible"
-    """What a prompt works out: none, possible (by hints), counted (by the cards in sight), joined
-    (counted, a card and what is known of it one word where observations are compact)."""
+    """Deductions in the prompt: none, possible (from hints), counted (also from the visible cards),
+    joined (counted; in compact observations, a card and its knowledge are one word)."""
     reward_score: float = 1.0
     """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"
-    """What a lost last life does to the points scored so far."""
+    """What losing the last life does to the points scored so far."""
     other_play: bool = Field(default=False, exclude_if=operator.not_)
-    """Show each player the colours in an order of its own, drawn for each task (Other-Play)."""
+    """Show each player the colours in its own random order, drawn for each task (Other-Play)."""
     max_turns: int = Field(default=0, ge=0)
-    """Moves of all players after which a game is truncated; 0: the rules' bound."""
+    """Total moves of all players after which a game is truncated; 0: the rules' own bound."""
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the whole game in readable text on a GPU, else a small board for the tiny model.
+        """Return the full game in readable text on a GPU, else a small board for the tiny model.
 
         Args:
             device: Where models play: "cpu" or "gpu".
-            given: The settings that are set.
+            given: The settings that the user has set.
         """
         if device == "gpu":
             return {"preset": "full"}
@@ -63,7 +63,7 @@ class EnvConfig(base.EnvConfig):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is the preset's: such a board is written as before it could be changed."""
+        """Omit unset overrides, so that a preset is written as before overrides existed."""
         return {name: value for name, value in dump(self).items() if value is not None}
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class EnvConfig(base.EnvConfig):
         """Return the board.
 
         Raises:
-            GameParameterError: As `make_spec`.
+            GameParameterError: See `make_spec`.
         """
         return make_spec(
             self.preset,

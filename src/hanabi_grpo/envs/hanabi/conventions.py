@@ -1,7 +1,7 @@
 """What a team's hints mean to its players.
 
-Games are counted into integer counters, and what a receiver does next is reported as shares of
-them, with standard errors over deals.
+Games are reduced to integer counters. What a receiver does next is reported as shares of these
+counters, with standard errors over deals.
 """
 
 import zlib
@@ -26,7 +26,7 @@ Row = Counter[Any]
 
 
 class HintShare(NamedTuple):
-    """One share that is reported of each kind of hint: one counter of `count_game` over another."""
+    """A share reported for each kind of hint: one counter of `count_game` divided by another."""
 
     title: str
     """Column title."""
@@ -62,11 +62,11 @@ class Answers:
     signal: float | None
     """P(plays a touched card | hinted) - P(plays | no new hint).
 
-    0 or less of a receiver that does not listen."""
+    0 or less for a receiver that ignores hints."""
     error: float | None
     """Standard error of the signal over deals.
 
-    None where fewer than two groups of deals observed something."""
+    None if fewer than two groups of deals have observations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def convention_report(label: str, games: Sequence[Game]) -> ConventionReport:
 
 
 def hint_kind(spec: GameSpec, hint: Action) -> int:
-    """Return the number of a hint's kind: its colour, or its rank behind all colours."""
+    """Return the number of a hint's kind: its colour, or its rank after all colours."""
     if hint.kind == "hint_rank":
         return spec.num_colors + hint.value
     return hint.value
@@ -122,8 +122,7 @@ def count_games(games: Iterable[Game]) -> list[Row]:
     """Return the counters of groups of deals of one board; see `count_game`.
 
     A hash of the deck puts a game into one of `NUM_GROUPS` groups, so all games of one deal count
-    as one draw in the standard errors. A game that was cut off before its end counts as far as it
-    went.
+    as one draw in the standard errors. A truncated game counts up to its last move.
     """
     groups: dict[int, Row] = {}
     for game in games:
@@ -140,9 +139,8 @@ def count_game(game: Game, row: Row) -> None:
     answers. For example, `row[1, 0, "answered"]` is the number of times that player_1 answered a
     hint of red.
 
-    A hint is answered by the receiver's next turn, whatever happens in between: its hand, and so
-    the touched slots, are still the same then. Several hints before one turn are each answered by
-    it.
+    The receiver's next turn answers a hint, whatever happens in between: the receiver's hand, and
+    therefore the touched slots, are unchanged until then. One turn answers all hints before it.
 
     Args:
         game: The game, at any point.
@@ -187,13 +185,13 @@ def _count_answer(row: Row, hint: _PendingHint, answer: Event) -> None:
 
 
 def _count_touched(row: Row, hint: _PendingHint, table: Game, target: int) -> None:
-    """Count the cards that a hint touches, and those of them that fit now.
+    """Count the cards that a hint touches, and how many of them fit now.
 
     Args:
         row: The counters, which are changed.
         hint: The hint.
         table: The game when the hint is given.
-        target: The seat that is hinted.
+        target: The seat that receives the hint.
     """
     num_fitting = 0
     for slot in hint.touched:
@@ -234,7 +232,7 @@ def standard_error(values: np.ndarray) -> float:
 
 
 class _SideCounters:
-    """Counters of some seats, added up, as `leave_one_out` gives them."""
+    """Counters summed over some seats, in the form that `leave_one_out` returns."""
 
     def __init__(self, groups: Sequence[Row], seats: Sequence[int]) -> None:
         self._groups = groups
@@ -309,5 +307,5 @@ def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value, None in the place of NaN."""
+    """Return the value, or None for NaN."""
     return float(value) if np.isfinite(value) else None

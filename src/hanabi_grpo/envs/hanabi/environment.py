@@ -62,7 +62,7 @@ class HanabiGame(base.Game):
         Args:
             config: The settings.
             table: The table.
-            relabelings: Per player how it sees the colours; (): as they are.
+            relabelings: How each player sees the colours; () if unchanged.
         """
         self.config = config
         self.table = table
@@ -108,7 +108,7 @@ class HanabiGame(base.Game):
     def parse(self, player: int, reply: str) -> str | None:
         """Return the last line of a reply that is a move.
 
-        A legal move is worded in the config's style, an illegal one in full words.
+        A legal move is returned in the config's style, an illegal move in the full style.
         """
         if reply in self.legal(player):
             return reply
@@ -130,7 +130,7 @@ class HanabiGame(base.Game):
         action = parse_action(text, num_players=self.config.players, player=player)
         if action is None or player != self.table.current_player:
             raise IllegalActionError(
-                f"player {player}: {text!r}: choose one of {self.legal(player)}."
+                f"player {player}: {text!r} is not legal now; choose one of {self.legal(player)}."
             )
         event = self.table.apply(self._on_table(action, player))
         self._legal = None
@@ -153,7 +153,7 @@ class HanabiGame(base.Game):
         return HanabiGame(self.config, self.table.copy(), self.relabelings)
 
     def questions(self, player: int) -> tuple[Question, ...]:
-        """Ask for each own card."""
+        """Ask the player about each of its own cards."""
         return own_card_questions(
             self.view(player),
             style=self.config.observation,
@@ -183,8 +183,8 @@ class HanabiGame(base.Game):
     def resampled(self, player: int, rng: random.Random) -> "HanabiGame":
         """Return a game with other cards in the player's hand and in the deck.
 
-        As far as hints and moves allow, see `with_other_cards`. Under Other-Play the others see the
-        colours in other orders.
+        The new cards agree with all hints and moves, see `with_other_cards`. Under Other-Play, the
+        other players' colour orders are drawn again.
         """
         table = with_other_cards(self.table, player, rng)
         relabelings = []
@@ -203,7 +203,7 @@ class HanabiGame(base.Game):
 
 
 class Hanabi(base.Environment[EnvConfig]):
-    """Hanabi: the boards of `rules.presets` with every number of players, and free boards."""
+    """Hanabi on the boards of `rules.presets`, with every number of players, and on free boards."""
 
     name = "hanabi"
     Config = EnvConfig
@@ -223,9 +223,9 @@ class Hanabi(base.Environment[EnvConfig]):
             CHECKS[name](config.spec())
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
-        """Return the board's spec; its hash names rules, deals and what prompts work out."""
+        """Return the board's spec; its hash identifies the rules, the deals and the deductions."""
         board = config.spec()
-        # Records of version 0.1 show what "possible" shows, and their hashes have no suffix.
+        # Prompts of version 0.1 are those of "possible", and its hashes have no suffix.
         suffix = "" if config.deductions == "possible" else f"-{config.deductions}"
         if config.other_play:
             suffix += OTHER_PLAY_SUFFIX
@@ -246,7 +246,7 @@ class Hanabi(base.Environment[EnvConfig]):
         )
 
     def bounds_key(self, config: EnvConfig) -> str | None:
-        """Return a key for boards whose decks can all be played; see `Environment.bounds_key`."""
+        """Return a key if all decks of the board can be played; see `Environment.bounds_key`."""
         board = config.spec()
         is_small = num_decks(board.num_colors, board.num_ranks) <= MOST_DECKS
         if not is_small or not board.deals_all_decks or config.other_play or config.max_turns:
@@ -287,7 +287,7 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def worded_under(self, config: EnvConfig, action: str, symmetry: int) -> str:
         board = config.spec()
-        # Without a target a hint goes to the other one of two, whoever that is.
+        # With two players, a hint without a target goes to the other player, whichever that is.
         move = parse_action(action, num_players=board.num_players, player=0)
         if move is None:
             return action
@@ -298,10 +298,10 @@ class Hanabi(base.Environment[EnvConfig]):
         return deck_id(shuffled_deck(config.spec(), split, seed))
 
     def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
-        """Deal the recorded deck, to players who see its colours as they did.
+        """Deal the recorded deck to players who see its colours as the recorded players did.
 
-        The recorded board may have another hash: with the same rules it may deal other decks. With
-        or without Other-Play, the recorded moves are worded in the colours of their players.
+        The recorded board may have a different hash: boards with the same rules may deal different
+        decks. Recorded moves use their players' colours, with or without Other-Play.
         """
         if recording.episode.env != self.name:
             raise base.other_game(base.Setup(self, config).spec, recording)
@@ -323,14 +323,14 @@ class Hanabi(base.Environment[EnvConfig]):
 
 
 def _relabelings(config: EnvConfig, split: str, seed: int) -> list[Relabeling]:
-    """Return how each player of a task sees the colours; nothing without Other-Play."""
+    """Return how each player of a task sees the colours; empty without Other-Play."""
     if not config.other_play:
         return []
     return task_relabelings(config.spec(), split, seed)
 
 
 def deck_id(deck: Sequence[Card]) -> str:
-    """Return hex digits that name an order of cards."""
+    """Return hex digits that identify an order of cards."""
     text = " ".join(map(str, deck))
     return hashlib.sha256(text.encode()).hexdigest()[:_START_ID_DIGITS]
 

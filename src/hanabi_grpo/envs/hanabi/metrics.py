@@ -1,6 +1,6 @@
-"""Hanabi's metrics of a step: bombs, hints, and how trained seats play.
+"""Hanabi's metrics per step: bombs, hints, and how trained seats play.
 
-A metric without an observation is absent.
+A metric without observations is omitted.
 """
 
 import functools
@@ -38,11 +38,11 @@ class Move(NamedTuple):
     legal: tuple[Action, ...]
     """The moves that were legal."""
     chosen: bool
-    """The seat is trained and chose it; False for moves that replaced a bad reply."""
+    """Whether a trained seat chose it; False for moves that replaced a bad reply."""
 
 
 class PlayedGame(NamedTuple):
-    """One game on a board that this version knows."""
+    """One game on a board that this version supports."""
 
     episode: Episode
     """The record."""
@@ -55,7 +55,7 @@ class PlayedGame(NamedTuple):
 
 
 class _Information(NamedTuple):
-    """What hints of one giver on one board tell."""
+    """The information in one giver's hints on one board."""
 
     num_pairs: int
     """Hints with the answers to them."""
@@ -64,11 +64,11 @@ class _Information(NamedTuple):
 
 
 def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the metrics below and, per game over all seats, what became of it.
+    """Return the metrics below and the outcomes per game over all seats.
 
-    `score_kept/mean` are the points on the table, kept on a bomb; `hints_per_game` counts hints
-    that were given, also in place of a bad reply. The other metrics are of trained seats: those
-    that players of a run hold, and all seats of games in which nobody does.
+    `score_kept/mean` is the mean number of points on the table, which a bomb does not remove;
+    `hints_per_game` also counts hints that replaced a bad reply. The other metrics cover trained
+    seats: those that the run's players hold, or all seats if the run's players hold none.
     """
     if not episodes:
         return {}
@@ -85,9 +85,9 @@ def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
-    """Return the games that fit their deal.
+    """Return the games that can be replayed from their deal.
 
-    Others (another board of that name, missing turns) are left out.
+    Others (a different board of the same name, missing turns) are omitted.
     """
     all_seats = [spec for episode in episodes for spec in episode.seats]
     has_trained_seats = any(_is_trained(spec) for spec in all_seats)
@@ -96,7 +96,7 @@ def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
         policy_specs = episode.seats or [""] * episode.num_players
         trained = []
         for policy_spec in policy_specs:
-            # A seat without a policy spec is a run's own player.
+            # A seat without a policy spec is one of the run's players.
             trained.append(not has_trained_seats or not policy_spec or _is_trained(policy_spec))
         game = _replayed_game(episode, trained)
         if game is not None:
@@ -105,10 +105,10 @@ def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
 
 
 def blind_metrics(games: Sequence[PlayedGame]) -> dict[str, float]:
-    """Return how games of trained players alone compare with blind play: always the oldest card.
+    """Compare games of trained players only with blind play, which always plays the oldest card.
 
-    - `blind/<board>`: mean score of blind play on the deals of the games, each as often as it was
-      played.
+    - `blind/<board>`: mean score of blind play on the deals of the games, each counted as often as
+      it was played.
     - `over_blind/<board>`: mean of (score of a game - score of blind play on its deal).
     """
     blind_scores: dict[str, list[float]] = {}
@@ -126,18 +126,18 @@ def blind_metrics(games: Sequence[PlayedGame]) -> dict[str, float]:
 
 
 def hint_metrics(games: Sequence[PlayedGame]) -> dict[str, float]:
-    """Return I(which hint; the receiver's next move) in bits, of the giver and of the team.
+    """Return I(hint; the receiver's next move) in bits, per giver and for the team.
 
     A pair is a hint to the next seat and that seat's move right after it, both chosen by trained
-    players. What pairs by chance would show is taken off, so hints that nobody reads have 0 on
-    average. It bounds what the channel carried and does not prove that it was understood: Lowe et
-    al. (2019), "On the pitfalls of measuring emergent communication". What a deal makes likely on
-    both sides counts too: compare it with other steps of the run.
+    players. The value expected by chance is subtracted, so hints that nobody reads score 0 on
+    average. The metric bounds what the channel carried; it does not prove that the hint was
+    understood: Lowe et al. (2019), "On the pitfalls of measuring emergent communication". It also
+    counts correlations that come from the deal, so compare it with other steps of the same run.
 
-    - `<player>/hint_bits`: hints that this player gave. Of several boards: the mean, weighted by
+    - `<player>/hint_bits`: hints that this player gave. With several boards: the mean, weighted by
       pairs.
     - `hint_bits`: mean over givers, weighted by pairs.
-    - `hint_pairs`: the number of pairs, always there.
+    - `hint_pairs`: the number of pairs, always present.
     """
     by_giver: dict[int, list[_Information]] = {}
     for (_, giver), table in _hint_tables(games).items():
@@ -159,11 +159,11 @@ class _Tally:
     """Counts of trained players' turns."""
 
     num_turns: int = 0
-    """All of them."""
+    """Number of turns."""
     legal: Counter[str] = field(default_factory=Counter)
-    """Per kind of move: turns on which one was legal."""
+    """Per kind of move: turns on which such a move was legal."""
     made: Counter[str] = field(default_factory=Counter)
-    """Per kind of move: turns on which one was made."""
+    """Per kind of move: turns on which such a move was made."""
     moves: Counter[Action] = field(default_factory=Counter)
     """Per move: turns on which it was made."""
 
@@ -189,7 +189,7 @@ class _Tally:
 def move_metrics(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return how each trained player moves.
 
-    Moves that it did not choose are left out (see `Move`).
+    Moves that it did not choose are omitted (see `Move`).
 
     - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was
       legal, see `_KINDS`.
@@ -231,13 +231,13 @@ def information_above_chance(counts: np.ndarray) -> float:
 
 
 def chance_information(counts: np.ndarray) -> float:
-    """Return the mean mutual information over all ways to pair the same moves anew.
+    """Return the mean mutual information over all ways to pair the same moves.
 
     This is the permutation baseline. With row sums a, column sums b and N observations, a cell is
     hypergeometric, so the mean is
     sum_ij sum_k (k / N) log2(N k / (a_i b_j)) P(k; N, a_i, b_j).
-    Independent moves have this value on average; of moves that depend on each other it takes off
-    rather too much.
+    Independent moves have this value on average; for dependent moves it subtracts slightly too
+    much.
 
     Source: Vinh, Epps, Bailey (2010), "Information theoretic measures for clusterings comparison",
     theorem 2.
@@ -302,7 +302,7 @@ def _log_choose(log_factorial: np.ndarray, n: np.ndarray | int, k: np.ndarray | 
 
 
 def _replayed_game(episode: Episode, trained: Sequence[bool]) -> PlayedGame | None:
-    """Return an episode with its moves; None where it does not fit its deal."""
+    """Return an episode with its moves; None if it cannot be replayed from its deal."""
     moves = []
     try:
         spec = recorded_spec(episode.preset, episode.num_players, episode.spec_hash)
@@ -354,7 +354,7 @@ def _num_hints(episode: Episode) -> int:
 
 
 def _is_trained(policy_spec: str) -> bool:
-    """Tell whether a seat's policy is a run's own player.
+    """Tell whether a seat's policy is one of the run's players.
 
     Partners are scripts, the base model and frozen adapters.
     """

@@ -1,4 +1,4 @@
-"""Players without a model, by name: bots, search over a bot, best responses to each other."""
+"""Players without a model, by name: bots, search over a bot, mutual best responses."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +24,7 @@ _BASELINES: Mapping[str, Maker] = {
     "blind": _BOTS["blind"],
     "hint-bot": _BOTS["hint-bot"],
 }
-"""Every table of a board's results begins with these."""
+"""The first rows of every table of a board's results."""
 PLANNERS: Mapping[str, Maker] = {
     "search-hint-bot": partial(Search, "hint-bot"),
     "search-piers": partial(Search, "piers"),
@@ -33,13 +33,13 @@ PLANNERS: Mapping[str, Maker] = {
     "best-response": BestResponse,
     BestMessages.name: BestMessages,
 }
-"""Policies that compute for seconds: search at each move, best responses once."""
+"""Policies that compute for seconds: search at every move, best responses once."""
 _THINKERS: Mapping[str, Maker] = {name + SUFFIX: partial(aloud, name) for name in _ALOUD}
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS, **_THINKERS}
-"""Every policy, in the order in which they are listed."""
+"""Every policy, in the order of listings."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
     HatBot.name: check_players,
     BestResponse.name: partial(check_decks, policy=BestResponse.name),
     BestMessages.name: partial(check_decks, policy=BestMessages.name),
 }
-"""What refuses a board that a policy does not play, by name."""
+"""Checks that reject boards which a policy cannot play, by the policy's name."""

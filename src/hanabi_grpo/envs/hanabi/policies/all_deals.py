@@ -2,8 +2,8 @@
 
 NumPy arrays have a row for each game, and all games are at the same turn. In shapes, n is the
 number of games. Cards are numbers, colour * ranks + rank; moves have OpenSpiel's numbers, see
-`rules.game.load_rules`. What a player has seen is 64 bits of a hash, since all that the search for
-a best response needs is which games look alike to a player.
+`rules.game.load_rules`. What a player has seen is stored as a 64-bit hash, because the search for a
+best response only needs to know which games look alike to a player.
 """
 
 import itertools
@@ -25,9 +25,9 @@ Flags = NDArray[np.bool_]
 Values = NDArray[np.float64]
 
 NO_CARD = -1
-"""In the place of a card's number: an empty slot, no card shown or drawn, or one that is hidden."""
+"""Instead of a card's number: an empty slot, no card shown or drawn, or a hidden card."""
 NO_LIMIT = -1
-"""In the place of the turns left, while cards are left in the deck."""
+"""Instead of the turns left, while cards are left in the deck."""
 
 _FIELD_BITS = 8
 """Bits of each part of a turn in a hash: no board has more moves, kinds of cards, sets of slots."""
@@ -57,9 +57,9 @@ class Games:
     turns_left: Numbers
     """(n,): moves left in the game once the deck is empty, else `NO_LIMIT`."""
     seen: Hashes
-    """(n, players): equal where a player has seen the same.
+    """(n, players): equal if a player has seen the same.
 
-    That is all moves, and the cards of others from the deal on."""
+    That is all moves, and the others' cards since the deal."""
 
     def __len__(self) -> int:
         return len(self.decks)
@@ -80,7 +80,7 @@ class _Turn(NamedTuple):
     touched: Numbers
     """The slots that a hint touched, bit i for slot i; 0 for plays and discards."""
     drawn: Numbers
-    """The card that was drawn; `NO_CARD` where none was, and for the player who draws it."""
+    """The card that was drawn; `NO_CARD` if none was, and for the player who draws it."""
 
 
 def all_games(spec: GameSpec) -> Games:
@@ -129,7 +129,7 @@ def legal(spec: GameSpec, games: Games, player: int) -> Flags:
 
 
 def legal_move(options: Flags, draws: Numbers) -> Numbers:
-    """Return a legal move of each game, every one as likely as any other.
+    """Return a uniformly random legal move for each game.
 
     Args:
         options: (n, moves), see `legal`.
@@ -157,7 +157,7 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
         moves: (n,), OpenSpiel's number of each game's move.
 
     Returns:
-        The games after the moves, and (n,) whether each of them is over.
+        The games after the moves, and (n,) whether each game is over.
     """
     rows = np.arange(len(games))
     hand_size = spec.hand_size
@@ -166,7 +166,7 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
     gives_up_card = moves < 2 * hand_size
     is_play = gives_up_card & (moves >= hand_size)
     is_discard = gives_up_card & ~is_play
-    # A hint has the slot past the last one, which no card leaves. Its card is any, and unused.
+    # A hint gets the slot past the last one, which no card leaves. Its card is arbitrary, unused.
     slots = np.where(gives_up_card, moves % hand_size, hand_size)
     cards = np.where(gives_up_card, games.hands[rows, player, slots % hand_size], 0)
     colors = cards // spec.num_ranks
@@ -177,7 +177,7 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
     heights[rows, colors] += scored
     lives = games.lives - (is_play & ~scored)
 
-    # A discard and a complete colour pay a hint back.
+    # A discard and a complete colour return a hint token.
     completes_color = scored & (ranks == spec.num_ranks - 1)
     pays_hint = is_discard | (completes_color & (games.hints < spec.max_hints))
     hints = games.hints + pays_hint - ~gives_up_card
@@ -228,8 +228,8 @@ def seen_by(spec: GameSpec, view: PlayerView) -> np.uint64:
         drawn = NO_CARD
         draws = event.card is not None and num_dealt < spec.deck_size
         if draws:
-            # A card that the player drew itself is no longer hidden once it is played, but it was
-            # at this turn.
+            # A card that the player itself drew is no longer hidden once it is played, but at this
+            # turn it was.
             if event.player != view.player:
                 drawn = cards[num_dealt]
             num_dealt += 1
@@ -238,7 +238,7 @@ def seen_by(spec: GameSpec, view: PlayerView) -> np.uint64:
 
 
 def mixed(seen: Hashes, numbers: NDArray[np.generic]) -> Hashes:
-    """Return 64 bits that depend on both in no simple way.
+    """Return 64-bit hashes of both.
 
     After Steele et al., "Fast splittable generators" (2014).
     """
@@ -248,12 +248,12 @@ def mixed(seen: Hashes, numbers: NDArray[np.generic]) -> Hashes:
 
 
 def hands_after(hands: Numbers, slots: Numbers, drawn: Numbers) -> Numbers:
-    """Return hands after a card has left each and another one has come last.
+    """Return hands after a card has left each and another one has been appended.
 
     Args:
         hands: (n, slots), the mover's.
-        slots: (n,), of the card that leaves; the number of slots where none does.
-        drawn: (n,), the card that comes, or `NO_CARD`.
+        slots: (n,), of the card that leaves; the number of slots if none does.
+        drawn: (n,), the card that is appended, or `NO_CARD`.
     """
     hand_size = hands.shape[1]
     with_drawn = np.c_[hands, drawn]
@@ -263,7 +263,7 @@ def hands_after(hands: Numbers, slots: Numbers, drawn: Numbers) -> Numbers:
 
 
 def touched_slots(spec: GameSpec, games: Games, player: int, moves: Numbers) -> Numbers:
-    """Return the slots that each game's hint touches as bits, 0 where the move is no hint.
+    """Return the slots that each game's hint touches as bits, 0 if the move is not a hint.
 
     Args:
         spec: The board.
@@ -299,7 +299,7 @@ def _hash_turn(seen: Hashes, turn: _Turn) -> Hashes:
 
 
 def _public_turn(spec: GameSpec, event: Event, drawn: int) -> _Turn:
-    """Return one game's turn as an array of one, with the card drawn as its player sees it."""
+    """Return one game's turn as arrays of length one, with the drawn card as the player sees it."""
     move = load_rules(spec).actions[event.player].index(event.action)
     shown = NO_CARD if event.card is None else card_number(spec, event.card)
     touched = sum(1 << slot for slot in event.touched)
@@ -307,7 +307,7 @@ def _public_turn(spec: GameSpec, event: Event, drawn: int) -> _Turn:
 
 
 class _Hint(NamedTuple):
-    """A hint as the cards that it names."""
+    """A hint in terms of the cards that it names."""
 
     target: int
     """Absolute seat."""
@@ -329,5 +329,5 @@ def hints_of(spec: GameSpec, player: int) -> list[_Hint]:
 
 
 def card_number(spec: GameSpec, card: Card) -> int:
-    """Return the number of a card, see the head of this file."""
+    """Return the number of a card, see the module's docstring."""
     return card.color * spec.num_ranks + card.rank

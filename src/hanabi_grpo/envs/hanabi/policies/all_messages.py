@@ -1,10 +1,10 @@
-"""Every deal of a board with few decks, played at once by players that read one message a turn.
+"""Every deal of a board with few decks, played at once by players that read one message per turn.
 
-What a message holds is what the compact style says with counted cards (HANABI_MEMORY=turn,
-HANABI_DEDUCTIONS=counted or joined): the table, what hints leave possible of each card, what the
-cards in sight say of it (`prompts.deductions.Counted`), and the others' moves since the reader's
-own last one. As in `all_deals`, NumPy arrays have a row for each of n games, and 64 bits of a hash
-stand for a message: equal where the messages are.
+A message contains what the compact style shows with counted cards (HANABI_MEMORY=turn,
+HANABI_DEDUCTIONS=counted or joined): the table, what hints leave possible for each card, what the
+visible cards imply for it (`prompts.deductions.Counted`), and the others' moves since the reader's
+own last one. As in `all_deals`, NumPy arrays have a row for each of n games. A 64-bit hash stands
+for a message; equal messages have equal hashes.
 """
 
 from collections.abc import Iterator
@@ -32,21 +32,21 @@ from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Knowledge, PlayerView
 
-# Words of another's card, and of an own one, see `deductions.CARD_WORDS` and `OWN_CARD_WORDS`. The
-# word of an own card that may fit is the number of its fifths, 0 to 4.
+# Words for another player's card and for an own card, see `deductions.CARD_WORDS` and
+# `OWN_CARD_WORDS`. The word for an own card that may fit is its chance in fifths, 0 to 4.
 FITS, LATER, ONLY, DEAD = range(4)
 OWN_SURE = NUM_CHANCE_STEPS
 OWN_DEAD = NUM_CHANCE_STEPS + 1
 NO_WORD = NUM_CHANCE_STEPS + 2
-"""In the place of a word: an empty slot."""
+"""Instead of a word: an empty slot."""
 
 _FIELD_BITS = 8
-"""Bits of each part of what a hash is made of."""
+"""Bits of each part that enters a hash."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Tables:
-    """What n games in progress show, beside what is hidden from some player."""
+    """n games in progress, with what hints and moves have shown in each."""
 
     games: Games
     colors: Numbers
@@ -57,7 +57,7 @@ class Tables:
     discards: Numbers
     """(n, kinds): discarded and misplayed cards of each kind."""
     others_moves: Hashes
-    """(n, players): equal where the others have made the same moves since the player's own last
+    """(n, players): equal if the others have made the same moves since the player's own last
     one."""
 
     def __len__(self) -> int:
@@ -76,10 +76,10 @@ class Tables:
 
 @dataclass(slots=True, kw_only=True)
 class Words:
-    """What follows from the cards in sight, as one player's message says it."""
+    """What follows from the visible cards, as one player's message says it."""
 
     kinds: Numbers
-    """(n, kinds): `FITS`, `LATER`, `ONLY` or `DEAD`, of a card of each kind in another hand."""
+    """(n, kinds): `FITS`, `LATER`, `ONLY` or `DEAD` for a card of each kind in another hand."""
     own: Numbers
     """(n, slots): fifths of the chance to fit, `OWN_SURE`, `OWN_DEAD` or `NO_WORD`."""
 
@@ -136,14 +136,14 @@ def move_on(spec: GameSpec, tables: Tables, player: int, moves: Numbers) -> tupl
 
 
 def words_of(spec: GameSpec, tables: Tables, player: int) -> Words:
-    """Return what a player's message says of the cards, as `deductions.Counted` has it."""
+    """Return what a player's message says about the cards, as in `deductions.Counted`."""
     kinds = np.arange(spec.num_colors * spec.num_ranks)
     kind_colors = kinds // spec.num_ranks
     kind_ranks = kinds % spec.num_ranks
     copies = np.array([num_copies(rank, spec.num_ranks) for rank in kind_ranks.tolist()])
     heights = tables.games.heights[:, kind_colors]
     num_left = copies - tables.discards
-    # A stack ends below the first kind of which every copy is gone.
+    # A stack ends below the first kind whose copies are all gone.
     is_blocked = np.zeros(num_left.shape, bool)
     for kind in kinds.tolist():
         below = kind - 1 if kind_ranks[kind] else None
@@ -164,7 +164,7 @@ def words_of(spec: GameSpec, tables: Tables, player: int) -> Words:
     total = possible.sum(axis=2)
     num_fitting = (possible * fits[:, None, :]).sum(axis=2)
     num_useful = (possible * (words != DEAD)[:, None, :]).sum(axis=2)
-    # The same division as of `Beliefs.chance_to_fit`, so that it rounds alike.
+    # The same division as in `Beliefs.chance_to_fit`, so that both round alike.
     fifths = (NUM_CHANCE_STEPS * (num_fitting / np.maximum(total, 1))).astype(int)
     own = np.where(num_useful == 0, OWN_DEAD, np.where(num_fitting == total, OWN_SURE, fifths))
     is_empty = tables.games.hands[:, player] == NO_CARD
@@ -201,13 +201,13 @@ def messages(spec: GameSpec, tables: Tables, player: int, words: Words) -> Hashe
 
 
 def message_of(spec: GameSpec, view: PlayerView) -> np.uint64:
-    """Return what `messages` returns of the table of a view, for its player."""
+    """Return what `messages` returns for a view's table and player."""
     table = _table_of(spec, view)
     return messages(spec, table, view.player, words_of(spec, table, view.player))[0]
 
 
 def _table_of(spec: GameSpec, view: PlayerView) -> Tables:
-    """Return the one table of a view; what its player does not know is anything."""
+    """Return the one table of a view; what its player does not know is arbitrary."""
     hands = np.full((1, spec.num_players, spec.hand_size), NO_CARD)
     colors = np.zeros(hands.shape, int)
     ranks = np.zeros(hands.shape, int)
@@ -253,7 +253,7 @@ def mixed_move(
 def _learn(
     spec: GameSpec, colors: Numbers, ranks: Numbers, player: int, moves: Numbers, touched: Numbers
 ) -> None:
-    """Enter what hints tell, also of cards that they do not touch; changes colors and ranks."""
+    """Record what hints tell, also about cards they do not touch; changes colors and ranks."""
     for number, target, values, bit in _hint_bits(spec, colors, ranks, player):
         is_given = moves == number
         is_touched = touched[is_given, None] >> np.arange(spec.hand_size) & 1
@@ -264,7 +264,7 @@ def _learn(
 def _hint_bits(
     spec: GameSpec, colors: Numbers, ranks: Numbers, player: int
 ) -> Iterator[tuple[int, int, Numbers, int]]:
-    """Yield each hint's number as a move, its target, which of the arrays it is about, its bit."""
+    """Yield each hint's number as a move, its target, the array that it concerns, and its bit."""
     for number, hint in enumerate(hints_of(spec, player), 2 * spec.hand_size):
         action = load_rules(spec).actions[player][number]
         values = colors if action.kind == "hint_color" else ranks
@@ -272,7 +272,7 @@ def _hint_bits(
 
 
 def _with(read: Hashes, *parts: Numbers) -> Hashes:
-    """Add parts of a message, each (n,), below 256."""
+    """Add parts of a message, each (n,) with values below 256."""
     bits = np.zeros(len(read), int)
     for part in parts:
         bits = bits << _FIELD_BITS | part
@@ -280,12 +280,12 @@ def _with(read: Hashes, *parts: Numbers) -> Hashes:
 
 
 def _all_values(count: int) -> int:
-    """Return the set of all of so many values, as bits."""
+    """Return the set of all `count` values, as bits."""
     return (1 << count) - 1
 
 
 def _bits(known: Knowledge) -> tuple[int, int]:
-    """Return what hints leave possible of a card as bits: colours, ranks."""
+    """Return what hints leave possible for a card, as bits: colours, ranks."""
     colors = sum(1 << color for color in known.colors)
     ranks = sum(1 << rank for rank in known.ranks)
     return colors, ranks

@@ -1,10 +1,9 @@
-"""Bots that think aloud: they play as the bot does, and write down what they see before the move.
+"""Bots that think aloud: they play like the original bot, but write down what they see first.
 
-A thought says what a player can work out from its own message: for each own card whether it can be
-played, by what is known of it and by the cards in sight, and which cards of the others can be
-played now or are the last of their kind. It is worded as HANABI_DEDUCTIONS=counted words the same
-in a prompt, so that imitation with and without thoughts compares a deduction that is written with
-one that is not.
+A thought says what a player can work out from its own message: whether each own card can be played,
+given what is known of it and the visible cards, and which cards of the others can be played now or
+are the last of their kind. The wording is that of HANABI_DEDUCTIONS=counted in a prompt, so that
+imitation with and without thoughts differs only in whether the deduction is written down.
 """
 
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
 from hanabi_grpo.envs.hanabi.prompts.full import full_thought
 
 SUFFIX = "-aloud"
-"""Behind the name of a bot that thinks aloud."""
+"""Suffix of the name of a bot that thinks aloud."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aloud:
-    """A policy that writes a thought in front of each move of another one."""
+    """A policy that writes a thought before each move of another policy."""
 
     inner: Policy
 
@@ -32,7 +31,7 @@ class Aloud:
         return self.inner.name + SUFFIX
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
-        """Return a seat that draws as the bot's own does."""
+        """Return a seat with the same random draws as the bot's own."""
         inner = self.inner.seat(player, task=task, game=game)
         return _AloudSeat(inner=inner, deductions=task.setup.config.deductions)
 
@@ -41,7 +40,7 @@ class Aloud:
 class _AloudSeat:
     inner: Seat
     deductions: Deductions
-    """What the player's message works out; the thought uses no more than that."""
+    """What the player's message works out; the thought uses nothing beyond it."""
 
     def act(self, seen: Observation) -> str:
         action = self.inner.act(seen)

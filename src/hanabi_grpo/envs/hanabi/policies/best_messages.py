@@ -1,15 +1,15 @@
-"""A team for a board with few decks whose players read one message a turn, see `all_messages`.
+"""A team for a board with few decks whose players read one message per turn, see `all_messages`.
 
-Its moves can be memorized: a player needs no memory (HANABI_MEMORY=turn), so it is a teacher
-of a model that reads the same. The search is coordinate ascent. One player at a time, from its last
-turn to its first, every message gets the move that is best given all other moves of the team, over
-all decks. A step never loses: it is played out with the moves that are in force, and messages of
-one turn are of different games.
+Its moves can be memorized: a player needs no memory (HANABI_MEMORY=turn), so the team can teach a
+model that reads the same messages. The search is coordinate ascent: for one player at a time, from
+its last turn to its first, every message gets the move that is best given all other moves of the
+team, over all decks. No step lowers the score: moves are evaluated by playing out the team's
+current moves, and the messages of one turn belong to different games.
 
-Messages that the team does not meet get moves, too, from games in which one move is random; they
-count so little that they decide between equals alone. Without them a move that leads to a new
-message looks as bad as the rule of thumb that stands there, and the search ends at 3.80 on `laptop`
-in the place of 3.96. The mean score is exact; how far it is from the best one is not known.
+Messages that the team itself never sees get moves too, from games in which one move is random;
+these games weigh so little that they only break ties. Without them, a move that leads to a new
+message looks no better than the rule of thumb that plays there, and the search ends at 3.80 on
+`laptop` instead of 3.96. The mean score is exact; how far it is from the optimum is not known.
 """
 
 import functools
@@ -62,7 +62,7 @@ SWEEPS = 60
 
 _NUM_CACHED_TEAMS = 4
 _RANDOM_WITHIN = 9
-"""Turns within which a game with a random move has it."""
+"""A game with a random move has it within this many turns."""
 _NOT_RANDOM = -1
 _HALF_OF_BITS = np.uint64(32)
 
@@ -77,7 +77,7 @@ class _Turn:
     player: int
     tables: Tables
     rows: Numbers
-    """(n,): which of the games they are."""
+    """(n,): indices of the games."""
     read: Hashes
     """(n,): what the player reads."""
     moves: Numbers
@@ -90,7 +90,7 @@ def best_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
 
     Args:
         spec: The board.
-        keeps: Whether the last life, once lost, leaves the points that were made.
+        keeps: Whether points are kept when the last life is lost.
         sweeps: Rounds over all players.
 
     Raises:
@@ -107,12 +107,12 @@ def best_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
 
 
 def searched_team(spec: GameSpec, keeps: bool, sweeps: int) -> tuple[float, Team]:
-    """Return what `best_team` does, and compute it."""
+    """Compute what `best_team` returns."""
     start = all_tables(spec)
     team: Team = (EMPTY,) * spec.num_players
     for number in range(sweeps):
         for turn in range(spec.num_players):
-            # Who begins a round changes from round to round.
+            # Each round begins with a different player.
             player = (number + turn) % spec.num_players
             team = improved(spec, start, team, player, keeps=keeps, salt=number)
     scores, turns = _play(spec, start, 0, team, keeps=keeps)
@@ -128,15 +128,15 @@ def improved(
         spec: The board.
         start: A table of every deck.
         team: The players so far.
-        player: Whose moves may change.
-        keeps: Whether the last life, once lost, leaves the points that were made.
+        player: The player whose moves may change.
+        keeps: Whether points are kept when the last life is lost.
         salt: Draws the random moves, and among equally good ones.
     """
     num_decks = len(start)
     both = start.take(np.tile(np.arange(num_decks), 2))
     random_turns = _drawn(np.arange(2 * num_decks), salt, player) % _RANDOM_WITHIN
     random_turns[:num_decks] = _NOT_RANDOM
-    # All games with a random move together count less than one point of the others.
+    # All games with a random move together weigh less than one point of the others.
     weights = np.where(random_turns == _NOT_RANDOM, 1.0, 0.5 / (num_decks * spec.max_score))
     _, turns = _play(spec, both, 0, team, keeps=keeps, random_turns=random_turns, salt=salt)
     for turn in reversed(turns):
@@ -179,12 +179,12 @@ def _play(
         tables: n games.
         player: Who moves first.
         team: The players.
-        keeps: Whether the last life, once lost, leaves the points that were made.
+        keeps: Whether points are kept when the last life is lost.
         random_turns: (n,), the turn on which each game has a random move.
         salt: Draws these moves.
 
     Returns:
-        (n,) scores, and the turns, first one first.
+        (n,) scores, and the turns in order.
     """
     scores = np.zeros(len(tables))
     rows = np.arange(len(tables))
@@ -212,7 +212,7 @@ def _play(
 
 
 def _thumb(spec: GameSpec, tables: Tables, player: int, words: Words, options: Flags) -> Numbers:
-    """Return moves by a rule of thumb, which reads the message and nothing else.
+    """Return moves by a rule of thumb, which reads only the message.
 
     It plays what surely fits, hints the rank, else the colour, of a card that fits, and discards a
     dead card, else the oldest.
@@ -238,7 +238,7 @@ def _thumb(spec: GameSpec, tables: Tables, player: int, words: Words, options: F
 
 
 def _drawn(rows: Numbers, *key: int) -> Numbers:
-    """Return a large random number for each row that only row and key decide."""
+    """Return a large random number for each row, determined by row and key alone."""
     bits = mixed(rows.astype(np.uint64), np.ones(1))
     for part in key:
         bits = mixed(bits, np.array([part + 1]))
@@ -251,19 +251,19 @@ def _ties(read: Hashes, moves: Numbers, salt: int) -> Values:
 
 
 def _with_table(team: Team, player: int, table: Table) -> Team:
-    """Return the team with further moves of a player, in the place of those that it has."""
+    """Return the team with more moves for a player, which override those that it has."""
     return (*team[:player], joined([table, team[player]]), *team[player + 1 :])
 
 
 def _with_moves(team: Team, turns: Sequence[_Turn]) -> Team:
-    """Return the team with the rule of thumb's moves that it makes among itself in its tables."""
+    """Return the team with the rule-of-thumb moves from its own games added to its tables."""
     for turn in turns:
         team = _with_table(team, turn.player, Table(turn.read, turn.moves))
     return team
 
 
 def _code() -> tuple[Path, ...]:
-    """Return the files that a team follows from."""
+    """Return the files that determine a team."""
     here = Path(__file__).parent
     names = ("all_deals.py", "all_messages.py", "best_messages.py", "best_response.py")
     files = [here / name for name in names]
@@ -272,7 +272,7 @@ def _code() -> tuple[Path, ...]:
 
 
 class BestMessages:
-    """The players of `best_team`; beside another partner, a bot moves where they are lost."""
+    """The players of `best_team`; with other partners, a bot moves where their tables end."""
 
     name = "best-messages"
 

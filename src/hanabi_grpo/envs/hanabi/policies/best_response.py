@@ -1,10 +1,10 @@
-"""A team for a board with few decks: each player in turn was given the exact best response.
+"""A team for a board with few decks: each player in turn is given the exact best response.
 
-A response is to all decks and to everything that a player may have seen (Nair et al., "Taming
-Decentralized POMDPs", IJCAI 2003, call it JESP). The first is to random play. Which of equally good
-moves is taken is drawn anew in each response, so that a plateau is crossed: from the hint bot, and
-with the first of equals, `laptop` ends at 3.36. The mean score is exact, up to a collision of 64
-bits, and never falls; how far it is from the best one is not known.
+A response is optimal over all decks and everything that a player may have seen (Nair et al.,
+"Taming Decentralized POMDPs", IJCAI 2003, call this JESP). The first one responds to random play.
+Each response draws its tie-breaks again, so that plateaus are crossed: from the hint bot, and with
+the first of equally good moves, `laptop` ends at 3.36. The mean score is exact, up to a collision
+of 64-bit hashes, and never falls; how far it is from the optimum is not known.
 """
 
 import functools
@@ -37,13 +37,13 @@ from hanabi_grpo.envs.hanabi.rules.view import PlayerView
 from hanabi_grpo.errors import SettingsError
 
 MOST_DECKS = 2000
-"""Decks of the largest board that is played."""
+"""Decks of the largest supported board."""
 RESPONSES = 40
-"""Of all players together."""
+"""Number of responses, all players together."""
 FALLBACK_BOT = "hint-bot"
-"""Moves where the team has never been."""
+"""The bot that moves in situations which the team never reaches."""
 NO_MOVE = -1
-"""In the place of a move's number."""
+"""Instead of a move's number: the table has no move."""
 
 _NUM_CACHED_TEAMS = 4
 
@@ -57,7 +57,7 @@ class Table(NamedTuple):
     """(entries,), OpenSpiel's number of each move."""
 
     def find(self, seen: Hashes) -> Numbers:
-        """Return the moves, `NO_MOVE` where the table has none.
+        """Return the moves, `NO_MOVE` if the table has none.
 
         Args:
             seen: (n,), what the player has seen in each game.
@@ -69,13 +69,13 @@ class Table(NamedTuple):
         return np.where(self.seen[entries] == seen, self.moves[entries], NO_MOVE)
 
     def choose(self, seen: Hashes, options: Flags) -> Numbers:
-        """Return the moves, a random legal one where the table has none.
+        """Return the moves, a random legal one if the table has none.
 
         Args:
             seen: (n,), what the player has seen in each game.
             options: (n, moves), see `all_deals.legal`.
         """
-        # Drawn by what the player has seen.
+        # Seeded by what the player has seen.
         random_bits = mixed(seen, np.ones(1)) >> np.uint64(32)
         random_moves = legal_move(options, random_bits.astype(int))
         moves = self.find(seen)
@@ -85,7 +85,7 @@ class Table(NamedTuple):
 Team = tuple[Table, ...]
 """A table per player.
 
-What a table does not name is a random move, the same whenever a player has seen the same."""
+Without an entry, a player makes a random move, always the same when it has seen the same."""
 EMPTY = Table(np.zeros(0, np.uint64), np.zeros(0, int))
 """The table of random play."""
 
@@ -93,7 +93,7 @@ EMPTY = Table(np.zeros(0, np.uint64), np.zeros(0, int))
 class _Choices(NamedTuple):
     """The choices of the responding player at one level of the tree.
 
-    Every legal move of every game is a child. The children of one game stand together, in the order
+    Every legal move of every game is a child. The children of one game are adjacent, in the order
     of the games.
     """
 
@@ -105,7 +105,7 @@ class _Choices(NamedTuple):
     """(children,): the move that leads to the child."""
 
     def best(self, values: Values, salt: int | None) -> tuple[Numbers, Values]:
-        """Return the best moves, and what the parents are worth with them.
+        """Return the best moves, and the values of the parents with them.
 
         Args:
             values: (children,), the score of each child.
@@ -126,7 +126,7 @@ class _Choices(NamedTuple):
     def _tie_breakers(self, salt: int | None, num_moves: int) -> Values:
         """Return numbers below one half, (children,), equal for equal information set and move.
 
-        Totals are sums of whole numbers, so these decide among equals and nothing else.
+        Totals are sums of whole numbers, so these only break ties.
         """
         if salt is None:
             return (num_moves - self.moves) / (2.0 * num_moves + 2)
@@ -135,14 +135,14 @@ class _Choices(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """One turn of all games, as the way back from the end of the games needs it."""
+    """One turn of all games, as needed by the pass back from the end of the games."""
 
     choices: _Choices | None
-    """None where another player moves."""
+    """None if another player moves."""
     scores: Values
-    """(games after the turn,): final where the game is over."""
+    """(games after the turn,): final if the game is over."""
     ongoing: Numbers
-    """Indices of the games that go on: the games at the start of the next level."""
+    """Indices of the games that continue: the games at the start of the next level."""
 
 
 def respond(
@@ -150,21 +150,21 @@ def respond(
 ) -> tuple[float, Team]:
     """Give a player the best response to the others.
 
-    Where the others cannot bring it now, it plays as it did before.
+    In situations that the others cannot bring about now, it plays as before.
 
     Args:
         spec: The board.
         team: The players so far.
-        player: Who responds.
-        keeps: Whether the last life, once lost, leaves the points that were made.
+        player: The responding player.
+        keeps: Whether points are kept when the last life is lost.
         salt: Draws among equally good moves; None takes the first in the order of `rules/actions`.
 
     Returns:
         The mean score over all decks and the team.
     """
     levels = _expand(spec, team, player, keeps)
-    # Back from the end of the games: the values of the games that go on after a level are those
-    # of the games at the start of the next one.
+    # Back from the end of the games: games that continue after a level have the values of the
+    # games at the start of the next one.
     values = np.zeros(0)
     tables: list[Table] = []
     for level in reversed(levels):
@@ -183,11 +183,11 @@ def _expand(spec: GameSpec, team: Team, player: int, keeps: bool) -> list[_Level
     Args:
         spec: The board.
         team: The players so far; the moves of all but `player` are theirs.
-        player: Who responds.
-        keeps: Whether the last life, once lost, leaves the points that were made.
+        player: The responding player.
+        keeps: Whether points are kept when the last life is lost.
 
     Returns:
-        The turns, first one first.
+        The turns in order.
     """
     games = all_games(spec)
     levels: list[_Level] = []
@@ -212,7 +212,7 @@ def _expand(spec: GameSpec, team: Team, player: int, keeps: bool) -> list[_Level
 
 
 def complete(spec: GameSpec, team: Team) -> Team:
-    """Return the team with the random moves that it makes among itself in its tables."""
+    """Return the team with the random moves from its own games added to its tables."""
     games = all_games(spec)
     tables_of_player = [[table] for table in team]
     for mover in itertools.cycle(range(spec.num_players)):
@@ -232,14 +232,14 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
 
     Args:
         spec: The board.
-        keeps: Whether the last life, once lost, leaves the points that were made.
+        keeps: Whether points are kept when the last life is lost.
         responses: Number of responses, of all players together.
 
     Raises:
         SettingsError: The board has more than `MOST_DECKS` decks.
     """
     check_decks(spec, BestResponse.name)
-    # Random choices among equals are hard to imitate: the last responses take the first.
+    # Random tie-breaks are hard to imitate: the last responses take the first of equal moves.
     num_random = responses - 2 * spec.num_players
     mean = 0.0
     team: Team = (EMPTY,) * spec.num_players
@@ -250,13 +250,13 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
 
 
 def check_decks(spec: GameSpec, policy: str) -> None:
-    """Refuse a board that has too many decks for a policy, by a SettingsError."""
+    """Raise a SettingsError if a board has too many decks for a policy."""
     count = num_decks(spec.num_colors, spec.num_ranks)
     if count > MOST_DECKS:
         raise SettingsError(
-            f"{policy} on {spec.preset}: the board has {count:.3g} decks and every one is "
-            f"played; at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours "
-            "and 2 ranks such as laptop."
+            f"{policy} on {spec.preset}: the board has {count:.3g} decks, and the policy plays all "
+            f"of them; at most {MOST_DECKS} are supported. Choose search, or a board with 2 "
+            "colours and 2 ranks such as laptop."
         )
 
 
@@ -267,14 +267,14 @@ def table_script(
     player: int,
     key_of: Callable[[GameSpec, PlayerView], np.uint64],
 ) -> base.Script:
-    """Return a script that moves by a table; beside another partner, a bot moves where it is lost.
+    """Return a script that moves by a table; a bot moves where the table has no entry.
 
     Args:
         name: Name of the script.
         spec: The board.
         table: The player's moves.
         player: The seat.
-        key_of: Returns by what the table names a move.
+        key_of: Returns the table's key for a view.
     """
 
     def choose(seen: base.Observation, rng: random.Random) -> str:
@@ -290,7 +290,7 @@ def table_script(
 
 
 class BestResponse:
-    """The players of `best_team`; beside another partner, a bot moves where the team never was."""
+    """The players of `best_team`; with other partners, a bot moves where their tables end."""
 
     name = "best-response"
 
@@ -303,7 +303,7 @@ class BestResponse:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """Return all of the tables as one; the first counts where several name the same."""
+    """Return all tables as one; if several have the same key, the first one wins."""
     all_seen = np.concatenate([table.seen for table in tables])
     all_moves = np.concatenate([table.moves for table in tables])
     seen, first = np.unique(all_seen, return_index=True)

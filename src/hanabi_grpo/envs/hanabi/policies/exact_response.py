@@ -1,11 +1,11 @@
-"""The exact best response to a script on a board with few decks: what no partner of it can beat.
+"""The exact best response to a script on a board with few decks: no partner can do better.
 
-One player answers, the script has every other seat. All decks are played, and the answering player
-knows all that a player of that seat may know, and how the script moves: a script that draws at
-random is met by the chances of its moves, not by what it happens to draw. The best mean score is
-found backwards from the end of the games, per information set of the answering player. Two games
-that differ in what that player has seen share no information set, so a large tree is taken apart
-and its parts are solved one after the other.
+One player responds, and the script holds every other seat. All decks are played. The responding
+player knows everything that a player in its seat may know, and how the script moves: if the script
+moves at random, the response is to the probabilities of its moves, not to the outcomes of its
+draws. The best mean score is computed backward from the end of the games, per information set of
+the responding player. Games that differ in what that player has seen share no information set, so
+a large tree is split into parts that are solved one after the other.
 """
 
 import functools
@@ -45,10 +45,10 @@ from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
 History = NDArray[np.int8]
 """(n, turns): OpenSpiel's number of each move so far."""
 Chances = Mapping[Action, float]
-"""How likely each move of a script is; they sum to 1."""
+"""The probability of each move of a script; they sum to 1."""
 
 LARGEST_PART = 20_000
-"""Games at the answering player's turn above which they are solved in parts."""
+"""With more games at the responding player's turn, the games are solved in parts."""
 _RANDOM = "random"
 _DIGEST_DIGITS = 12
 
@@ -64,23 +64,23 @@ class Partner:
     name: str
     """Name of the script."""
     chances: Callable[[PlayerView, int, np.uint64], Chances] | None
-    """(what the mover may know, its seat, the hash of what it has seen) -> its moves; None: every
-    legal move alike, whatever it has seen."""
+    """(what the mover may know, its seat, the hash of what it has seen) -> its moves; None: all
+    legal moves are equally likely, whatever it has seen."""
 
     @property
     def ignores_hints(self) -> bool:
-        """True where one hint is as good as another, because nobody reads it."""
+        """True if all hints are equally good, because nobody reads them."""
         return self.chances is None
 
 
 def make_partner(spec: GameSpec, name: str, *, keeps: bool) -> Partner | None:
-    """Return a script by its name; None where the chances of its moves cannot be computed.
+    """Return a script by its name; None if the chances of its moves cannot be computed.
 
     Args:
         spec: The board.
         name: Name of the script, e.g. "iggi".
-        keeps: Whether the script is paid for points that the last life, once lost, leaves: one that
-            computes its moves plays for what it is paid.
+        keeps: Whether the script's reward keeps points when the last life is lost; scripts that
+            compute their moves maximize this reward.
     """
     if name == _RANDOM:
         return Partner(name=name, chances=None)
@@ -106,24 +106,24 @@ def _team_chances(
 
 
 class _Moves(NamedTuple):
-    """What a script does in each of some games: a row for each move that it may make."""
+    """What a script may do in each of several games: a row for each possible move."""
 
     parents: Numbers
     """(rows,): index of the game, ascending."""
     moves: Numbers
     """(rows,): OpenSpiel's number of the move."""
     chances: Values
-    """(rows,): how likely it is."""
+    """(rows,): probability of the move."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Solver:
-    """Finds the best mean score beside a script, see `best_score`."""
+    """Finds the best mean score with a script as partner, see `best_score`."""
 
     spec: GameSpec
     partner: Partner
     seat: int
-    """Who answers; the script has every other seat."""
+    """The responding seat; the script holds every other seat."""
     _cards: list[Card] = field(init=False)
     _known: dict[tuple[int, int], tuple[Numbers, Values]] = field(default_factory=dict, init=False)
     """By seat and hash of what was seen, the script's moves and their chances."""
@@ -146,7 +146,7 @@ class Solver:
 
         Args:
             games: n games in which it is the mover's turn.
-            weights: (n,): how likely the script's moves so far are.
+            weights: (n,): probability of the script's moves so far.
             history: (n, turns): the moves so far.
             mover: Seat that moves.
         """
@@ -195,18 +195,18 @@ class Solver:
         parents: Numbers,
         moves: Numbers,
     ) -> Values:
-        """Return what games are worth behind a move of each, (rows,).
+        """Return what games are worth after a move in each, (rows,).
 
         Args:
-            games: The games before.
-            weights: (rows,): behind the move.
-            history: The moves before, of the games.
+            games: The games before the move.
+            weights: (rows,): after the move.
+            history: The moves of the games before it.
             mover: Seat that moves.
             parents: (rows,): index of the game.
             moves: (rows,): the move.
         """
         children, is_over = step(self.spec, games.take(parents), mover, moves)
-        # The score is 0 on a bomb, whatever HANABI_BOMB_RULE has a player paid.
+        # The score is 0 on a bomb, whatever the reward is by HANABI_BOMB_RULE.
         values = final_scores(children, keeps=False)
         ongoing = (~is_over).nonzero()[0]
         longer = np.c_[history[parents[ongoing]], moves[ongoing].astype(np.int8)]
@@ -238,7 +238,7 @@ class Solver:
     def _known_moves(
         self, seen: np.uint64, deck: Numbers, history: History, mover: int
     ) -> tuple[Numbers, Values]:
-        """Return the script's moves where the mover has seen this, asked once."""
+        """Return the script's moves when the mover has seen this; computed once."""
         key = (mover, int(seen))
         found = self._known.get(key)
         if found is None:
@@ -256,7 +256,7 @@ class Solver:
 
 @functools.cache
 def engine_digest() -> str:
-    """Return twelve hex digits of the code that rules and scripts are made of."""
+    """Return twelve hex digits that identify the code of rules and scripts."""
     policies = Path(__file__).parent
     hanabi = policies.parent
     # Bots read deductions, and the chances of their moves are found by following their draws.
@@ -267,23 +267,23 @@ def engine_digest() -> str:
 
 
 def best_score(spec: GameSpec, partner: Partner, seat: int) -> float:
-    """Return the greatest mean score, over all decks, of any player beside a script.
+    """Return the best mean score, over all decks, that a player can reach with a script.
 
     Args:
         spec: The board; it should have few decks, see `best_response.MOST_DECKS`.
-        partner: Who has every other seat.
-        seat: The seat of the player who answers.
+        partner: The script in every other seat.
+        seat: The seat of the responding player.
     """
     return Solver(spec=spec, partner=partner, seat=seat).solve()
 
 
 def _parts(seen: NDArray[np.uint64]) -> list[Any]:
-    """Return the rows of parts that share nothing of what was seen; one part where it is small."""
+    """Return the rows of parts that share no observation; one part if there are few rows."""
     if len(seen) <= LARGEST_PART:
         return [slice(None)]
     order = seen.argsort(kind="stable")
     in_order = seen[order]
-    # A part may end where what was seen changes.
+    # A part may end where the observation changes.
     ends = (in_order[1:] != in_order[:-1]).nonzero()[0] + 1
     cuts = []
     start = 0
@@ -295,7 +295,7 @@ def _parts(seen: NDArray[np.uint64]) -> list[Any]:
 
 
 def _with_one_hint(options: Flags, *, first_hint: int) -> Flags:
-    """Leave out all hints but the first legal one."""
+    """Remove all hints except the first legal one."""
     hints = options[:, first_hint:]
     is_first = hints & (hints.cumsum(axis=1) == 1)
     return np.concatenate([options[:, :first_hint], is_first], axis=1)

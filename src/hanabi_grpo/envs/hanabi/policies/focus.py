@@ -1,11 +1,12 @@
 """The rules of the focus bot.
 
 A hint says to play the newest card that it touches; the oldest card without a hint is discarded
-next. Two ideas of the players at hanabi.github.io (H-Group conventions), in their simplest form:
-the *focus* of a hint is the card that it is about, the *chop* the one that is discarded next. Here
-the focus is always the newest touched card. Every hint is read as one to play, unless its focus
-surely does not fit; so a card on the chop is saved by a hint whose focus fits, or cannot. All that
-a move depends on is in the view and in the hints since the player's own last move.
+next. These are two ideas of the players at hanabi.github.io (H-Group conventions), in their
+simplest form: the *focus* of a hint is the card that it is about, and the *chop* is the card that
+is discarded next. Here the focus is always the newest touched card. Every hint is read as a hint to
+play, unless its focus surely does not fit. A card on the chop is therefore saved by a hint whose
+focus fits or surely does not. A move depends only on the view and on the hints since the player's
+own last move.
 """
 
 import random
@@ -19,7 +20,7 @@ from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
 
 _LEAST_LIVES_FOR_RISK = 2
-"""Lives from which on the focus of a hint is played although it may not fit."""
+"""Minimum lives at which the focus of a hint is played although it may not fit."""
 _EVEN_CHANCE = 0.5
 
 
@@ -32,7 +33,7 @@ class _Hint(NamedTuple):
     focus_card: Card
     """The newest touched card."""
     focus_known: Knowledge
-    """What its holder knows of it before the hint."""
+    """What its holder knows about it before the hint."""
 
 
 def play_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -52,7 +53,7 @@ def play_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
 def tell_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Give the next player a hint whose focus fits without its holder knowing it.
 
-    A hint at a last rank comes first, then the one that tells most.
+    It prefers a hint whose focus completes a colour, then the hint that tells most.
     """
     view = beliefs.view
     best_worth = None
@@ -73,8 +74,8 @@ def tell_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
 def save_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Touch the next player's chop where it is the last card of its kind.
 
-    By a hint that leads to no loss: its focus fits, or its holder will not play it. Not while that
-    player has a card that it knows to fit, and will play instead of discarding.
+    The hint must cause no loss: its focus fits, or its holder will not play it. The rule does not
+    apply while that player knows a card that fits, since it will play that card and not discard.
     """
     view = beliefs.view
     seat = next_seat(view)
@@ -94,9 +95,9 @@ def save_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def tell_harmless(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Give, when no card may be discarded, a hint whose focus surely does not fit.
+    """When no card may be discarded, give a hint whose focus surely does not fit.
 
-    Of those the first that touches most cards.
+    Among these, it gives the first one that touches the most cards.
     """
     view = beliefs.view
     if view.hints < view.max_hints:
@@ -141,7 +142,7 @@ def play_likeliest(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def _last_focus(view: PlayerView) -> int | None:
-    """Return the focus of the last hint to the player since its own last move, None without one."""
+    """Return the focus of the last hint to the player since its own last move, or None."""
     for event in reversed(others_moves(view)):
         if event.action.target == view.player and event.touched:
             return event.touched[-1]
@@ -173,7 +174,7 @@ def _make_hint(view: PlayerView, action: Action, touched: tuple[int, ...]) -> _H
 
 
 def _chop(hand: tuple[Knowledge, ...]) -> int | None:
-    """Return the slot of the oldest card that no hint has touched; None where there is none."""
+    """Return the slot of the oldest card that no hint has touched, or None."""
     for slot, known in enumerate(hand):
         if not known.color_hinted and not known.rank_hinted:
             return slot
@@ -181,7 +182,7 @@ def _chop(hand: tuple[Knowledge, ...]) -> int | None:
 
 
 def _num_told_something(view: PlayerView, hint: _Hint) -> int:
-    """Return the number of touched cards of which the hint tells their holder something new."""
+    """Return the number of touched cards about which the hint tells something new."""
     count = 0
     for slot in hint.touched:
         known = view.knowledge[hint.action.target][slot]
@@ -191,7 +192,7 @@ def _num_told_something(view: PlayerView, hint: _Hint) -> int:
 
 
 def _may_fit(view: PlayerView, hint: _Hint) -> bool:
-    """Return whether the focus may fit for all that its holder knows once the hint is given."""
+    """Return whether the focus may fit, as far as its holder knows after the hint."""
     colors = hint.focus_known.colors
     ranks = hint.focus_known.ranks
     if hint.action.kind == "hint_color":

@@ -1,32 +1,32 @@
 """The hat bot: one hint advises every other player at once, for three players and more.
 
 Source: the recommendation strategy of Cox et al., "How to Make the Perfect Fireworks Display: Two
-Strategies for Hanabi" (Mathematics Magazine, 2015), which reads Hanabi as a puzzle of hats. Each
-hand has an *advice*, a number: play slot 0, 1, ..., or discard slot 0, 1, .... A hint stands for a
-number, too, its *class*. The giver picks the class that is the sum of all advice to the others,
-modulo the number of advices. Each of them sees every hand but its own and the giver's, subtracts
-what the others are advised, and what is left is its own advice.
+Strategies for Hanabi" (Mathematics Magazine, 2015), which treats Hanabi as a hat puzzle. The
+*advice* for each hand is a number: play slot 0, 1, ..., or discard slot 0, 1, .... A hint also
+stands for a number, its *class*. The giver picks the class that is the sum of the advice for all
+other players, modulo the number of advice values. Each of them sees every hand except its own and
+the giver's, and subtracts the advice for these hands; the remainder is its own advice.
 
-The paper has five players and the whole board. What stands here for any board of three and more:
+The paper covers five players and the full board. Here, any board with three or more players works:
 
-- **Classes** are those that every hand allows. A hint names its target, and either touches the
-  target's newest card, by rank or by colour, or leaves it out. There is surely one that leaves it
-  out where the hand has more cards than there can be of one kind, three; elsewhere that class does
-  not count. That makes 6, 9 and 12 classes for three, four and five players on the whole board;
-  the paper has two for each target.
-- **Advices** are as many as classes, and at most two for each card of a hand: a slot to play, then
-  a slot to discard, as many as there is room for. Three players on the whole board have five slots
-  to play and one number for "nothing to play"; with that number alone a player discards the card
-  that is least likely to be missed.
-- **A player moves** by the last hint since its own last move, so by what is in its view and what
-  the others have done since. It plays as it is advised if that surely scores, or probably and a
-  life can be spared: of the cards that fitted when the hint was given, some may have been played
-  since. Else it plays what surely fits, gives a hint that tells somebody to play who was not told
-  by the last one, discards as advised, or gives any hint.
+- **Classes** exist for every hand. A hint names its target and either touches the target's newest
+  card, by rank or by colour, or does not touch it. A hint that does not touch it always exists if
+  the hand has more cards than there can be of one kind, three; otherwise that class is not used.
+  That gives 6, 9 and 12 classes for three, four and five players on the full board; the paper has
+  two for each target.
+- **Advice values** are as many as classes, and at most two for each card of a hand: first slots to
+  play, then slots to discard, as far as the values suffice. Three players on the full board have
+  five slots to play and one value for "nothing to play"; with only that value, a player discards
+  the card that is least likely to be missed.
+- **A player moves** by the last hint since its own last move, so its move depends only on its view
+  and on the others' moves since then. It plays as advised if the card surely scores, or if it
+  probably scores and a life can be spared: some of the cards that fitted when the hint was given
+  may have been played since. Otherwise it plays a card that surely fits, gives a hint that tells a
+  player to play whom the last hint did not tell, discards as advised, or gives any hint.
 
 The code does not depend on the order of colours, so players who see them in different orders
-(Other-Play) understand each other. Between two players there is no code: giver and receiver see no
-hand in common.
+(Other-Play) understand each other. With two players there is no code, because giver and receiver
+see no hand in common.
 """
 
 import random
@@ -48,16 +48,16 @@ from hanabi_grpo.errors import SettingsError
 LEAST_PLAYERS = 3
 """Players of the smallest table at which a hint can advise."""
 _LEAST_CHANCE = 0.7
-"""Least chance to fit at which an advised card is played that does not surely fit."""
+"""Minimum chance to fit at which an advised card is played that does not surely fit."""
 _LEAST_LIVES_FOR_RISK = 2
-"""Lives from which on a card is played that may not fit."""
+"""Minimum lives at which a card is played that may not fit."""
 
 
 class _Moment(NamedTuple):
     """The table when a move was made, as one player sees it."""
 
     view: PlayerView
-    """With the stacks, discards and hands of that time; all else is of now."""
+    """With the stacks, discards and hands of that time; everything else is current."""
     sizes: tuple[int, ...]
     """Per seat the number of cards in hand."""
 
@@ -75,10 +75,10 @@ class _Class(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What hints of one player mean at one time: the same for all who look."""
+    """What the hints of one player mean at one time, the same for all observers."""
 
     classes: tuple[_Class, ...]
-    """By the number that they stand for; those past the last advice are not used."""
+    """Indexed by their numbers; classes past the last advice value are not used."""
     num_plays: int
     """Advices to play: slots from the oldest."""
     num_discards: int
@@ -86,11 +86,11 @@ class _Code:
 
     @property
     def modulus(self) -> int:
-        """The number of advices."""
+        """The number of advice values."""
         return self.num_plays + self.num_discards
 
     def number(self, hint: Event, sizes: Sequence[int]) -> int | None:
-        """Return the number that a hint stands for; None where it stands for none."""
+        """Return the number that a hint stands for, or None."""
         newest = sizes[hint.action.target] - 1
         touches_newest = newest in hint.touched
         for number, hints in enumerate(self.classes[: self.modulus]):
@@ -113,14 +113,14 @@ class _Code:
         raise AssertionError("every class has a hint")
 
     def advice(self, counted: Counted, hand: Sequence[Card]) -> int:
-        """Return what the holder of a hand is advised.
+        """Return the advice for the holder of a hand.
 
-        To play the card that fits and ends its stack, else the one that fits of the lowest rank. To
-        discard a dead card, else the card of the highest rank that neither fits nor is the last of
-        its kind, else the oldest. The oldest of equals.
+        Play the card that fits and completes its stack, else the fitting card of the lowest rank.
+        Discard a dead card, else the card of the highest rank that neither fits nor is the last of
+        its kind, else the oldest card. The oldest card wins ties.
 
         Args:
-            counted: The view of one who sees the hand, at the time of the hint.
+            counted: The view of a player who sees the hand, at the time of the hint.
             hand: The hand, oldest card first.
         """
         words = [counted.card_word(card) for card in hand]
@@ -147,7 +147,7 @@ class _Advice(NamedTuple):
     move: Action
     """A play, or a discard."""
     names_slot: bool
-    """Whether a discard is of a certain card; else the advice is to play nothing."""
+    """Whether the advice names a card to discard; otherwise it only says to play nothing."""
     moment: _Moment
     """When the hint was given."""
 
@@ -158,7 +158,7 @@ class HatBot:
     name = "hat-bot"
 
     def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> base.ScriptSeat:
-        """Return a seat, see `base.Policy.seat`; SettingsError where two play."""
+        """Return a seat, see `base.Policy.seat`; SettingsError with two players."""
         spec = task.config.spec()
         check_players(spec)
 
@@ -169,12 +169,12 @@ class HatBot:
 
 
 def check_players(spec: GameSpec) -> None:
-    """Refuse a table at which no hint can advise, by a SettingsError."""
+    """Raise a SettingsError for a table at which no hint can advise."""
     if spec.num_players < LEAST_PLAYERS:
         raise SettingsError(
-            f"hat-bot on {spec.preset} with {spec.num_players} players: its hints add up what "
-            "giver and receiver both see in other hands, and with two there are none; set "
-            f"HANABI_PLAYERS={LEAST_PLAYERS} or more, or take focus-bot."
+            f"hat-bot on {spec.preset} with {spec.num_players} players: its hints encode hands "
+            "that giver and receiver both see, and with two players there are none; set "
+            f"HANABI_PLAYERS={LEAST_PLAYERS} or more, or use focus-bot."
         )
 
 
@@ -184,7 +184,7 @@ def hat_move(spec: GameSpec, view: PlayerView, rng: random.Random) -> Action:
     Args:
         spec: The board.
         view: What the bot may know; it is the bot's turn.
-        rng: For rules that are shared with other bots; this one draws nothing.
+        rng: For rules shared with other bots; this bot draws nothing.
     """
     beliefs = Beliefs(view)
     advice = last_advice(spec, view)
@@ -216,14 +216,14 @@ def last_advice(spec: GameSpec, view: PlayerView) -> _Advice | None:
         view: What the player may know.
 
     Returns:
-        None where nobody has given one, or the last hint is none that the bot would give.
+        None if nobody has given a hint, or if the bot would not have given the last hint.
     """
     index = _last_hint_for(view, view.player)
     return None if index is None else _read(spec, view, index)
 
 
 def _last_hint_for(view: PlayerView, seat: int) -> int | None:
-    """Return the number of the last hint since a player's last move; None where there is none."""
+    """Return the number of the last hint since a player's last move, or None."""
     for index in reversed(range(len(view.events))):
         event = view.events[index]
         if event.player == seat:
@@ -234,7 +234,7 @@ def _last_hint_for(view: PlayerView, seat: int) -> int | None:
 
 
 def _read(spec: GameSpec, view: PlayerView, index: int) -> _Advice | None:
-    """Return what a hint of another player advises the player of the view.
+    """Return what a hint by another player advises the player of the view.
 
     Args:
         spec: The board.
@@ -261,14 +261,14 @@ def _moment(view: PlayerView, index: int) -> _Moment:
     """Return the table before one of the moves, by taking back that move and all later ones.
 
     Args:
-        view: What a player may know in a game that goes on; its own entry of `hands` stays empty.
+        view: What a player may know in an ongoing game; its own entry of `hands` stays empty.
         index: Number of the move, from 0.
     """
     hands = [list(hand) for hand in view.hands]
     sizes = [len(hand) for hand in view.knowledge]
     fireworks = list(view.fireworks)
     num_discards = len(view.discards)
-    # Moves since the last card was drawn; the cards that left a hand in them were not replaced.
+    # Moves since the last card was drawn, in which cards that left a hand were not replaced.
     num_last = 0 if view.turns_left is None else view.num_players - view.turns_left
     for number in reversed(range(index, len(view.events))):
         event = view.events[number]
@@ -304,7 +304,7 @@ def _code(spec: GameSpec, sizes: Sequence[int], giver: int) -> _Code:
     """
     classes = tuple(_classes(spec, sizes, giver))
     modulus = min(len(classes), 2 * spec.hand_size)
-    # One number at least says that nothing is to be played.
+    # At least one value says that nothing is to be played.
     num_plays = min(spec.hand_size, max(modulus - 1, 0))
     return _Code(classes, num_plays, modulus - num_plays)
 
@@ -324,8 +324,8 @@ def _classes(spec: GameSpec, sizes: Sequence[int], giver: int) -> Iterator[_Clas
 def _hint(spec: GameSpec, view: PlayerView) -> tuple[Action | None, bool]:
     """Return the hint with the player's advice to all others, and whether one of them needs it.
 
-    One who is advised to play needs it, unless the last hint since its own last move says the same.
-    None where no hint can be given.
+    A player who is advised to play needs it, unless the last hint since its own last move says the
+    same. The hint is None if none can be given.
     """
     code = _code(spec, [len(hand) for hand in view.knowledge], view.player)
     if not view.hints or not code.modulus:
@@ -354,11 +354,11 @@ def _last_advice_to(spec: GameSpec, view: PlayerView, seat: int) -> Action | Non
 
 
 def _chance_as_advised(beliefs: Beliefs, advice: _Advice) -> float | None:
-    """Return how likely a card fits now that fitted when it was advised.
+    """Return how likely a card that fitted when it was advised still fits.
 
     Returns:
-        None of an advice to discard, and where no unseen card fitted then: the giver has not given
-        that advice.
+        None for advice to discard, or if no unseen card fitted then: the giver did not give that
+        advice.
     """
     if advice.move.kind != "play":
         return None
@@ -378,7 +378,7 @@ def _chance_as_advised(beliefs: Beliefs, advice: _Advice) -> float | None:
 
 
 def _likeliest_play(beliefs: Beliefs) -> Action:
-    """Return the play of the own card that is most likely to fit, the oldest of equals."""
+    """Return the play of the own card that is most likely to fit; the oldest wins ties."""
     hand = beliefs.view.own_hand
     return play(max(range(len(hand)), key=lambda slot: beliefs.chance_to_fit(hand[slot])))
 
@@ -387,9 +387,9 @@ def _discard(beliefs: Beliefs, advice: _Advice | None, chance: float | None) -> 
     """Return the discard of a dead card, else of the advised one, else of the least missed.
 
     Args:
-        beliefs: Of the player.
-        advice: The last one to the player.
-        chance: Of an advised play, how likely it scores.
+        beliefs: The player's beliefs.
+        advice: The last advice to the player.
+        chance: How likely an advised play scores.
     """
     counted = Counted(beliefs.view)
     hand = beliefs.view.own_hand
@@ -397,7 +397,7 @@ def _discard(beliefs: Beliefs, advice: _Advice | None, chance: float | None) -> 
         if counted.is_dead(known):
             return discard(slot)
     if advice is not None:
-        if chance == 0:  # others have played all that it can be
+        if chance == 0:  # others have played every card that it can be
             return discard(advice.move.slot)
         if advice.move.kind == "discard" and advice.names_slot:
             return advice.move

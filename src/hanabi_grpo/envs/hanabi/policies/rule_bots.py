@@ -20,7 +20,7 @@ from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
     # A learned policy that scores no more than this says nothing about cooperation.
     "blind": (rules.play_oldest,),
-    # The teacher of the warm start: it looks at hints alone, not at the cards in sight.
+    # The teacher of the warm start: it uses only hints, not the visible cards.
     "hint-bot": (
         rules.play_what_hints_show,
         rules.tell_anyone_about_useful_card,
@@ -55,7 +55,7 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
         rules.tell_unknown,
         rules.discard_randomly,
     ),
-    # Scores more than the others on the whole board, and has no memory of its own: a teacher where
+    # Scores more than the others on the full board and has no memory, so it can be the teacher with
     # HANABI_MEMORY=turn.
     "focus-bot": (
         focus.play_focus,
@@ -83,11 +83,11 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
 def rule_bot(name: str, noise: float = 0.0) -> base.Script:
     """Return one of `RULE_BOTS` as a script.
 
-    It makes the move of the first rule that applies; where none does, a random legal one.
+    It makes the move of the first rule that applies, or a random legal move if none does.
 
     Args:
         name: Name of the bot.
-        noise: Share of moves, within [0, 1], that are drawn evenly among the legal ones.
+        noise: Share of moves, within [0, 1], that are drawn uniformly among the legal ones.
     """
 
     def choose(seen: base.Observation, rng: random.Random) -> str:

@@ -1,8 +1,8 @@
-"""The named rules that scripted bots are lists of.
+"""The named rules from which scripted bots are built.
 
 Names and meanings follow Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents"
 (2017). A rule looks at what the mover can work out and returns a move or None. An attribute is
-known when hints, negative ones included, leave one value. Slots count from the oldest card, so
+known if hints, including negative ones, leave one value. Slots count from the oldest card, so
 "first" means oldest.
 """
 
@@ -14,11 +14,11 @@ from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
 
 Rule = Callable[[Beliefs, random.Random], Action | None]
-"""A move where the rule applies, else None."""
+"""A move if the rule applies, else None."""
 
 
 def only_if(condition: Callable[[PlayerView], bool], rule: Rule) -> Rule:
-    """Return `rule`, in force only where the condition holds."""
+    """Return a rule that applies `rule` only if the condition holds."""
 
     def conditional_rule(beliefs: Beliefs, rng: random.Random) -> Action | None:
         return rule(beliefs, rng) if condition(beliefs.view) else None
@@ -44,7 +44,7 @@ def play_what_hints_show(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def play_if_certain(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Play the first card of which both attributes are known and which fits."""
+    """Play the first card that fits and whose attributes are both known."""
     view = beliefs.view
     for slot, known in enumerate(view.own_hand):
         color = _only_value(known.colors)
@@ -55,7 +55,7 @@ def play_if_certain(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def play_safe_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Play the first card that fits whatever it is, given the hints and the cards in sight."""
+    """Play the first card that fits whatever it is, given the hints and the visible cards."""
     for slot, known in enumerate(beliefs.view.own_hand):
         if beliefs.surely_fits(known):
             return play(slot)
@@ -63,10 +63,10 @@ def play_safe_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def play_probably_safe(threshold: float) -> Rule:
-    """Return the rule that plays the card most likely to fit, the newest of equals.
+    """Return the rule that plays the card most likely to fit; the newest wins ties.
 
     Args:
-        threshold: Least chance to fit, within [0, 1], at which the rule applies.
+        threshold: Minimum chance to fit, within [0, 1], at which the rule applies.
     """
 
     def rule(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -106,7 +106,7 @@ def tell_playable_card_outer(beliefs: Beliefs, rng: random.Random) -> Action | N
 
 
 def tell_unknown(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Name an unknown attribute of the next player's first card that has one, colour first."""
+    """Name an attribute of the next player's first card with an unknown one, colour first."""
     view = beliefs.view
     if not view.hints:
         return None
@@ -120,7 +120,7 @@ def tell_unknown(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def tell_dispensable(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Hint at the first useless card, over seats from 0, so that its holder sees it is useless."""
+    """Hint at the first useless card, over seats from 0, so that its holder knows it is useless."""
     view = beliefs.view
     if not view.hints:
         return None
@@ -133,7 +133,7 @@ def tell_dispensable(beliefs: Beliefs, rng: random.Random) -> Action | None:
             is_played = card.rank < height
             if not knows_color:
                 is_complete = height == view.num_ranks
-                # A rank below every stack would show it without the colour.
+                # A rank below every stack would show this without the colour.
                 needs_color = knows_rank and is_played and card.rank >= lowest_height
                 if is_complete or needs_color:
                     return hint_color(seat, card.color)
@@ -145,7 +145,7 @@ def tell_dispensable(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def tell_randomly(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Name colour or rank, by the flip of a coin, of a random card of the next player."""
+    """Name the colour or the rank (a coin flip) of a random card of the next player."""
     view = beliefs.view
     seat = next_seat(view)
     hand = view.hands[seat]
@@ -169,8 +169,8 @@ def tell_anything(beliefs: Beliefs, rng: random.Random) -> Action | None:
 def osawa_discard(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Discard the first card that can no longer score, see Osawa, "Solving Hanabi" (2015).
 
-    Cards whose known attributes show it come first, then cards of a known colour whose least rank
-    is out of reach.
+    Cards whose known attributes show this come first, then cards of a known colour whose lowest
+    possible rank is out of reach.
     """
     view = beliefs.view
     if view.hints == view.max_hints:
@@ -200,7 +200,7 @@ def discard_randomly(beliefs: Beliefs, rng: random.Random) -> Action | None:
     return discard(rng.randrange(len(view.own_hand)))
 
 
-# --- What rules ask
+# --- Helpers
 
 
 def fits_by_hints(view: PlayerView, known: Knowledge) -> bool:
@@ -218,7 +218,7 @@ def next_seat(view: PlayerView) -> int:
 
 
 def _only_value(values: tuple[int, ...]) -> int | None:
-    """Return the value that hints leave; None where they leave several."""
+    """Return the value that hints leave; None if they leave several."""
     return values[0] if len(values) == 1 else None
 
 
@@ -241,13 +241,13 @@ def _is_known_to_be_useless(view: PlayerView, known: Knowledge, reachable: tuple
 
 
 def _visible_cards(view: PlayerView, seat: int) -> Iterator[tuple[Card, Knowledge]]:
-    """Return a player's cards and what their holder knows of each; nothing for the own seat."""
+    """Return a player's cards and what it knows about each; empty for the mover's own seat."""
     is_other = seat != view.player
     return zip(view.hands[seat], view.knowledge[seat], strict=is_other)
 
 
 def _hint_at_useful_card(view: PlayerView, seat: int) -> Action | None:
-    """Return the hint at the first card of a hand that fits and of which something is unknown."""
+    """Return the hint at a hand's first card that fits and that its holder does not fully know."""
     if not view.hints:
         return None
     for card, known in _visible_cards(view, seat):

@@ -1,15 +1,15 @@
 """One-step search over a bot.
 
-Each legal move is tried in games that the player cannot tell from its own, its *worlds*.
+Each legal move is tried in *worlds*: games that the player cannot tell from its own.
 
-Source: SPARTA's single-agent search (Lerer et al., arXiv 1912.02318). It differs in this:
+Source: SPARTA's single-agent search (Lerer et al., arXiv 1912.02318), with these differences:
 
-- Beliefs are samples, not exact: hands as the hints and the cards in sight allow, weighted by the
-  chance that the others, as the bot with a share `TREMBLE` of random moves, would have made the
-  moves that they made.
+- Beliefs are sampled, not exact: hands that the hints and the visible cards allow, weighted by the
+  probability that the others would have made their moves if they were the bot with a share
+  `TREMBLE` of random moves.
 - Any number of seats may search, each as if the others were the bot. The paper's guarantee, never
-  to be worse than the bot in expectation, holds for one.
-- A move without promise is given up early, and the bot's own is kept until another is better by
+  to be worse than the bot in expectation, holds for one searching seat.
+- Unpromising moves are dropped early, and the bot's own move is kept unless another is better by
   `MARGIN`.
 """
 
@@ -29,17 +29,17 @@ from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
 
 CANDIDATES = 400
-"""Games that are drawn and weighted."""
+"""Number of games that are drawn and weighted."""
 WORLDS = 100
-"""Of those, drawn by weight, the most in which a move is tried."""
+"""Most worlds in which a move is tried, drawn by weight among the candidates."""
 ROUND = 10
-"""Worlds after which moves without promise are given up.
+"""Unpromising moves are dropped after every so many worlds.
 
-Without promise: less than one standard error from being better."""
+Unpromising: the mean gain plus one standard error is not positive."""
 MARGIN = 2.0
-"""Standard errors of the mean gain by which a move has to be better than the bot's."""
+"""A move must be better than the bot's by so many standard errors of its mean gain."""
 TREMBLE = 0.1
-"""Share of random moves that the others are thought to make."""
+"""Share of random moves that the others are assumed to make."""
 
 _DEFAULT_BOT = "iggi"
 _SEED_BITS = 64
@@ -51,12 +51,12 @@ class _WeightedWorld:
 
     game: Game
     weight: float
-    """How likely it is, up to a factor that all worlds of one position share."""
+    """Its probability, up to a factor that all worlds of one position share."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WeightedHand:
-    """A drawn hand and the deck behind it."""
+    """A drawn hand and the rest of the deck."""
 
     hand: tuple[Card, ...]
     """Oldest card first."""
@@ -71,7 +71,7 @@ class Search:
     """Search over one of the `RULE_BOTS`."""
 
     blueprint: str = _DEFAULT_BOT
-    """Name of the bot that everybody is taken to be from the next move on."""
+    """Name of the bot that everybody is assumed to follow from the next move on."""
 
     @property
     def name(self) -> str:
@@ -89,12 +89,12 @@ class Search:
         return base.Script(self.name, choose).seat(player, task=task, game=game)
 
     def move(self, config: EnvConfig, view: PlayerView, rng: random.Random) -> Action:
-        """Return the bot's move, or another that surely gains over it, and most of all.
+        """Return the move with the largest gain over the bot's, or the bot's if none is certain.
 
         Args:
             config: The settings of the game.
             view: What the player may know; it is the player's turn.
-            rng: Draws the worlds and the luck in them.
+            rng: Draws the worlds and the random choices in them.
         """
         planned = rule_move(self.blueprint, view, rng)
         alternatives = [move for move in view.legal_actions if move != planned]
@@ -134,7 +134,7 @@ class Search:
         return game.score if config.bomb_rule == "zero" else game.score_kept
 
     def _worlds(self, config: EnvConfig, view: PlayerView, rng: random.Random) -> list[Game]:
-        """Return games that look to the player like its own, drawn by how likely they are."""
+        """Return games that look to the player like its own, drawn by their probability."""
         spec = config.spec()
         deck = known_deck(spec, view)
         candidates: list[_WeightedWorld] = []
@@ -159,7 +159,7 @@ class Search:
             rng: Draws the hand, the rest of the deck and the bots' random choices.
 
         Returns:
-            None where the last cards that were left for the hand fit no more hints.
+            None if the cards left for the last slots do not fit their hints.
         """
         drawn = _draw_hand(_unseen_cards(spec, deck), view.own_hand, rng)
         if drawn is None:
@@ -183,7 +183,7 @@ class Search:
 
 
 def _unseen_cards(spec: GameSpec, deck: KnownDeck) -> list[Card]:
-    """Return the cards that the player's hand and the rest of the deck are made of, sorted."""
+    """Return the cards that make up the player's hand and the rest of the deck, sorted."""
     seen = Counter(card for card in deck.cards if card is not None)
     unseen = Counter(sorted_deck(spec.num_colors, spec.num_ranks)) - seen
     return list(unseen.elements())
@@ -192,7 +192,7 @@ def _unseen_cards(spec: GameSpec, deck: KnownDeck) -> list[Card]:
 def _draw_hand(
     unseen: Sequence[Card], own_hand: Sequence[Knowledge], rng: random.Random
 ) -> _WeightedHand | None:
-    """Draw each card of a hand evenly among the unseen cards that its hints allow.
+    """Draw each card of a hand uniformly among the unseen cards that its hints allow.
 
     Args:
         unseen: The cards to draw from.
@@ -200,7 +200,7 @@ def _draw_hand(
         rng: Draws the cards.
 
     Returns:
-        None where the cards that were left for a slot fit its hints no more.
+        None if no card left for a slot fits its hints.
     """
     rest = list(unseen)
     hand = []
@@ -213,7 +213,7 @@ def _draw_hand(
         ]
         if not allowed:
             return None
-        # A card that is one of many is drawn too seldom.
+        # Corrects the draw: a card that is one of many is drawn too rarely.
         weight *= len(allowed)
         hand.append(rest.pop(rng.choice(allowed)))
     return _WeightedHand(tuple(hand), rest, weight)
@@ -225,6 +225,6 @@ def _promising(gains: dict[Action, list[float]]) -> dict[Action, list[float]]:
 
 
 def _mean_plus_errors(values: Sequence[float], num_errors: float) -> float:
-    """Return the mean plus so many of its standard errors."""
+    """Return the mean plus `num_errors` of its standard errors."""
     standard_error = stdev(values) / len(values) ** 0.5
     return fmean(values) + num_errors * standard_error

@@ -1,8 +1,8 @@
 """Computed teams in files, so that a machine computes each of them once.
 
-A file lies in `cache_folder` and is named by a digest of all that the team follows from: the board,
-what the search was told, and the code that searched. So a file of other code is never read, and
-stays where it is. One process computes at a time; others that need the team wait for it.
+A file is in `cache_folder` and is named by a digest of everything that determines the team: the
+board, the search's parameters, and the search's code. A file from other code is therefore never
+read; it stays in place. One process computes at a time; others that need the team wait for it.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 _CACHE_VARIABLE = "XDG_CACHE_HOME"
 _MAX_BYTES = 64 << 20
-"""Of a file; a team of a board that is small enough has some hundred kilobytes."""
+"""Size limit of a file; a team for a supported board takes a few hundred kilobytes."""
 _DIGEST_DIGITS = 16
 _FORMAT = 1
-"""Goes up when the files are written otherwise."""
+"""Incremented when the file format changes."""
 _FACTS = "facts"
 _MEAN = "mean"
 _DAMAGES = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -45,17 +45,17 @@ def cache_folder() -> Path:
     """Return where teams are kept: hanabi_grpo/teams in XDG_CACHE_HOME, or in ~/.cache.
 
     Raises:
-        RuntimeError: There is neither.
+        RuntimeError: Neither exists.
     """
     given = os.environ.get(_CACHE_VARIABLE, "")
-    # A relative path is to be ignored, says the XDG specification.
+    # The XDG specification says to ignore relative paths.
     home = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
     return home / "hanabi_grpo" / "teams"
 
 
 @functools.cache
 def code_digest(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 of some files of code, in hex digits.
+    """Return the SHA-256 of source files, in hex digits.
 
     Args:
         paths: The files, in an order that is the same everywhere.
@@ -74,17 +74,17 @@ def stored_team(
     code: str,
     compute: Callable[[], tuple[float, Team]],
 ) -> tuple[float, Team]:
-    """Return a team's mean score and the team, of a file where one has it.
+    """Return a team's mean score and the team, from a file if there is one.
 
-    A line of the log says that a team is computed, and where it is kept. Where no file can be
-    written, the team is computed in every process.
+    The log reports that a team is being computed and where it is stored. If no file can be written,
+    every process computes the team.
 
     Args:
-        name: Name of the policy, with which the file's name begins.
+        name: Name of the policy, which is also the beginning of the file's name.
         spec: The board.
-        search: What the search was told, e.g. {"sweeps": 60}.
-        code: Digest of the code that searches.
-        compute: Makes the team.
+        search: The search's parameters, e.g. {"sweeps": 60}.
+        code: Digest of the search's code.
+        compute: Computes the team.
     """
     facts = _facts(name, spec, search, code)
     try:
@@ -93,8 +93,8 @@ def stored_team(
         lock = open(path.with_name(f".{path.name}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     except (OSError, RuntimeError) as error:
         logger.warning(
-            "%s: the team cannot be kept in a file (%s), so every process computes it anew, which "
-            "takes minutes of one core on 2 x 2 cards; set %s to a folder that can be written",
+            "%s: the team cannot be stored in a file (%s), so every process computes it again, "
+            "which takes minutes on one core for 2 x 2 cards; set %s to a writable folder",
             name,
             error,
             _CACHE_VARIABLE,
@@ -111,7 +111,7 @@ def _wait_for(lock: TextIO, name: str) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        logger.warning("%s: another process computes the team; waiting for it", name)
+        logger.warning("%s: another process is computing the team; waiting for it", name)
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         # A file system without locks: at worst, two processes compute the same.
@@ -125,10 +125,10 @@ def _computed(
     facts: Mapping[str, object],
     compute: Callable[[], tuple[float, Team]],
 ) -> tuple[float, Team]:
-    """Compute a team and keep it."""
+    """Compute a team and store it."""
     logger.warning(
-        "%s: the team of %s with %d players is computed, once on this machine; on 2 x 2 cards that "
-        "takes minutes of one core",
+        "%s: computing the team for %s with %d players, once per machine; for 2 x 2 cards this "
+        "takes minutes on one core",
         name,
         spec.preset,
         spec.num_players,
@@ -143,13 +143,13 @@ def _computed(
             "%s: computed in %.0f s; %s cannot be written: %s", name, seconds, path, error
         )
     else:
-        logger.warning("%s: computed in %.0f s, and kept in %s", name, seconds, path)
+        logger.warning("%s: computed in %.0f s and stored in %s", name, seconds, path)
     return mean, team
 
 
 def _facts(name: str, spec: GameSpec, search: Mapping[str, object], code: str) -> dict[str, object]:
     board = dataclasses.asdict(spec)
-    # A name alone is no other board.
+    # A different name alone does not make a different board.
     del board["preset"]
     return {"format": _FORMAT, "policy": name, "board": board, "search": dict(search), "code": code}
 
@@ -181,13 +181,13 @@ def _checksum(arrays: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path, spec: GameSpec, facts: Mapping[str, object]) -> tuple[float, Team] | None:
-    """Return the team of a file; None where there is no file, or a damaged one."""
+    """Return the team of a file; None if there is no file, or a damaged one."""
     try:
         return _parsed(read_bytes(path, _MAX_BYTES), spec, facts)
     except FileNotFoundError:
         return None
     except _DAMAGES as error:
-        logger.warning("%s is damaged (%s): it is not read, and made again", path, error)
+        logger.warning("%s is damaged (%s): ignoring it and computing the team again", path, error)
         return None
 
 
@@ -195,21 +195,21 @@ def _parsed(content: bytes, spec: GameSpec, facts: Mapping[str, object]) -> tupl
     """Return the team of a file's bytes.
 
     Raises:
-        ValueError: They are of another team, or damaged; or another error of `_DAMAGES`.
+        ValueError: They belong to another team, or are damaged; or another error of `_DAMAGES`.
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     written = json.loads(str(arrays.pop(_FACTS)))
     if written.pop("checksum", None) != _checksum(arrays):
-        raise ValueError("its checksum is another one")
+        raise ValueError("its checksum does not match")
     if written != json.loads(json.dumps(facts)):
-        raise ValueError("it is of another team")
+        raise ValueError("it belongs to another team")
     tables = []
     for player in range(spec.num_players):
         table = Table(arrays[f"seen_{player}"], arrays[f"moves_{player}"])
         num_moves = len(load_rules(spec).actions[player])
         if not _is_table(table, num_moves):
-            raise ValueError(f"the table of player {player} is none")
+            raise ValueError(f"the table of player {player} is invalid")
         tables.append(table)
     return float(arrays[_MEAN]), tuple(tables)
 

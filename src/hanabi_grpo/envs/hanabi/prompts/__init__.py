@@ -1,7 +1,7 @@
-"""What a player reads and how its reply is read.
+"""What a player reads and how its reply is parsed.
 
-Two styles: `full` (readable sentences) and `compact` (words of tiny models). All of it is a pure
-function of a `PlayerView`, so nothing here can leak a hidden card.
+There are two styles: `full` (readable sentences) and `compact` (words for tiny models). All texts
+are pure functions of a `PlayerView`, so nothing here can leak a hidden card.
 """
 
 from hanabi_grpo.envs.hanabi.prompts.compact import (
@@ -25,7 +25,7 @@ def system_prompt(spec: GameSpec, style: str, player: int, *, bomb_rule: str = "
         style: "full", or "compact", which has no system message: a tiny model learns the rules by
             playing.
         player: The seat that reads it.
-        bomb_rule: "zero" or "keep": what a lost last life does to the points scored so far.
+        bomb_rule: "zero" or "keep": what losing the last life does to the points scored so far.
     """
     if style == "compact":
         return ""
@@ -37,7 +37,7 @@ def turn_prompt(
 ) -> str:
     """Return the message that asks `view.player` for its move.
 
-    It holds the whole current state and can be read without earlier messages.
+    It contains the whole current state, so no earlier message is needed.
 
     Args:
         view: What the player may know.
@@ -57,7 +57,7 @@ def parse_reply(text: str, *, num_players: int, player: int) -> Action | None:
     """Return the last line of a reply that is a move, or None; see `replies.answer_lines`.
 
     Args:
-        text: Any text at all.
+        text: Any text.
         num_players: Players of the game.
         player: The seat that replies.
 

@@ -1,9 +1,10 @@
 """What a prompt works out for its reader: HANABI_DEDUCTIONS.
 
-- `none`: a card's colour and rank where a hint named them.
+- `none`: a card's colour and rank if a hint named them.
 - `possible`: what all hints leave possible, including those that did not touch a card.
-- `counted`: the same, and what the cards in sight say of each card, and the others' last moves.
-- `joined`: the same; in the compact style one word for a card and all that is known of it.
+- `counted`: like `possible`, plus what the visible cards imply for each card, and the others' last
+  moves.
+- `joined`: like `counted`; in the compact style, one word for a card and all that is known of it.
 """
 
 from dataclasses import replace
@@ -37,7 +38,7 @@ CARD_WORDS = (FITS, LATER, ONLY, DEAD)
 
 
 class Counted:
-    """What the cards in sight say of the cards of one view."""
+    """What the visible cards imply for the cards of one view."""
 
     def __init__(self, view: PlayerView) -> None:
         self.view = view
@@ -45,7 +46,7 @@ class Counted:
         self.reachable = reachable_heights(view)
 
     def card_word(self, card: Card) -> str:
-        """Return what becomes of a card in sight: `FITS`, `LATER`, `ONLY` or `DEAD`."""
+        """Return the use of a visible card: `FITS`, `LATER`, `ONLY` or `DEAD`."""
         height = self.view.fireworks[card.color]
         if card.rank == height:
             return FITS
@@ -66,7 +67,7 @@ class Counted:
 
 
 def own_card_word(counted: Counted, known: Knowledge) -> str:
-    """Return "sure", "dead", or "fit0" to "fit4" for a chance of so many fifths, rounded down."""
+    """Return "sure", "dead", or "fit0" to "fit4": the chance to fit in fifths, rounded down."""
     if counted.is_dead(known):
         return DEAD
     chance = counted.beliefs.chance_to_fit(known)
@@ -89,7 +90,7 @@ def others_moves(view: PlayerView) -> list[Event]:
 def view_with(view: PlayerView, deductions: Deductions) -> PlayerView:
     """Return the view as its prompt may use it.
 
-    Without deductions a card's colour and rank are what a hint named, or anything.
+    Without deductions, a card's colour and rank are what a hint named, or else unknown.
     """
     if deductions != "none":
         return view

@@ -1,6 +1,6 @@
 """The readable style: a board's rules as system prompt, and each turn's observation, in sentences.
 
-Trained adapters depend on this text: not a character of it may change.
+Trained adapters depend on this text: not one character of it may change.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def full_system(spec: GameSpec, player: int, bomb_rule: str) -> str:
     Args:
         spec: The board.
         player: The seat that reads them.
-        bomb_rule: "zero" or "keep": what a lost last life does to the points scored so far.
+        bomb_rule: "zero" or "keep": what losing the last life does to the points scored so far.
     """
     sections = (
         _goal_section(spec, player),
@@ -120,7 +120,7 @@ def full_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = 
     Args:
         view: What the player may know.
         legal_moves: Whether to list the legal moves.
-        counted: What the cards in sight say, or None to leave that out.
+        counted: Deductions from the visible cards, or None to omit them.
 
     Returns:
         Printable ASCII.
@@ -141,9 +141,9 @@ def full_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = 
 
 
 def full_thought(view: PlayerView) -> str:
-    """Return what follows from a view for the next move, in lines.
+    """Return what a view implies for the next move, line by line.
 
-    Of each own card whether it can be played; of the others' cards those that can be played now
+    For each own card, whether it can be played; of the others' cards, those that can be played now
     and those that are the last of their kind.
 
     Args:
@@ -261,7 +261,7 @@ def _known(known: Knowledge, view: PlayerView) -> str:
 
 
 def _one_of(values: Sequence[str], num_values: int) -> str:
-    """Return the values joined by "or", or "any" where there is a choice and nothing is known."""
+    """Return the values joined by "or", or "any" if there is a choice and nothing is known."""
     if len(values) == num_values > 1:
         return "any"
     return _listed(values, "or")

@@ -1,6 +1,6 @@
 """The table as a person in a seat sees it: drawn as text, and as data for a page.
 
-All of it is a pure function of a `PlayerView`, as the prompts are.
+Like the prompts, all of it is a pure function of a `PlayerView`.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ from hanabi_grpo.envs.people import Choice, Scene
 from hanabi_grpo.types import player_name
 
 _NAME_WIDTH = 12
-"""Characters of the column of names in the text table."""
+"""Width of the name column in the text table, in characters."""
 _DISCARDS_A_LINE = 20
-"""Cards in a line of the text table."""
+"""Discarded cards per line of the text table."""
 _LOST = (
-    "The last life is lost. On this board that costs every point that was scored.",
-    "The last life is lost. The team is paid for its points, but the score is 0.",
+    "The last life is lost. On this board, that costs every point scored so far.",
+    "The last life is lost. The team keeps the reward for its points, but the score is 0.",
 )
-"""By whether the points are kept: that changes what is paid, never the score."""
+"""Indexed by whether points are kept, which changes the reward but never the score."""
 
 
 def person_rules(spec: GameSpec, player: int, bomb_rule: str) -> str:
-    """Return the rules as a person who begins to play reads them.
+    """Return the rules for a person who starts to play.
 
     Args:
         spec: The board.
         player: The person's seat.
-        bomb_rule: "zero" or "keep": what a lost last life does to the points scored so far.
+        bomb_rule: "zero" or "keep": what losing the last life does to the points scored so far.
     """
     colors = ", ".join(COLOR_NAMES[: spec.num_colors])
     copies = ", ".join(
@@ -44,17 +44,17 @@ def person_rules(spec: GameSpec, player: int, bomb_rule: str) -> str:
     )
     loss = "every point is lost"
     if bomb_rule == "keep":
-        loss = "the score is 0, though the team is paid for its points"
+        loss = "the score is 0, but the team keeps the reward for its points"
     return (
         f"Hanabi: you are {player_name(player)} of {spec.num_players} players, one team. You see "
-        "everybody's cards but your own.\n"
+        "everybody's cards except your own.\n"
         f"Build a firework of each colour ({colors}), in order from 1 to {spec.num_ranks}; each "
         f"card that fits scores 1, at most {spec.max_score}. In each colour: {copies}.\n"
         "Play a card: it fits, or the team loses a life. Discard a card: the team gets a hint "
-        "token back. Hint a colour or a rank to a player: it costs a token, and shows all of that "
-        "player's cards that have it.\n"
-        f"Slot 0 is the oldest card; new cards come last. At no lives the game ends and {loss}. "
-        "After the last card is drawn each player has one more turn."
+        "token back. Hint a colour or a rank to a player: this costs a token and points out all of "
+        "that player's cards that have it.\n"
+        "Slot 0 is the oldest card; new cards come last. When no lives are left, the game ends and "
+        f"{loss}. After the last card is drawn, each player has one more turn."
     )
 
 
@@ -63,8 +63,8 @@ def person_scene(view: PlayerView, *, bomb_rule: str, texts: Sequence[str]) -> S
 
     Args:
         view: What that seat may know.
-        bomb_rule: As in `person_rules`.
-        texts: The words of `view.legal_actions`, in their order.
+        bomb_rule: See `person_rules`.
+        texts: The texts of `view.legal_actions`, in the same order.
     """
     news = [_event_sentence(event, view) for event in _news_events(view)]
     if view.lives == 0:
@@ -81,9 +81,9 @@ def person_scene(view: PlayerView, *, bomb_rule: str, texts: Sequence[str]) -> S
 
 
 def _news_events(view: PlayerView) -> Sequence[Event]:
-    """Return the moves from the person's last one on, or all where it has made none.
+    """Return the moves from the person's last one on, or all moves if it has made none.
 
-    Its own is repeated: what card it played is seen only afterwards.
+    Its own move is repeated, because its card is revealed only afterwards.
     """
     own = [number for number, event in enumerate(view.events) if event.player == view.player]
     return view.events[own[-1] :] if own else view.events
@@ -105,7 +105,7 @@ def _event_sentence(event: Event, view: PlayerView) -> str:
 
 
 def _menu_order(move: tuple[Action, str]) -> tuple[int, int, int, int]:
-    """Return what sorts a menu: plays, discards, then each player's colours and ranks."""
+    """Return the sort key of a menu: plays, discards, then each player's colours and ranks."""
     action, _ = move
     kinds = ("play", "discard", "hint_color", "hint_rank")
     is_card_move = action.slot >= 0
@@ -157,7 +157,7 @@ def _table_text(view: PlayerView) -> str:
         name = "" if start else "Discarded"
         part = discards[start : start + _DISCARDS_A_LINE]
         lines.append(_row(name, [" ".join(part) or "none"], 0))
-    # A card of any colour and rank, e.g. "RY 12", and a space; what a hint named is shorter.
+    # A card of unknown colour and rank, e.g. "RY 12", and a space; hinted cards are shorter.
     width = max(len("slot 0"), view.num_colors + view.num_ranks + 1) + 1
     num_slots = max(len(hand) for hand in view.knowledge)
     lines += ["", _row("", [f"slot {slot}" for slot in range(num_slots)], width)]
@@ -182,7 +182,7 @@ def _deck_words(view: PlayerView) -> str:
 
 
 def _knowledge_text(known: Knowledge) -> str:
-    """Return e.g. "RY* 12": what a card may be, with a star behind what a hint has named."""
+    """Return e.g. "RY* 12": what a card may be, with a star after what a hint has named."""
     colors = "".join(COLOR_LETTERS[color] for color in known.colors)
     ranks = "".join(str(rank + 1) for rank in known.ranks)
     color_star = "*" if known.color_hinted else ""
@@ -241,7 +241,7 @@ def _drawn(view: PlayerView) -> dict[str, Any]:
 
 
 def _touched(view: PlayerView) -> list[int]:
-    """Return the person's own slots that the newest hint to it named, where they still stand."""
+    """Return the person's slots that the newest hint to it touched, until its next move."""
     for event in reversed(_news_events(view)):
         if event.action.target == view.player:
             return list(event.touched)

@@ -1,9 +1,9 @@
 """Questions to a player about its own cards, see `envs.questions`.
 
-In the compact style they have only words that the board's messages and moves have anyway, so that
-every tiny model knows them: `… disc Y1 me slot0` asks for the oldest card, and `R1` is an answer.
-Where cards are joined with what is known of them (HANABI_DEDUCTIONS=joined) an answer is two words,
-`R 1`, because no word names a card alone.
+In the compact style, they use only words that the board's messages and moves contain anyway, so
+that every tiny model knows them: `… disc Y1 me slot0` asks for the oldest card, and `R1` is an
+answer. With joined cards (HANABI_DEDUCTIONS=joined), an answer is two words, `R 1`, because no
+single word names a card alone.
 """
 
 from collections.abc import Sequence

@@ -4,16 +4,17 @@ The format is that of https://hanab.live/export/ID, version 3.0.0, as documented
 https://github.com/Hanabi-Live/hanabi-live/blob/main/misc/example_game_with_comments.jsonc:
 
 - `deck` has all cards, first dealt first: the whole hand of player 0, then that of player 1, and so
-  on, then the draws. So has `Game.deck`. `suitIndex` counts from 0 in the order red, yellow, green,
-  blue, purple, our colours in their order R, Y, G, W, B; `rank` is the printed one.
+  on, then the draws. `Game.deck` has the same order. `suitIndex` counts from 0 in the order red,
+  yellow, green, blue, purple, which are our colours R, Y, G, W, B in this order; `rank` is the
+  printed rank.
 - An action of type 0 (play) or 1 (discard) names a card by its position in the deck, not by its
   slot. 2 is a colour hint and 3 a rank hint to the player `target`; `value` is a suit index or a
-  printed rank. 4 ends a game before its end (5: by a vote).
-- Player 0 moves first, but in games before April 2020 with the option `startingPlayer`
-  (server/src/options.go). Its seat becomes our seat 0.
+  printed rank. 4 ends a game early (5: by a vote).
+- Player 0 moves first, except in games before April 2020 with the option `startingPlayer`
+  (server/src/options.go). The first player's seat becomes our seat 0.
 
 hanab.live ends a game as soon as no card is left that could score (server/src/game.go,
-`CheckEnd`); OpenSpiel, and so this package, plays on. Such a game is finished here as well.
+`CheckEnd`); OpenSpiel, and therefore this package, continues. Such a game counts as finished here.
 """
 
 import json
@@ -38,11 +39,11 @@ from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import HUMAN, Episode, EpisodeStatus, ReplyKind, Turn
 
 SUITE = "hanab.live"
-"""Suite of imported games; their decks are in the records, no seed deals them."""
+"""Suite of imported games; their decks are stored in the records, not dealt by a seed."""
 VARIANT = "No Variant"
-"""What hanab.live calls the game of the rule book."""
+"""hanab.live's name for the game with the official rules."""
 _COLORS_OF_VARIANT = {VARIANT: 5, "4 Suits": 4, "3 Suits": 3}
-"""Variants that have fewer suits and no other rule."""
+"""Variants that differ from the official rules only in the number of suits."""
 _BOARD = "full"
 _EXPORT = "https://hanab.live/export/ID"
 _NEUTRAL_OPTIONS = frozenset(
@@ -58,30 +59,30 @@ _NEUTRAL_OPTIONS = frozenset(
 )
 """Options about clocks and tables, and speedruns, which only end early."""
 _OUTER_OPTIONS = ("variant", "variantName", "startingPlayer", "firstPlayer", "numPlayers")
-"""Options that older files have beside `options`."""
+"""Options that older files have outside `options`."""
 _PLAY, _DISCARD, _COLOR_HINT, _RANK_HINT, _END, _END_BY_VOTE = range(6)
 """Types of actions."""
 _NO_CHARACTER = "n/a"
 _MAX_ID = 2**63
 _NO_JSON = (ValueError, RecursionError)
-"""What `json.loads` raises: a text that is none, or one that is nested too deeply."""
+"""What `json.loads` raises for invalid JSON and for JSON that is nested too deeply."""
 _SEED_DIGITS = 15
-"""Hex digits of a deck's name that make the seed of a game without an ID: below 2**60."""
+"""Hex digits of the deck's ID that become the seed of a game without an ID: below 2**60."""
 
 _Int = Annotated[int, Field(strict=True)]
 _Text = Annotated[str, Field(strict=True)]
 
 
 class OtherRulesError(SettingsError):
-    """A game of rules that our engine does not have: a variant, or an option that changes them."""
+    """A game with rules that our engine does not support: a variant, or an option."""
 
 
 class _LiveAction(BaseModel, frozen=True):
     type: _Int
     target: _Int
-    """Position in the deck of the card that is played or discarded, else the seat that is told."""
+    """Position in the deck of the card that is played or discarded; for hints, the target seat."""
     value: _Int | None = None
-    """Colour from 0, or printed rank; of no meaning for a card."""
+    """Colour from 0, or printed rank; unused for plays and discards."""
 
     def __str__(self) -> str:
         return json.dumps(self.model_dump(exclude_none=True))
@@ -108,40 +109,40 @@ class ImportedGame:
     recording: Recording
     """The record: no prompts, no tokens; `start` is the deck, `names` are the players."""
     notes: tuple[str, ...] = ()
-    """What the record does not say: the game was ended early, or went on behind its end."""
+    """What the record does not show: the game was ended early, or continued after its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRow:
-    """One game of a file, not yet looked at."""
+    """One game of a file, not yet checked."""
 
     where: str
     """File and number, for messages."""
     data: Any
-    """The game as JSON; the error of reading it where it is none."""
+    """The game as parsed JSON, or the error from parsing it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rules:
-    """What is played."""
+    """The rules of a game."""
 
     spec: GameSpec
     first_player: int
-    """Who moves first, as hanab.live numbers players."""
+    """The player who moves first, in hanab.live's numbering."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """A game in our engine, and what hanab.live calls its cards and seats."""
+    """A game in our engine, with hanab.live's numbers for its cards and seats."""
 
     playing: HanabiGame
     cards: tuple[int, ...]
-    """Per position in our deck the position in theirs."""
+    """For each position in our deck, the position in hanab.live's."""
     seats: tuple[int, ...]
-    """Per seat here the seat there."""
+    """For each of our seats, hanab.live's seat."""
 
     def choices(self) -> dict[_LiveAction, Action]:
-        """Return the legal moves by what hanab.live would write."""
+        """Return the legal moves, keyed by hanab.live's actions."""
         game = self.playing.table
         positions = game.hand_positions[game.current_player] if not game.is_over else ()
         choices = {}
@@ -163,8 +164,8 @@ def live_rows(text: str, where: str) -> Iterator[LiveRow]:
     """Yield the games of a file: one object, a list of them, or one in each line.
 
     Args:
-        text: The file.
-        where: What messages call it.
+        text: The file's content.
+        where: The file's name in messages.
 
     Raises:
         SettingsError: It is empty.
@@ -175,7 +176,7 @@ def live_rows(text: str, where: str) -> Iterator[LiveRow]:
     try:
         data = json.loads(text)
     except _NO_JSON:
-        # A note may hold U+2028 and the like as they are, where `splitlines` would cut it.
+        # A note may contain a raw U+2028 or similar, at which `splitlines` would split.
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield LiveRow(where=f"{where}, line {number}", data=_parsed(line))
@@ -199,14 +200,14 @@ def import_game(row: LiveRow) -> ImportedGame:
     """Replay a game in our engine, and return its record.
 
     A game that its players or the clock ended, or that stops before its end, has the status
-    `truncated_turns` and the points that were on the table. Keys that say nothing about the play
-    (notes, seed, …) are left alone.
+    `truncated_turns` and the points that were on the table. Keys that do not affect the moves
+    (notes, seed, …) are ignored.
 
     Args:
         row: The game.
 
     Raises:
-        OtherRulesError: A variant, an option or characters that our engine does not have.
+        OtherRulesError: A variant, an option or characters that our engine does not support.
         SettingsError: Malformed, without its deck, or with an action that the rules forbid.
     """
     where = row.where
@@ -220,7 +221,7 @@ def import_game(row: LiveRow) -> ImportedGame:
     is_ended = False
     for number, action in enumerate(live.actions):
         if action.type in (_END, _END_BY_VOTE):
-            # A game that has ended by the rules may say so, too.
+            # A game that ended by the rules may also have an action that ends it.
             is_ended = not is_over
             break
         if is_over:
@@ -256,21 +257,21 @@ def import_game(row: LiveRow) -> ImportedGame:
 
 
 def _checked(row: LiveRow) -> _LiveGame:
-    """Return the game where it has the form of one."""
+    """Return the game if it has the expected form."""
     where = row.where
     if isinstance(row.data, _NO_JSON):
         raise SettingsError(
-            f"{where}: is no JSON ({row.data}); take the JSON of {_EXPORT}, one game a line."
+            f"{where}: not valid JSON ({row.data}); use the JSON from {_EXPORT}, one game per line."
         )
     if not isinstance(row.data, Mapping):
         raise SettingsError(
-            f"{where}: {shown(row.data)} is no game; a game is an object with players, deck and "
-            f"actions. Take the JSON of {_EXPORT}."
+            f"{where}: {shown(row.data)} is not a game; a game is an object with players, deck "
+            f"and actions. Use the JSON from {_EXPORT}."
         )
     if "deck" not in row.data:
         raise SettingsError(
-            f"{where}: deck is missing; without it nobody knows what the players saw. Take the "
-            f"JSON of {_EXPORT}, which lists all cards."
+            f"{where}: deck is missing, so the cards that the players saw are unknown. Use the "
+            f"JSON from {_EXPORT}, which lists all cards."
         )
     try:
         return _LiveGame.model_validate(row.data)
@@ -279,18 +280,18 @@ def _checked(row: LiveRow) -> _LiveGame:
         name = ".".join(map(str, first["loc"]))
         value = "" if first["type"] == "missing" else f"={shown(first['input'])}"
         raise SettingsError(
-            f"{where}: {name}{value}: {first['msg']}; hanab.live writes no such game. Take the "
-            f"JSON of {_EXPORT}."
+            f"{where}: {name}{value}: {first['msg']}; hanab.live does not write such a game. Use "
+            f"the JSON from {_EXPORT}."
         ) from error
 
 
 def _rules(live: _LiveGame, row: Mapping[str, Any], where: str) -> _Rules:
-    """Return the rules of a game where our engine has them."""
+    """Return the rules of a game if our engine supports them."""
     num_players = len(live.players)
     if num_players > MAX_PLAYERS:
         raise OtherRulesError(
-            f"{where}: {num_players} players: Hanabi is played by 2 to {MAX_PLAYERS} here; leave "
-            "the game out."
+            f"{where}: {num_players} players: our engine supports 2 to {MAX_PLAYERS}. Leave the "
+            "game out."
         )
     for character in live.characters or ():
         name = character.get("name") if isinstance(character, Mapping) else character
@@ -300,17 +301,17 @@ def _rules(live: _LiveGame, row: Mapping[str, Any], where: str) -> _Rules:
                 "games without them can be replayed. Leave the game out."
             )
     given = {name: row[name] for name in _OUTER_OPTIONS if name in row}
-    # What is 0, false or empty changes nothing.
+    # Options that are 0, false or empty change nothing.
     options = {name: value for name, value in (given | (live.options or {})).items() if value}
     variants = [options.pop(name, VARIANT) for name in ("variant", "variantName")]
     variant = next((name for name in variants if name != VARIANT), VARIANT)
     first_players = [options.pop(name, 0) for name in ("startingPlayer", "firstPlayer")]
     first_player = next((seat for seat in first_players if seat), 0)
-    # 1.0 is in a range, but no number of a seat.
+    # 1.0 is in the range, but is not the number of a seat.
     if type(first_player) is not int or first_player not in range(num_players):
         raise SettingsError(
-            f"{where}: startingPlayer={shown(first_player)}: there are players 0 to "
-            f"{num_players - 1}. Take the JSON of {_EXPORT}."
+            f"{where}: startingPlayer={shown(first_player)}: must be a player from 0 to "
+            f"{num_players - 1}. Use the JSON from {_EXPORT}."
         )
     extra_cards = bool(options.pop("oneExtraCard", False)) - bool(options.pop("oneLessCard", False))
     if options.get("numPlayers") == num_players:
@@ -318,7 +319,7 @@ def _rules(live: _LiveGame, row: Mapping[str, Any], where: str) -> _Rules:
     for name, value in options.items():
         if name not in _NEUTRAL_OPTIONS:
             raise OtherRulesError(
-                f"{where}: option {name}={shown(value)}: our engine does not have it; allowed "
+                f"{where}: option {name}={shown(value)}: our engine does not support it; allowed "
                 f"are oneExtraCard, oneLessCard, startingPlayer and "
                 f"{', '.join(sorted(_NEUTRAL_OPTIONS))}. Leave the game out."
             )
@@ -329,10 +330,10 @@ def _spec(variant: Any, num_players: int, extra_cards: int, where: str) -> GameS
     """Return the board of a variant.
 
     Args:
-        variant: The name of one of hanab.live, or of a board of ours, as other programs that write
-            this format may have it.
+        variant: The name of a hanab.live variant, or of one of our boards, which other programs
+            that write this format may use.
         num_players: Players of the game.
-        extra_cards: Cards that a hand has more than by the rule book; -1: one less.
+        extra_cards: Cards that a hand has beyond the official number; -1: one less.
         where: For messages.
     """
     num_colors = _COLORS_OF_VARIANT.get(variant) if isinstance(variant, str) else None
@@ -351,7 +352,7 @@ def _spec(variant: Any, num_players: int, extra_cards: int, where: str) -> GameS
         raise OtherRulesError(f"{where}: variant {shown(variant)}: {error}") from error
     known = ", ".join(map(repr, _COLORS_OF_VARIANT))
     raise OtherRulesError(
-        f"{where}: variant {shown(variant)}: our engine has {known} and the boards of "
+        f"{where}: variant {shown(variant)}: our engine supports {known} and the boards in "
         "docs/games.md. Leave the game out."
     )
 
@@ -362,8 +363,8 @@ def _dealt(live: _LiveGame, rules: _Rules, where: str) -> _Table:
     num_dealt = spec.num_players * spec.hand_size
     if len(live.deck) < num_dealt:
         raise SettingsError(
-            f"{where}: deck has {len(live.deck)} cards; {spec.num_players} players are dealt "
-            f"{num_dealt}. Take the JSON of {_EXPORT}, which lists all cards."
+            f"{where}: deck has {len(live.deck)} cards, but {spec.num_players} players are dealt "
+            f"{num_dealt}. Use the JSON from {_EXPORT}, which lists all cards."
         )
     known = [Card(card.suitIndex, card.rank - 1) for card in live.deck]
     missing = Counter(sorted_deck(spec.num_colors, spec.num_ranks))
@@ -371,9 +372,9 @@ def _dealt(live: _LiveGame, rules: _Rules, where: str) -> _Table:
     for card, number in missing.items():
         if number < 0:
             raise SettingsError(
-                f"{where}: deck has {-number} more than there are of suitIndex {card.color}, rank "
-                f"{card.rank + 1}; the deck of {spec.num_colors} suits with {spec.num_ranks} ranks "
-                f"is needed. Take the JSON of {_EXPORT}."
+                f"{where}: deck has {-number} too many of suitIndex {card.color}, rank "
+                f"{card.rank + 1}; it must be the deck of {spec.num_colors} suits with "
+                f"{spec.num_ranks} ranks. Use the JSON from {_EXPORT}."
             )
     theirs = [*known, *missing.elements()]
     seats = []
@@ -391,8 +392,8 @@ def _dealt(live: _LiveGame, rules: _Rules, where: str) -> _Table:
 def _is_over(game: Game) -> bool:
     """Tell whether hanab.live has ended the game.
 
-    It does when every copy of each card that would fit next is discarded. The moves that are left
-    play no part: a card in the hand of a player who has moved for the last time still counts.
+    It ends a game when all copies of each card that would fit next are discarded. The remaining
+    moves do not matter: a card held by a player who has made its last move still counts.
     """
     if game.is_over:
         return True
@@ -420,16 +421,16 @@ def _turn(table: _Table, live: _LiveAction, where: str, num_known: int) -> Turn:
     if action is None:
         allowed = ", ".join(map(str, choices))
         raise SettingsError(
-            f"{where}: {live} is not allowed there; allowed: {allowed}. The file is damaged, or "
-            "of other rules than it says; leave the game out."
+            f"{where}: {live} is not legal at this point; allowed: {allowed}. The file is damaged, "
+            "or its rules are not the ones it states; leave the game out."
         )
     text = format_action(action, style="full", num_players=game.spec.num_players)
     rewards = playing.step({player: text})
     last_card = max(map(max, filter(None, game.hand_positions)), default=0)
     if last_card >= num_known:
         raise SettingsError(
-            f"{where}: draws card {last_card} (from 0), but deck has {num_known} cards. Take the "
-            f"JSON of {_EXPORT}, which lists all cards."
+            f"{where}: draws card {last_card} (from 0), but deck has {num_known} cards. Use the "
+            f"JSON from {_EXPORT}, which lists all cards."
         )
     return Turn(
         player=player,

@@ -40,16 +40,16 @@ _MAX_SHOWN_CARD = 20
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One turn as it was recorded, and what it did on the table."""
+    """One recorded turn, and what it did on the table."""
 
     turn: Turn
     """The record."""
     event: Event
     """What it did."""
     prompt: str
-    """What the player was shown, in the colours in which it saw the table.
+    """What the player was shown, in the player's own colours.
 
-    Rebuilt in sentences where nothing was recorded (scripted players)."""
+    Rebuilt in sentences if nothing was recorded (scripted players)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class Timeline:
     game: Game
     """The table at the end."""
     boards: tuple[PlayerView, ...]
-    """Views with every hand, so for replays, never for a player's eyes."""
+    """Views that show every hand: for replays only, never for players."""
     moves: tuple[Move, ...]
     """Every move, oldest first."""
 
 
 def make_timeline(recording: Recording) -> Timeline:
-    """Replay a recorded game; where a reply was bad, with the move that replaced it.
+    """Replay a recorded game; a bad reply is replayed as the move that replaced it.
 
     Raises:
-        SettingsError: The record does not fit the deal: a move of the wrong player or one that the
-            rules forbid, or another score at the end.
+        SettingsError: The record does not fit the deal: a move by the wrong player or one that the
+            rules forbid, or a different score at the end.
     """
     episode = recording.episode
     game = recorded_table(recording)
@@ -92,7 +92,7 @@ def make_timeline(recording: Recording) -> Timeline:
     if game.score_kept != recorded_score:
         raise SettingsError(
             f"{recording.where}: recorded with {recorded_score:g} points on the table, but its "
-            f"replay has {game.score_kept}; its deal is not the one that ({episode.suite}, "
+            f"replay has {game.score_kept}; its deck is not the one that ({episode.suite}, "
             f"{episode.seed}) deals here."
         )
     return Timeline(recording, game, tuple(boards), tuple(moves))
@@ -102,8 +102,8 @@ def recorded_table(recording: Recording) -> Game:
     """Return the table of a recorded game as it was dealt.
 
     Raises:
-        SettingsError: No such board in this version, or another one of that name, or the deck is
-            missing or malformed.
+        SettingsError: This version has no such board, or a different board of that name, or the
+            deck is missing or malformed.
     """
     episode = recording.episode
     where = recording.where
@@ -118,7 +118,7 @@ def recorded_table(recording: Recording) -> Game:
 
 
 def recorded_relabelings(spec: GameSpec, episode: Episode) -> list[Relabeling]:
-    """Return how each player of a recorded game saw the colours; nothing without Other-Play."""
+    """Return how each player of a recorded game saw the colours; empty without Other-Play."""
     if OTHER_PLAY_SUFFIX not in episode.spec_hash:
         return []
     return task_relabelings(spec, episode.suite, episode.seed)
@@ -127,7 +127,7 @@ def recorded_relabelings(spec: GameSpec, episode: Episode) -> list[Relabeling]:
 def replayed_turns(game: Game, episode: Episode, where: str) -> Iterator[tuple[Turn, Action]]:
     """Yield each turn with its move on the table, which is legal at that time.
 
-    The caller makes the move in `game` before it asks for the next one.
+    The caller must make the move in `game` before requesting the next one.
 
     Args:
         game: The game at its start.
@@ -135,7 +135,7 @@ def replayed_turns(game: Game, episode: Episode, where: str) -> Iterator[tuple[T
         where: Where the record comes from, for error messages.
 
     Raises:
-        SettingsError: A move after the end, of the wrong player, or one that the rules forbid.
+        SettingsError: A move after the end, by the wrong player, or one that the rules forbid.
     """
     relabelings = recorded_relabelings(game.spec, episode)
     for number, turn in enumerate(episode.moves, 1):
@@ -147,7 +147,7 @@ def frames(recording: Recording) -> Iterator[Frame]:
     """Yield the table with every hand before each move, and at the end.
 
     Raises:
-        SettingsError: As `make_timeline`.
+        SettingsError: See `make_timeline`.
     """
     timeline = make_timeline(recording)
     players = recording.players
@@ -190,8 +190,8 @@ def _recorded_board(episode: Episode, where: str) -> GameSpec:
     if spec is None:
         hash_here = make_spec(episode.preset, episode.num_players).hash
         raise SettingsError(
-            f"{where}: recorded on a board {episode.preset} with hash {episode.spec_hash}; here "
-            f"that board is {hash_here}. Watch it with the version of hanabi_grpo that recorded it."
+            f"{where}: recorded on board {episode.preset} with hash {episode.spec_hash}; here that "
+            f"board has hash {hash_here}. View it with the version of hanabi_grpo that recorded it."
         )
     return spec
 
@@ -202,7 +202,7 @@ def _replayed_action(game: Game, turn: Turn, on_table: Relabeling | None, where:
     Args:
         game: The table.
         turn: The record.
-        on_table: From the player's colours to those of the table; None: they are the same.
+        on_table: Maps the player's colours to those of the table; None: they are the same.
         where: For error messages.
     """
     mover = game.current_player
@@ -212,13 +212,13 @@ def _replayed_action(game: Game, turn: Turn, on_table: Relabeling | None, where:
         )
     if turn.player != mover:
         raise SettingsError(
-            f"{where}: a move of {player_name(turn.player)}, but it is {player_name(mover)}'s turn."
+            f"{where}: a move by {player_name(turn.player)}, but it is {player_name(mover)}'s turn."
         )
     action = parse_action(turn.action, num_players=game.spec.num_players, player=mover)
     if action is None:
         raise SettingsError(
-            f"{where}: action={turn.action[:_MAX_SHOWN_ACTION]!r} is no move; a move is e.g. "
-            "'Play 0'."
+            f"{where}: action={turn.action[:_MAX_SHOWN_ACTION]!r} is not a move; an example of a "
+            "move is 'Play 0'."
         )
     if on_table:
         action = on_table.action(action)
@@ -242,7 +242,7 @@ def _name_with_seat(name: str, seat: int) -> str:
 
 
 def _table_text(board: PlayerView, names: Sequence[str]) -> str:
-    """Return the table in lines: lives, hints, stacks and discards, then a hand each.
+    """Return the table in lines: lives, hints, stacks and discards, then one line per hand.
 
     For example:
         lives 1  hints 2  deck 2  R1 Y0  discarded Y1
@@ -282,7 +282,7 @@ def _parse_card(text: str, where: str) -> Card:
     match = _CARD.fullmatch(text)
     if match is None:
         raise SettingsError(
-            f"{where}: deck: {text[:_MAX_SHOWN_CARD]!r} is no card; a card is one of "
-            f"{COLOR_LETTERS} and 1 to 5."
+            f"{where}: deck: {text[:_MAX_SHOWN_CARD]!r} is not a card; a card is one of "
+            f"{COLOR_LETTERS} followed by 1 to 5."
         )
     return Card(COLOR_LETTERS.index(match[1]), int(match[2]) - 1)

@@ -30,7 +30,7 @@ _FORMAT_CACHE_SIZE = 4096
 """More than the moves of all boards in both styles."""
 
 
-# One object per move: making a move and finding it among the legal ones then cost a look-up.
+# One object per move, so that creating a move and finding it among the legal ones is a lookup.
 
 
 @functools.cache
@@ -80,12 +80,12 @@ def format_action(action: Action, *, style: str, num_players: int) -> str:
 
 
 def parse_action(text: str, *, num_players: int, player: int) -> Action | None:
-    """Return the move that a text names, or None when it names none.
+    """Return the move that a text names, or None if it is not a move.
 
     Args:
-        text: Any text at all.
+        text: Any text.
         num_players: Players of the game; with more than two, a hint needs its target.
-        player: The seat that moves; with two players a hint without a target goes to the other one.
+        player: The seat that moves; with two players, a hint without a target goes to the other.
 
     Returns:
         The move, legal or not: the rules of the current position are not consulted.

@@ -1,9 +1,9 @@
-"""What a player can work out: which cards its own may be, and which of them fit or are dead.
+"""What a player can work out: what its own cards may be, and which of them fit or are dead.
 
-A set of cards with their numbers is one integer with two bits for each kind of card, since no kind
-has more than three copies: a *card set* below. Adding cards is adding integers, and picking kinds
-is a bitwise and. Bits 2k and 2k + 1 count the cards of kind k = 5 * colour + rank. For example,
-three red 1s and two red 2s are 0b1011.
+A multiset of cards, called a *card set* below, is one integer with two bits for each kind of card,
+since no kind has more than three copies. Adding cards is adding integers, and selecting kinds is a
+bitwise and. Bits 2k and 2k + 1 count the cards of kind k = 5 * colour + rank. For example, three
+red 1s and two red 2s are 0b1011.
 """
 
 import functools
@@ -71,7 +71,7 @@ class Beliefs:
 def reachable_heights(view: PlayerView) -> tuple[int, ...]:
     """Return per colour the height that its stack can still reach.
 
-    A stack ends below the first kind of which every copy is discarded.
+    A stack ends below the first kind whose copies are all discarded.
     """
     num_discarded = [0] * (MAX_COLORS * MAX_RANKS)
     for card in view.discards:
@@ -88,7 +88,7 @@ def reachable_heights(view: PlayerView) -> tuple[int, ...]:
 
 
 class KnownDeck(NamedTuple):
-    """The order of the deck, as far as a player knows it."""
+    """The order of the deck as far as a player knows it."""
 
     cards: tuple[Card | None, ...]
     """First dealt first; None for a card in the player's own hand and for one still to be drawn."""
@@ -97,7 +97,7 @@ class KnownDeck(NamedTuple):
 
 
 def known_deck(spec: GameSpec, view: PlayerView) -> KnownDeck:
-    """Return what a player knows of the deck's order, from the moves and the others' hands."""
+    """Return what a player knows about the deck's order from the moves and the others' hands."""
     size = spec.hand_size
     num_dealt = spec.num_players * size
     hand_positions = [list(range(first, first + size)) for first in range(0, num_dealt, size)]

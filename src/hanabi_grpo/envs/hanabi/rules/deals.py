@@ -17,26 +17,25 @@ from hanabi_grpo.types import ALL_STARTS
 _SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _NUM_SEEDS = 2**63
 _MAX_ATTEMPTS = 64
-"""Shuffles until a deck of the wanted half is found; each hits it with a chance of one half."""
+"""Most shuffles until a deck of the wanted half is found; each finds one with probability 1/2."""
 _BYTES_PER_CARD = 8
-"""Of the hash that orders the cards."""
+"""Bytes of the hash that sorts the cards."""
 
 
 def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     """Return the deck of one deal, first card dealt first.
 
     Decks come from SHAKE-256 of (board, suite, seed) and nothing else: Python's and NumPy's
-    generators may change between versions. The cards are put in the order of 64 hashed bits each:
-    every order is equally likely up to 2**-50.
+    generators may change between versions. The cards are sorted by 64 hashed bits each: every order
+    is equally likely up to 2**-50.
 
     Half of all decks, chosen by a hash of their cards, belong to training and half are held out: no
     deck of a suite named like "eval" or "test" ever occurs in another suite. Boards with few decks
-    (`GameSpec.deals_all_decks`) are the exception: there, which decks can occur would tell players
-    about the cards that they must not see, so every suite deals from all decks. What players do on
-    decks that they never met is asked there by the suites split-train and split-eval, which are
-    halves on every board. (Boards with a handful of decks, such as 1x1, may have none on one side;
-    they deal what there is.) The suite `types.ALL_STARTS` numbers all decks of such a board, see
-    `numbered_deck`.
+    (`GameSpec.deals_all_decks`) are the exception: knowing which decks can occur would tell players
+    about hidden cards, so every suite deals from all decks. To test players on unseen decks there,
+    use the suites split-train and split-eval, which are halves on every board. (On boards with a
+    handful of decks, such as 1x1, one half may be empty; its suites then deal from all decks.) The
+    suite `types.ALL_STARTS` numbers all decks of such a board, see `numbered_deck`.
 
     Args:
         spec: The board; only its colours and ranks matter.
@@ -80,12 +79,12 @@ def numbered_deck(spec: GameSpec, number: int) -> tuple[Card, ...]:
         number: 0 or more, modulo the number of decks.
 
     Raises:
-        GameParameterError: The board has so many decks that it halves them.
+        GameParameterError: The board has too many decks to deal all of them.
     """
     num_orders = num_decks(spec.num_colors, spec.num_ranks)
     if not spec.deals_all_decks:
         raise GameParameterError(
-            f"suite {ALL_STARTS!r}: numbers the decks of boards that deal all of them; "
+            f"suite {ALL_STARTS!r}: only for boards that are small enough to deal all their decks; "
             f"{spec.preset} has {num_orders:.3g}. Choose eval or test."
         )
     counts = Counter(sorted_deck(spec.num_colors, spec.num_ranks))
@@ -93,7 +92,7 @@ def numbered_deck(spec: GameSpec, number: int) -> tuple[Card, ...]:
     deck: list[Card] = []
     while counts.total():
         for card in counts:
-            # Of the orders of the cards that are left, this share begins with the card.
+            # The orders of the remaining cards that begin with this card.
             num_with_card = num_orders * counts[card] // counts.total()
             if number < num_with_card:
                 break
@@ -105,7 +104,7 @@ def numbered_deck(spec: GameSpec, number: int) -> tuple[Card, ...]:
 
 
 def deals_halves(spec: GameSpec, suite: str) -> bool:
-    """Return True when a suite draws from one half of the board's decks, False when from all."""
+    """Return True if a suite draws from one half of the board's decks, False if from all."""
     return suite.startswith("split-") or not spec.deals_all_decks
 
 
@@ -129,15 +128,13 @@ def _is_held_out_deck(spec: GameSpec, board: str, deck: Sequence[Card]) -> bool:
 def _check_suite(suite: str) -> None:
     if not isinstance(suite, str) or not _SUITE_PATTERN.fullmatch(suite):
         raise GameParameterError(
-            f"suite={suite!r}: a suite is 1 to 64 letters, digits, '.', '_' or '-', such as "
-            "'train' or 'eval'."
+            f"suite={suite!r}: must be 1 to 64 letters, digits, '.', '_' or '-', such as 'train' "
+            "or 'eval'."
         )
 
 
 def _check_seed(seed: int) -> None:
-    # NumPy's integers are welcome; bool is an int to Python but a mistake here.
+    # NumPy integers are accepted; bool is an int to Python but a mistake here.
     is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     if not is_integer or not 0 <= seed < _NUM_SEEDS:
-        raise GameParameterError(
-            f"seed={seed!r}: a deal's seed is a whole number from 0 to 2**63 - 1."
-        )
+        raise GameParameterError(f"seed={seed!r}: must be a whole number from 0 to 2**63 - 1.")

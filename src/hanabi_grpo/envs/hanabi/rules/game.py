@@ -1,7 +1,7 @@
 """One game of Hanabi.
 
-OpenSpiel decides what is legal and what it is worth; the table beside it (hands, knowledge, stacks,
-events) is kept here.
+OpenSpiel decides which moves are legal and what they score; this module keeps the table (hands,
+knowledge, stacks, events).
 """
 
 import copy
@@ -28,12 +28,12 @@ from hanabi_grpo.errors import GameParameterError, IllegalActionError
 from hanabi_grpo.types import player_name
 
 _CHANCE_PLAYER = -1
-"""OpenSpiel's current player when a card is to be drawn."""
+"""OpenSpiel's current player while a card is drawn."""
 _NOBODY = -1
 """Our current player once the game is over."""
 _MAX_LOADED_BOARDS = 64
 _NUM_SHOWN_CARDS = 3
-"""Cards of a wrong deck that an error message quotes."""
+"""Cards of an invalid deck that an error message quotes."""
 
 T = TypeVar("T")
 
@@ -84,8 +84,9 @@ class Game:
         hints: Hint tokens left.
         fireworks: Per colour, cards on the stack.
         events: Every move so far, oldest first.
-        hands: The true hands per seat, oldest card first: for replays, never for a player's eyes.
-        hand_positions: Where in `deck` each card of `hands` lies; replay formats name cards by it.
+        hands: The true hands per seat, oldest card first: for replays only, never for players.
+        hand_positions: Position in `deck` of each card in `hands`; replay formats identify cards by
+            it.
     """
 
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
@@ -93,10 +94,10 @@ class Game:
 
         Args:
             spec: The board.
-            deck: Some order of the board's cards, first dealt first.
+            deck: A permutation of the board's cards, first dealt first.
 
         Raises:
-            GameParameterError: The deck is not an order of exactly this board's cards.
+            GameParameterError: The deck is not a permutation of exactly this board's cards.
         """
         _check_deck(spec, deck)
         self.spec = spec
@@ -149,7 +150,7 @@ class Game:
                 self._legal = ()
             else:
                 actions = self._rules.actions[self.current_player]
-                # `map` without a generator: every turn passes here.
+                # `map` is faster than a generator, and every turn calls this.
                 self._legal = tuple(map(actions.__getitem__, self._state.legal_actions()))
         return self._legal
 
@@ -173,7 +174,7 @@ class Game:
         self.events += (event,)
         if self._state.current_player() == _CHANCE_PLAYER:
             self._draw(player)
-        # OpenSpiel's number for a finished game is another negative one.
+        # OpenSpiel marks a finished game with a different negative number.
         self.current_player = max(_NOBODY, self._state.current_player())
         return event
 
@@ -242,7 +243,7 @@ class Game:
         return Event(player, action, None, False, tuple(touched))
 
     def _give_up_card(self, player: int, action: Action) -> Event:
-        """Play or discard a card: take it from the hand, score it, pay hints and lives."""
+        """Play or discard a card: remove it from the hand, score it, update hints and lives."""
         slot = action.slot
         hand = self.hands[player]
         positions = self.hand_positions[player]
@@ -281,10 +282,10 @@ class Game:
 def with_other_cards(game: Game, player: int, rng: random.Random) -> Game:
     """Return a game that looks the same to a player, with other cards in its hand and in the deck.
 
-    Its cards are exchanged among themselves and with those still in the deck, as far as the hints
-    that it was given stay true; then the same moves are replayed. What the hints allow is read from
-    the public moves, never from a view, so that a view that leaks a card cannot hide it. The new
-    hand is the old one only when no other is possible.
+    The player's cards are exchanged with each other and with those still in the deck, such that all
+    hints to the player remain true; then the same moves are replayed. What the hints allow is read
+    from the public moves, never from a view, so that a view that leaks a card cannot hide the leak.
+    The new hand equals the old one only if no other is possible.
 
     Args:
         game: The game in progress.
@@ -311,7 +312,7 @@ def with_other_cards(game: Game, player: int, rng: random.Random) -> Game:
 
 
 def _cards_allowed_by_hints(game: Game, player: int) -> list[set[Card]]:
-    """Return per own card, oldest first, the cards about which all hints would say the same."""
+    """Return, for each own card, oldest first, the cards that agree with all hints."""
     table = Game(game.spec, game.deck)
     all_cards = set(game.deck)
     allowed = [all_cards for _ in table.hands[player]]
@@ -345,7 +346,7 @@ def _possible_hands(
 
     Args:
         allowed: Per slot, the cards that the hints allow.
-        unseen: The cards that hand and deck are made of, with their numbers, without `hand`.
+        unseen: Counts of the cards that make up the hand and the deck, without `hand`.
         rng: Chooses the order.
         hand: The first cards of the hand.
     """
@@ -353,7 +354,7 @@ def _possible_hands(
         yield hand
         return
     allowed_here = allowed[len(hand)]
-    # Sorted, since the order of a counter's keys is that of the deck.
+    # Sorted, since a counter's keys are in the order of the deck.
     cards = sorted((card for card in unseen if card in allowed_here), key=str)
     for card in rng.sample(cards, len(cards)):
         yield from _possible_hands(allowed, unseen - Counter([card]), rng, (*hand, card))
@@ -364,8 +365,8 @@ def _check_deck(spec: GameSpec, deck: Sequence[Card]) -> None:
         return
     first_cards = ", ".join(map(repr, deck[:_NUM_SHOWN_CARDS]))
     raise GameParameterError(
-        f"deck={first_cards}, ... ({len(deck)} cards): a deck is some order of the "
-        f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from "
+        f"deck={first_cards}, ... ({len(deck)} cards): a deck must be a permutation of the "
+        f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; get one from "
         "shuffled_deck."
     )
 
@@ -377,7 +378,7 @@ def _chance_action(spec: GameSpec, card: Card) -> int:
 
 @functools.cache  # pure, and at most 25 boards
 def _unknown(num_colors: int, num_ranks: int) -> Knowledge:
-    """Return what is known of a card about which no hint was given."""
+    """Return what is known of a card before any hint."""
     return Knowledge(tuple(range(num_colors)), tuple(range(num_ranks)), False, False)
 
 
@@ -389,7 +390,7 @@ def _after_hint(known: Knowledge, is_color: bool, value: int, touched: bool) -> 
         known: What was known before.
         is_color: True for a colour hint, False for a rank hint.
         value: The colour or rank, from 0.
-        touched: True for the cards that have it (positive), False for the others of the hand.
+        touched: True for the cards that have it (positive), False for the hand's other cards.
     """
     before = known.colors if is_color else known.ranks
     values = (value,) if touched else tuple(other for other in before if other != value)

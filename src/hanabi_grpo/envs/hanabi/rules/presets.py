@@ -1,7 +1,7 @@
 """Boards: named parameter sets, checked completely before OpenSpiel sees them.
 
-OpenSpiel aborts the whole interpreter on a bad number, so a `GameSpec` that exists is one that it
-can load.
+OpenSpiel aborts the whole interpreter on invalid parameters, so every `GameSpec` instance is one
+that it can load.
 """
 
 import functools
@@ -20,7 +20,7 @@ MAX_RANKS = 5
 _FEW_DECKS = 1_000_000
 """A board with fewer different decks deals all of them, see `deals.shuffled_deck`.
 
-A run meets each of them, or could learn which ones never come."""
+A run sees each of them; otherwise it could learn which ones never occur."""
 
 _HASH_DIGITS = 12
 
@@ -29,9 +29,9 @@ _FREE_BOARD = re.compile(
     r"-info(?P<max_hints>\d{1,3})-life(?P<max_lives>\d{1,3})",
     re.ASCII,
 )
-"""The name of a board that is no preset; it holds all of the board but the players."""
+"""The name of a board that is not a preset: all its parameters except the number of players."""
 _OFFICIAL_HAND = {2: 5, 3: 5, 4: 4, 5: 4}
-"""Players to cards in a hand, by the rules of the game."""
+"""Number of players to cards in a hand, by the official rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Range:
     low: int
     high: int
     rule: str
-    """What an error message says of it."""
+    """The rule in words, for error messages."""
 
 
 _RANGES = {
@@ -50,8 +50,8 @@ _RANGES = {
     "num_ranks": _Range(1, MAX_RANKS, "a board has 1 to 5 ranks"),
     # OpenSpiel's masks of hinted cards are wrong in larger hands.
     "hand_size": _Range(1, 8, "a hand holds 1 to 8 cards"),
-    "max_hints": _Range(0, 100, "allowed are 0 to 100 hint tokens"),
-    "max_lives": _Range(1, 100, "allowed are 1 to 100 lives"),
+    "max_hints": _Range(0, 100, "a board has 0 to 100 hint tokens"),
+    "max_lives": _Range(1, 100, "a board has 1 to 100 lives"),
 }
 
 
@@ -101,13 +101,13 @@ class GameSpec:
     hand_size: int
     """Cards in a hand."""
     max_hints: int
-    """Hint tokens at the start, and the most that there can be."""
+    """Hint tokens at the start, which is also the maximum."""
     max_lives: int
     """Lives at the start."""
     halves_decks: bool = False
-    """Deal half of the decks to training, however few there are.
+    """Deal only half of the decks in training, even if there are few.
 
-    Version 0.1 did, and its records name such decks.
+    Version 0.1 did so, and its records refer to such decks.
     """
 
     def __post_init__(self) -> None:
@@ -121,10 +121,10 @@ class GameSpec:
         if largest_hand:
             advice = f"pass hand_size={largest_hand} or less"
         else:
-            advice = "take fewer players, or more colours or ranks"
+            advice = "use fewer players, or more colours or ranks"
         raise GameParameterError(
-            f"hand_size={self.hand_size}: {self.num_players} players would need {needed} cards, "
-            f"the {self.num_colors}x{self.num_ranks} deck has {self.deck_size}; {advice}."
+            f"hand_size={self.hand_size}: {self.num_players} players need {needed} cards, but the "
+            f"{self.num_colors}x{self.num_ranks} deck has {self.deck_size}; {advice}."
         )
 
     @property
@@ -140,22 +140,22 @@ class GameSpec:
 
     @property
     def deals_all_decks(self) -> bool:
-        """Whether training and evaluation draw from all decks, because they are few."""
+        """Whether training and evaluation draw from all decks, because there are few."""
         if self.halves_decks:
             return False
         return num_decks(self.num_colors, self.num_ranks) < _FEW_DECKS
 
     @property
     def reachable_max(self) -> int:
-        """Most points that the number of plays allows: one per draw, then one for each player."""
+        """Maximum score given the number of plays: one per draw, then one per player."""
         return min(self.max_score, self._num_undealt + self.num_players)
 
     @property
     def max_turns(self) -> int:
         """A bound that no legal game exceeds.
 
-        Every undealt card is drawn after one play or discard and can pay back one hint, a complete
-        colour pays back one more, and after the last draw each player moves once.
+        Every undealt card is drawn after one play or discard and can return one hint token, a
+        complete colour returns one more, and after the last draw each player moves once.
         """
         return 2 * self._num_undealt + self.num_players + self.max_hints + self.num_colors
 
@@ -166,15 +166,15 @@ class GameSpec:
 
     @property
     def hash(self) -> str:
-        """Twelve hex digits that name rules and deals.
+        """Twelve hex digits that identify rules and deals.
 
-        Equal for equal parameters, whatever the preset is called.
+        Equal parameters give equal hashes, whatever the preset's name.
         """
         return self._hash(" decks=all" if self.deals_all_decks else "")
 
     @property
     def rules_hash(self) -> str:
-        """Twelve hex digits that name the rules alone, as version 0.1 wrote for `hash`."""
+        """Twelve hex digits that identify the rules alone, which version 0.1 wrote as `hash`."""
         return self._hash("")
 
     def _hash(self, deals: str) -> str:
@@ -203,7 +203,7 @@ class GameSpec:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named board and the numbers of players that it is meant for."""
+    """A named board and the numbers of players that it supports."""
 
     num_colors: int
     """Colours of the deck."""
@@ -223,7 +223,7 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    # The boards of MARSHAL; of "marshal-simple" only 4 of 6 points can be reached.
+    # The boards of MARSHAL; on "marshal-simple", only 4 of 6 points are reachable.
     "marshal-mini": Preset(2, 2, 3, 3, {2: 3}),
     "marshal-simple": Preset(3, 2, 8, 3, {2: 5}),
     "marshal-full": Preset(3, 3, 8, 3, {2: 5}),
@@ -242,7 +242,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def is_board(name: str) -> bool:
-    """Tell whether a board has this name: a preset's, or that of a free board (`make_spec`)."""
+    """Tell whether this is the name of a board: a preset, or a free board (`make_spec`)."""
     return name in PRESETS or _FREE_BOARD.fullmatch(name) is not None
 
 
@@ -258,22 +258,23 @@ def make_spec(
 ) -> GameSpec:
     """Return the checked parameters of a board: a preset, or a preset with parameters changed.
 
-    A changed board gets a name that holds all its parameters but the players, so that records name
-    it completely. Such a name may be given as `preset`, too.
+    A changed board gets a name that contains all its parameters except the number of players, so
+    that records identify it completely. Such a name is also accepted as `preset`.
 
     Args:
         preset: Name of the board, one of `PRESETS`, or e.g. "4x3-hand4-info8-life3".
-        num_players: Players of the game; None for the smallest number that the board is for.
-        num_colors: Colours of the deck; None: the preset's, like the others.
+        num_players: Players of the game; None for the smallest number that the board supports.
+        num_colors: Colours of the deck; for this and the parameters below, None keeps the preset's
+            value.
         num_ranks: Ranks of each colour.
-        hand_size: Cards in a hand. Where the preset is not for so many players, None is the hand
-            of the official rules.
-        max_hints: Hint tokens at the start, and the most that there can be.
+        hand_size: Cards in a hand. If the preset does not support this number of players, None
+            means the hand size of the official rules.
+        max_hints: Hint tokens at the start, which is also the maximum.
         max_lives: Lives at the start.
 
     Raises:
-        GameParameterError: An unknown name, a number of players that the preset is not for, or a
-            board that cannot be played.
+        GameParameterError: An unknown name, a number of players that the preset does not support,
+            or a board that cannot be played.
 
     Example:
         >>> make_spec("full", 3, num_colors=4, num_ranks=3, hand_size=4).preset
@@ -306,7 +307,7 @@ class _Parameters:
 
     @property
     def free_name(self) -> str:
-        """Name of a board that is no preset; players are not part of a board's name."""
+        """Name of a board that is not a preset; players are not part of a board's name."""
         return (
             f"{self.num_colors}x{self.num_ranks}-hand{self.hand_size}-info{self.max_hints}"
             f"-life{self.max_lives}"
@@ -318,12 +319,12 @@ def _named_board(preset: str, num_players: int | None, *, is_other_size: bool) -
 
     Args:
         preset: The name.
-        num_players: Players of the game; None for the smallest number that the board is for.
-        is_other_size: Whether deck or hand will be changed. Then the board may have other numbers
-            of players than its preset.
+        num_players: Players of the game; None for the smallest number that the board supports.
+        is_other_size: Whether deck or hand will be changed. Then the board may have numbers of
+            players that its preset does not support.
 
     Raises:
-        GameParameterError: As `make_spec`, but for the range of the sizes.
+        GameParameterError: As `make_spec`, except that sizes are not checked.
     """
     if num_players is not None:
         _check_range("num_players", num_players)
@@ -335,8 +336,8 @@ def _named_board(preset: str, num_players: int | None, *, is_other_size: bool) -
     if board is None:
         hint = did_you_mean(preset, PRESETS)
         raise GameParameterError(
-            f"preset={preset!r}: no such board; {hint}known presets: {', '.join(PRESETS)}; any "
-            "other board by its name, e.g. 4x3-hand4-info8-life3 (colours x ranks)."
+            f"preset={preset!r}: no such board; {hint}known presets: {', '.join(PRESETS)}; name "
+            "any other board by its sizes, e.g. 4x3-hand4-info8-life3 (colours x ranks)."
         )
     if num_players is None:
         num_players = board.players[0]
@@ -358,20 +359,20 @@ def _named_board(preset: str, num_players: int | None, *, is_other_size: bool) -
 def recorded_spec(preset: str, num_players: int, board_hash: str) -> GameSpec | None:
     """Return the board that a record names.
 
-    Records of version 0.1 name boards with few decks by the hash of their rules, and deal half of
-    the decks.
+    Records of version 0.1 identify boards with few decks by the hash of their rules, and deal half
+    of the decks.
 
     Args:
         preset: Name of the board.
         num_players: Players of the game.
-        board_hash: The record's hash. A level of deductions may stand behind a dash; it does not
-            change the board.
+        board_hash: The record's hash. A suffix after a dash, such as a level of deductions, does
+            not change the board.
 
     Returns:
-        The board; None where this version has no such board.
+        The board; None if this version has no such board.
 
     Raises:
-        GameParameterError: As `make_spec`.
+        GameParameterError: See `make_spec`.
     """
     wanted_hash = board_hash.partition("-")[0]
     spec = make_spec(preset, num_players)
@@ -388,10 +389,10 @@ _LAPTOP_RULES = GameSpec(
 )
 _MINI_RULES = replace(_LAPTOP_RULES, max_lives=3)
 _ATTAINED = {_LAPTOP_RULES: 4443 / 1120, _MINI_RULES: 4441 / 1120}
-"""What the best known players score on boards with these rules, whatever the preset is called.
+"""Mean scores of the best known players on boards with these rules, whatever the preset's name.
 
-Exact means over all 1120 decks of `policies.best_messages` after its 60 rounds; played on these
-rules with the text of a message as the key, 7,472 and 7,436 decisions agree. No upper bound."""
+Exact means over all 1120 decks for `policies.best_messages` after its 60 rounds. Played on these
+rules with the text of a message as the key, 7,472 and 7,436 decisions agree. Not upper bounds."""
 
 
 def attainable(spec: GameSpec) -> float | None:
@@ -404,8 +405,8 @@ def attainable(spec: GameSpec) -> float | None:
 def num_decks(num_colors: int, num_ranks: int) -> int:
     """Return the number of different decks of a board.
 
-    These are the orders of its cards, divided by the orders of equal cards. For example, the 2x2
-    board has 8! / (3! 1! 3! 1!) = 1120.
+    That is the number of orders of its cards, divided by the orders of equal cards. For example,
+    the 2x2 board has 8! / (3! 1! 3! 1!) = 1120.
     """
     copies = [num_copies(rank, num_ranks) for rank in range(num_ranks)] * num_colors
     num_orders = math.factorial(sum(copies))
@@ -418,6 +419,6 @@ def _wrong_number_of_players(preset: str, num_players: int) -> GameParameterErro
     fitting = [name for name, board in PRESETS.items() if num_players in board.hand_sizes]
     return GameParameterError(
         f"players={num_players}: preset {preset!r} is for {allowed} players; "
-        f"boards for {num_players}: {', '.join(fitting)}, or this one with another hand "
+        f"boards for {num_players}: {', '.join(fitting)}, or this one with another hand size "
         "(HANABI_HAND_SIZE)."
     )

@@ -1,9 +1,9 @@
-"""The symmetries of Hanabi: its colours, in any order, are the same game.
+"""The symmetries of Hanabi: any permutation of the colours gives the same game.
 
-Other-Play (Hu et al., arXiv 2003.02979) shows each player the table with the colours in an order of
-its own. A convention that depends on a colour then fails, and one that strangers could find as well
-is left. Nothing else in the rules is symmetric: ranks are played in order, and a slot is as old as
-it is.
+Other-Play (Hu et al., arXiv 2003.02979) shows each player the table with the colours in its own
+order. Conventions that depend on a colour then fail, and only conventions that strangers could find
+as well remain. Nothing else in the rules is symmetric: ranks are played in order, and slots are
+ordered by age.
 """
 
 import math
@@ -16,19 +16,19 @@ from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
 
 OTHER_PLAY_SUFFIX = "-otherplay"
-"""Of the hash of rules under which each player sees the colours in an order of its own."""
+"""Hash suffix of rules under which each player sees the colours in its own order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relabeling:
-    """An order of colours: how a player sees what others see otherwise."""
+    """A permutation of the colours: how one player sees the table."""
 
     seen: tuple[int, ...]
-    """Per colour of the table the one that the player sees in its place."""
+    """For each colour of the table, the colour that the player sees instead."""
 
     @property
     def inverse(self) -> "Relabeling":
-        """What undoes it."""
+        """The inverse permutation."""
         table = [0] * len(self.seen)
         for color, seen_color in enumerate(self.seen):
             table[seen_color] = color
@@ -47,7 +47,7 @@ class Relabeling:
         """Return a move as the player words it."""
         if action.kind != "hint_color":
             return action
-        # Of a colour that the board lacks a reply may speak too.
+        # A reply may also name a colour that the board lacks.
         if action.value >= len(self.seen):
             return action
         return replace(action, value=self.seen[action.value])
@@ -65,8 +65,8 @@ class Relabeling:
     def view(self, view: PlayerView) -> PlayerView:
         """Return what a player may know, in its colours.
 
-        Legal moves are in the order in which they would be if these were the colours of the table,
-        so that their order tells nothing.
+        Legal moves are ordered as if these were the table's colours, so that their order reveals
+        nothing.
         """
         if self.is_identity:
             return view
@@ -89,7 +89,7 @@ class Relabeling:
         for action in actions:
             places.setdefault((action.kind, action.target), []).append(self.action(action))
         for same_kind in places.values():
-            # Slots and ranks keep their order; colours get theirs back.
+            # Slots and ranks keep their order; colours return to their usual order.
             same_kind.sort(key=lambda action: (action.slot, action.value))
         ordered = []
         for action in actions:
@@ -108,7 +108,8 @@ def relabeling(number: int, num_colors: int) -> Relabeling:
         if position == number:
             return Relabeling(seen)
     raise ValueError(
-        f"symmetry {number}: {num_colors} colours have {num_relabelings(num_colors)}, from 0"
+        f"symmetry {number}: {num_colors} colours have {num_relabelings(num_colors)} symmetries, "
+        "numbered from 0."
     )
 
 

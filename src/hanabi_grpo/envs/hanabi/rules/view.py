@@ -21,7 +21,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What hints say about one card, positive and negative ones."""
+    """What positive and negative hints say about one card."""
 
     colors: tuple[int, ...]
     """Possible colours, ascending, from 0."""
@@ -78,7 +78,7 @@ class PlayerView(NamedTuple):
     """
 
     player: int
-    """Seat of the player who looks."""
+    """Seat of the viewing player."""
     num_players: int
     """Players of the game."""
     num_colors: int
@@ -88,7 +88,7 @@ class PlayerView(NamedTuple):
     max_lives: int
     """Lives at the start."""
     max_hints: int
-    """Hint tokens at the start, and the most that there can be."""
+    """Hint tokens at the start, which is also the maximum."""
     lives: int
     """Lives left."""
     hints: int
@@ -108,6 +108,6 @@ class PlayerView(NamedTuple):
     knowledge: tuple[tuple[Knowledge, ...], ...]
     """Per seat, what hints say to that seat (public); the own entry equals `own_hand`."""
     legal_actions: tuple[Action, ...]
-    """Only when it is this player's turn, else empty."""
+    """Empty unless it is this player's turn."""
     events: tuple[Event, ...]
     """Every past move, oldest first."""
