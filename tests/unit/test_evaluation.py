@@ -345,7 +345,7 @@ def test_a_result_whose_fields_do_not_fit_is_refused(tmp_path: Path) -> None:
     data = result_to_json(evaluate_scripted("blind", LAPTOP, 3))
     with pytest.raises(ValueError, match="they need the same number"):
         result_of_json({**data, "starts": [*data["starts"], 9]})
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(ValueError, match="a score is not a finite number"):
         result_of_json({**data, "scores": [1.0, 2.0, float("nan")]})
     with pytest.raises(ValueError, match=r"a score is beyond 1e\+100"):
         result_of_json({**data, "scores": [1.0, 2.0, -1e308]})
@@ -354,7 +354,7 @@ def test_a_result_whose_fields_do_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 tasks of 3 starts, 1 to 1 of each"):
         result_of_json({**data, "suite": ALL_STARTS})
     order = {"words": ["blind"], "seats": ["blind", "blind"], "mean": 1.0, "standard_error": 0.1}
-    with pytest.raises(ValueError, match="an order has 1 words and 2 seats; it needs one of each"):
+    with pytest.raises(ValueError, match="an order has 1 words and 2 seats; it needs 2 of each"):
         result_of_json({**data, "orders": [order]})
     path = tmp_path / "result.json"
     write_document(path, {**data, "scores": [1.0]})

@@ -90,7 +90,7 @@ def test_two_processes_do_not_share_a_ledger(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "work.part.jsonl"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(SettingsError, match="not what an interrupted command leaves"):
+    with pytest.raises(SettingsError, match="not a file of an interrupted command"):
         Ledger(path, {"a": 1})
     assert path.read_text(encoding="utf-8") == content
     path.unlink()

@@ -68,7 +68,7 @@ def test_latest_takes_the_newest_valid_one_of_output_dir_and_names_the_torn(tmp_
     assert plan.step == 10
     assert not plan.fork
     assert plan.skipped == (
-        f"{run}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
+        f"{run}/checkpoint-11: no manifest.json; it was not written completely, or is not a "
         "checkpoint.",
     )
     assert plan.summary.startswith(f"resumes from step 10 ({run}/checkpoint-10, saved 20")
@@ -93,7 +93,7 @@ def test_latest_begins_at_step_0_where_every_checkpoint_is_damaged(tmp_path: Pat
     assert plan.step == 0
     assert plan.summary.startswith(f"no checkpoint to resume from in {run}: starts at step 0")
     assert plan.skipped[0].startswith(
-        f"{run}/checkpoint-1: no manifest.json; it was not written to its end"
+        f"{run}/checkpoint-1: no manifest.json; it was not written completely"
     )
 
 
@@ -115,11 +115,11 @@ def test_latest_does_not_begin_anew_where_checkpoints_cannot_be_read_at_the_mome
             plan_resume(Settings(resume="latest", output_dir=run))
     assert str(caught.value) == (
         f"{run}: no valid checkpoint to resume from.\n"
-        f"  {run}/checkpoint-10: no manifest.json; it was not written to its end, or is no "
+        f"  {run}/checkpoint-10: no manifest.json; it was not written completely, or is not a "
         "checkpoint.\n"
         f"  {run}/checkpoint-9: {run}/checkpoint-9/player_0/adapter_model.safetensors cannot be "
         "read (Input/output error).\n"
-        "Its checkpoints may be whole, so the run does not start over. Make them readable and "
+        "Its checkpoints may be intact, so the run does not start over. Make them readable and "
         "start again, or choose another OUTPUT_DIR for a new run."
     )
     assert plan_of(resume="latest", output_dir=run).step == 9
@@ -207,7 +207,7 @@ def test_a_fork_into_a_used_folder_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 9, 10)
     used = make_run(tmp_path / "used")
     check_refused(
-        r"holds another run already \(settings\.json\).*with RESUME=latest",
+        r"already holds another run \(settings\.json\).*with RESUME=latest",
         resume=str(run),
         output_dir=used,
     )
@@ -244,7 +244,7 @@ def test_a_fork_whose_checkpoint_is_gone_does_not_begin_at_step_0(tmp_path: Path
     tear(run / "checkpoint-10")
     check_refused(
         r"has no valid checkpoint of its own yet, and the one that it began with cannot be used: "
-        r".*run/checkpoint-10: no manifest\.json.* Put that one back",
+        r".*run/checkpoint-10: no manifest\.json.* Restore that one",
         resume="latest",
         output_dir=fork,
     )

@@ -156,7 +156,7 @@ def test_a_run_folder_in_use_is_found_before_the_trainer_starts(tmp_path: Path) 
     (used / "metrics.jsonl").touch()
     check = only(find(run_folder_checks, OUTPUT_DIR=used))
     assert check.status == "fail"
-    assert "holds another run already (metrics.jsonl)" in check.finding
+    assert "already holds another run (metrics.jsonl)" in check.finding
 
     check = only(find(run_folder_checks, OUTPUT_DIR=used / "metrics.jsonl"))
     assert check.status == "fail"

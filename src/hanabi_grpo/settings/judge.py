@@ -36,7 +36,7 @@ def check_judge(settings: Settings) -> None:
         return
     if settings.setup().spec.payoff == "zero_sum":
         raise HanabiGrpoError(
-            f"HANABI_JUDGE={settings.judge} with HANABI_ENV={settings.env}: the judge rewards all "
-            "players equally, but in a zero-sum game what one player wins the others lose; unset "
+            f"HANABI_JUDGE={settings.judge} with HANABI_ENV={settings.env}: the judge pays all "
+            "players the same, and in a zero-sum game what one wins the others lose; unset "
             "HANABI_JUDGE, or play another game."
         )

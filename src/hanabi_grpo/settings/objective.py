@@ -134,8 +134,9 @@ def _check_kl(settings: Settings) -> None:
         for name, is_given in choices.items():
             if is_given:
                 raise SettingsError(
-                    f"{name} with BETA=0: there is no KL term, so it has no effect; set its weight "
-                    "BETA (with HANABI_KL_TARGET the initial weight), e.g. 0.01, or unset it."
+                    f"{name} with BETA=0: there is no KL term, so it has no effect; set BETA, the "
+                    "weight of that term (with HANABI_KL_TARGET its initial value), e.g. 0.01, or "
+                    "unset it."
                 )
     if settings.kl_in == "reward" and ESTIMATORS[settings.advantage].needs.is_credit:
         raise SettingsError(
