@@ -18,10 +18,10 @@ from hanabi_grpo.processes import hide_misfits
 
 
 def _prepare_spawned() -> None:
-    """Prepare a process that Python spawned, where it is vLLM's engine core.
+    """Prepare a process that Python spawned, if it is vLLM's engine core.
 
-    That imports the server's main module first. Garbage collection stays off during imports, as in
-    `processes.importing`; our plugin of vLLM turns it on again.
+    The engine core imports the server's main module first. Garbage collection stays off during
+    imports, as in `processes.importing`; our vLLM plugin turns it on again.
     """
     from hanabi_grpo.server import vllm_log
     from hanabi_grpo.server.plugin import PLUGIN_NAME
@@ -60,23 +60,23 @@ GROUPS = {
     "Look": ("watch", "view", "report"),
     "Share": ("export", "openenv"),
 }
-"""Commands by what people want, in the order of --help.
+"""Commands by purpose, in the order of --help.
 
-The function of a command is in the module of its name.
+The function of a command is in the module with its name.
 """
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 """The group of every command."""
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Of commands that hand unknown options on to vLLM or ms-swift."""
+"""Context settings of commands that pass unknown options to vLLM or ms-swift."""
 _TAKE_EXTRA_OPTIONS = ("serve", "train")
 _SET = "--set"
-"""Option of every command: a setting that wins over the environment."""
+"""Option of every command: a setting that overrides the environment."""
 _REFUSED = 2
 """Exit code of a command that ends with an error of this package."""
 
 
 def _ended(error: HanabiGrpoError) -> typer.Exit:
-    """Print an error of this package; returns what ends the command."""
+    """Print an error of this package and return the exception that ends the command."""
     from hanabi_grpo.terminal import VisibleConsole
 
     console = VisibleConsole(stderr=True)
@@ -92,11 +92,11 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Answer --version, and accept -h for --help."""
-        # Not an option of each command: the commands that pass options on must not start anything.
+        # Handled here and not by each command: commands that pass options on would start something.
         if "--version" in args:
             print(f"hanabi-grpo {__version__}")
             raise typer.Exit
-        # Only as an argument of its own: vLLM has options such as -dph.
+        # Only as a separate argument: vLLM has options such as -dph.
         expanded = ["--help" if arg == "-h" else arg for arg in args]
         return super().parse_args(ctx, expanded)
 
@@ -109,10 +109,10 @@ class Group(TyperGroup):
 
 
 class _Commands(Group):
-    """The commands of `GROUPS`, each imported when it is asked for."""
+    """The commands of `GROUPS`, each imported when it is needed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take --set NAME=VALUE out of any command's arguments, wherever it stands."""
+        """Remove --set NAME=VALUE from any command's arguments, at any position."""
         if not any(word.startswith(_SET) for word in args):
             return super().parse_args(ctx, args)
         from hanabi_grpo.settings.sources import set_on_command_line, split_assignments
@@ -136,7 +136,7 @@ class _Commands(Group):
 
 
 def _load(name: str) -> Any:
-    """Return one command, made from the module of its name."""
+    """Return one command, made from the module with its name."""
     identifier = name.replace("-", "_")
     module = import_module(f"hanabi_grpo.commands.{identifier}")
     function = getattr(module, identifier)
@@ -150,7 +150,7 @@ def _load(name: str) -> Any:
 
 
 def all_commands() -> dict[str, Any]:
-    """Return every command by its name, as click has it."""
+    """Return every command as a click command, by name."""
     return {name: _load(name) for name in _PANELS}
 
 
@@ -160,8 +160,8 @@ app = typer.Typer(
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
     help="Train teams of language models with GRPO. All settings are environment variables; "
-    "`hanabi-grpo settings` lists them. Every command takes --set NAME=VALUE, which wins over the "
-    "environment, -h and --version.",
+    "`hanabi-grpo settings` lists them. Every command accepts --set NAME=VALUE, which overrides "
+    "the environment, as well as -h and --version.",
 )
 
 
@@ -169,8 +169,8 @@ app = typer.Typer(
 def _root() -> None:
     """Make `app` a group, whose commands `_Commands` finds."""
     # Set before torch is loaded, for every process that a command starts. Threads that spin while
-    # they wait make a trainer ten times slower as soon as another program, be it the server, a test
-    # or an editor, wants one of its cores.
+    # they wait make a trainer ten times slower as soon as another program (the server, a test, an
+    # editor) uses one of its cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

@@ -110,7 +110,7 @@ def test_a_file_that_is_not_plain_or_has_no_end_is_refused_with_what_it_is(
         "endless": "not a plain file but a device",
         "socket": "not a plain file but a FIFO or a socket",
         "folder": "Is a directory",
-        "huge": "longer than 1000 bytes, the limit of such a file",
+        "huge": "longer than 1000 bytes, the limit for such a file",
     }
     with pytest.raises(OSError, match=words[kind]) as caught:
         read_bytes(path, 1000)

@@ -266,8 +266,8 @@ def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_
     with pytest.raises(RunFolderError) as caught:
         plan_resume(Settings(resume=str(named)))
     assert str(caught.value) == (
-        f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, and would "
-        "continue beside its own later steps. Keep them and start a new run from here with "
+        f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, whose steps "
+        "it would repeat in the same folder. Keep them and start a new run from here with "
         "OUTPUT_DIR=(a new folder), or remove the checkpoints after step 9 from "
         f"{run}."
     )

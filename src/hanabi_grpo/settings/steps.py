@@ -272,7 +272,7 @@ def _check_players(settings: Settings) -> None:
 
 
 def _check_decoupled_loss(settings: Settings) -> None:
-    """Refuse HANABI_DECOUPLED_LOSS where it has no effect, or where nothing corrects for staleness."""
+    """Refuse HANABI_DECOUPLED_LOSS if it has no effect, or if nothing corrects for staleness."""
     if not settings.decoupled_loss:
         return
     if not settings.overlap:
