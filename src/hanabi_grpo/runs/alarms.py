@@ -283,7 +283,7 @@ class AlarmWatch:
         return watched
 
     def _check(self, entry: _Watched, series: _Series, step: int) -> AlarmChange | None:
-        """Raise or end an alarm; return the change, None where nothing changed."""
+        """Raise or end an alarm; return the change, None if nothing changed."""
         alarm = entry.alarm
         key = (alarm.name, entry.subject)
         since = self._raised_since.get(key)

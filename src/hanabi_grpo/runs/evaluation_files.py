@@ -66,7 +66,7 @@ def evaluation_folders(folder: Path) -> tuple[Path, ...]:
 def find_evaluations(folder: Path) -> RunEvaluations:
     """Find every evaluation of a run.
 
-    These are `*.json` files in the run folder, in its parent where it is called `train`
+    These are `*.json` files in the run folder, in its parent if that is called `train`
     (`tools/demo.sh` writes them there), and in its `evaluations/`, where `evaluate` stores the
     scores of the run's adapters. Other JSON files are skipped. A result that is in `evaluations/`
     and also under a name that the user chose is returned once, under the chosen name.

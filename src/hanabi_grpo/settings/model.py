@@ -681,7 +681,8 @@ class Settings(BaseModel):
     )
     updates_per_step: int = trainer(
         "HANABI_UPDATES_PER_STEP",
-        "Updates on the episodes of one step; clipping takes effect from the second update on.",
+        "Number of updates on the episodes of one step; clipping takes effect from the second "
+        "update on.",
         1,
         ge=1,
         le=64,
@@ -961,7 +962,7 @@ class Settings(BaseModel):
     )
     gamma: float = trainer(
         "HANABI_GAMMA",
-        "Discount from one of a player's turns to its next, with " + ", ".join(DISCOUNTED) + ".",
+        "Discount factor between successive turns of a player, with " + ", ".join(DISCOUNTED) + ".",
         1.0,
         gt=0,
         le=1,
@@ -1150,7 +1151,7 @@ class Settings(BaseModel):
         "REWARD_FUNCS",
         "Must stay empty: rewards come from the environment.",
         "",
-        allowed="leave it empty: rewards come from the environment; weigh them with "
+        allowed="leave it empty: rewards come from the environment; weight them with "
         "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, HANABI_REWARD_OUT_OF_TOKENS and the "
         "environment's own",
         affects=Affects.PLAY,

@@ -61,7 +61,7 @@ class Partner:
 
     @property
     def place(self) -> Place | None:
-        """Location of its checkpoint; None where it has none, or is an earlier version."""
+        """Location of its checkpoint; None if it has none, or is an earlier version."""
         return self.ref.place if isinstance(self.ref, CheckpointRef) else None
 
     @property
@@ -203,7 +203,7 @@ def _whole_weights(pool: Sequence[Partner]) -> list[int]:
 def choose_step(steps: Sequence[int], task: int, *, seed: int) -> int:
     """Return which of several earlier versions plays in a task, each with the same probability.
 
-    A step's rank in a task does not depend on the others: where a version is missing, only its
+    A step's rank in a task does not depend on the others: if a version is missing, only its
     tasks are reassigned (rendezvous hashing, Thaler and Ravishankar 1998).
 
     Args:
@@ -408,7 +408,7 @@ def _with_distinct_names(pool: Sequence[Partner]) -> tuple[Partner, ...]:
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name, with a number appended where it is taken, e.g. "checkpoint-50-2"."""
+    """Return a name, with a number appended if it is taken, e.g. "checkpoint-50-2"."""
     free = name
     number = 2
     while free in taken:

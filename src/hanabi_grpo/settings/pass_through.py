@@ -95,7 +95,7 @@ def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
 
 
 def _find_refusal(terminal: Terminal, name: str) -> Refusal | None:
-    """Return why an option is refused; None where it is passed through.
+    """Return why an option is refused; None if it is passed through.
 
     Args:
         terminal: Whose command line it is on.

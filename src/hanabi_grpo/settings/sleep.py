@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def check_sleep(settings: "Settings") -> None:
-    """Refuse HANABI_SLEEP=1 where the engine cannot sleep, or where it would not help the trainer.
+    """Refuse HANABI_SLEEP=1 if the engine cannot sleep, or if it would not help the trainer.
 
     Raises:
         SettingsError: With the reason and what to do.

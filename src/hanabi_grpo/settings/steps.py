@@ -290,7 +290,7 @@ def _check_decoupled_loss(settings: Settings) -> None:
 
 
 def _check_resampling(settings: Settings) -> None:
-    """Refuse HANABI_RESAMPLE_FLAT where it makes no sense."""
+    """Refuse HANABI_RESAMPLE_FLAT if it makes no sense."""
     if not settings.resample_flat:
         return
     given = f"HANABI_RESAMPLE_FLAT={settings.resample_flat}"

@@ -39,7 +39,7 @@ ALIASES_ALLOWED = (
     "which W&B assigns itself"
 )
 KEY_LENGTH = 16
-"""Characters that HANABI_API_KEY needs where other machines reach a server."""
+"""Characters that HANABI_API_KEY needs if other machines can reach a server."""
 NO_MONITOR = "none"
 MONITORS = ("tensorboard", "wandb")
 """What REPORT_TO may name."""
@@ -176,7 +176,7 @@ def why_key_is_needed(host: str, key: str) -> str | None:
         key: HANABI_API_KEY; "": there is none.
 
     Returns:
-        The reason; None where it may start.
+        The reason; None if it may start.
     """
     if is_loopback(host) or len(key) >= KEY_LENGTH:
         return None

@@ -34,7 +34,9 @@ PASSED_THROUGH: dict[str, str] = {
     "NODE_RANK": "Rank of this machine, from 0.",
     "MASTER_ADDR": "Address at which the other machines reach machine 0.",
     "MASTER_PORT": "Port of machine 0 where the processes connect; unset: 29500.",
-    "NCCL_P2P_DISABLE": "1 turns off direct GPU-to-GPU copies in NCCL, where they hang.",
+    "NCCL_P2P_DISABLE": (
+        "1 turns off direct GPU-to-GPU copies in NCCL, for machines where they hang."
+    ),
     "NCCL_IB_DISABLE": "1 turns off InfiniBand in NCCL.",
     "HF_HOME": "Cache folder of downloaded models.",
 }
