@@ -379,7 +379,7 @@ def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path)
     folder = saved_checkpoint(tmp_path)
     weights = folder / "player_0" / "adapter_model.safetensors"
     weights.write_bytes(b"player_1")
-    refusal = r"player_0/adapter_model\.safetensors has sha256 .* Take another"
+    refusal = r"player_0/adapter_model\.safetensors has sha256 .* Use another"
     with pytest.raises(SettingsError, match=refusal):
         read_adapters(folder)
     weights.write_bytes(b"player_0")

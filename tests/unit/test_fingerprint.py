@@ -63,7 +63,7 @@ def test_every_weight_of_a_large_file_counts_and_it_is_read_once_until_it_change
     assert model_fingerprint(folder) != first
     monkeypatch.setenv("XDG_CACHE_HOME", str(weights))
     assert model_fingerprint(folder) != first
-    assert "not kept" in caplog.messages[-1]
+    assert "not cached" in caplog.messages[-1]
 
 
 def test_a_folder_that_is_missing_empty_or_brings_code_is_refused_and_not_looked_up_on_a_hub(

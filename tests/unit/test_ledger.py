@@ -57,7 +57,7 @@ def test_other_work_is_never_mixed_in(tmp_path: Path) -> None:
     with Ledger(path, KEY) as book:
         book.add({"seed": 0})
     before = path.read_bytes()
-    with pytest.raises(SettingsError, match=r"other work \(temperature: there 1.0, here 0.5\)"):
+    with pytest.raises(SettingsError, match=r"different job \(temperature: there 1.0, here 0.5\)"):
         Ledger(path, {**KEY, "temperature": 0.5})
     with pytest.raises(SettingsError, match="rotate: there None, here True"):
         Ledger(path, {**KEY, "rotate": True})

@@ -355,7 +355,9 @@ def test_the_package_for_images_needs_a_key_too(monkeypatch: pytest.MonkeyPatch)
     assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
-    with pytest.raises(SettingsError, match=r"HANABI_HOST='0.0.0.0'.* needs HANABI_API_KEY, one"):
+    with pytest.raises(
+        SettingsError, match=r"HANABI_HOST='0.0.0.0'.* needs HANABI_API_KEY\. Set it"
+    ):
         package.main()
     # Whoever serves the app by other means opens it to nobody either.
     far = TestClient(package.app, base_url="http://localhost", client=("10.0.0.5", 50000))

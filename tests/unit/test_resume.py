@@ -301,7 +301,7 @@ def test_the_trainer_is_told_what_it_goes_on_from(tmp_path: Path) -> None:
     write_resume(None, run)
     assert read_resume(run) is None
     (run / "resume.json").write_text("{")
-    with pytest.raises(RunFolderError, match=r"resume\.json: not what"):
+    with pytest.raises(RunFolderError, match=r"resume\.json: not written by"):
         read_resume(run)
 
 
@@ -379,7 +379,7 @@ def test_a_dataset_with_other_tasks_is_another(tmp_path: Path) -> None:
     before = {"settings": settings_values(settings), "dataset_sha256": dataset_sha256(settings)}
     assert check_compatible(before, settings) == []
     dataset.write_text("{ }")
-    message = r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its tasks are other"
+    message = r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its tasks have changed"
     with pytest.raises(SettingsError, match=message):
         check_compatible(before, settings)
     assert len(check_compatible(before, settings, fork=True)) == 1

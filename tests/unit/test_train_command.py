@@ -113,7 +113,7 @@ def test_a_dry_run_of_train_checks_and_shows_the_trainer(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     text, start = dry_run("train", tmp_path)
-    assert "\nGPUs 3: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
+    assert "\nGPUs 3: CUDA_VISIBLE_DEVICES=2,3 (shell) lists more than " in text
     assert "    CUDA_VISIBLE_DEVICES=3 " in start
     settings_path = f"{tmp_path}/run/settings.json"
     assert f"-m hanabi_grpo.training.main --settings {settings_path} --mine 1\n" in start
@@ -126,7 +126,7 @@ def test_a_dry_run_of_serve_checks_and_shows_the_server(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     text, start = dry_run("serve", tmp_path)
-    assert "\nGPUs 2: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
+    assert "\nGPUs 2: CUDA_VISIBLE_DEVICES=2,3 (shell) lists more than " in text
     assert "    CUDA_VISIBLE_DEVICES=2 " in start
     assert "-m hanabi_grpo.cli serve --mine 1\n" in start
     assert "listening on http://127.0.0.1:" in start
