@@ -67,8 +67,8 @@ _TRIES = 3
 _PLAYER_BYTES = 4 << 20
 """Maximum bytes of one player's part of a game.
 
-This is more than twice the size of 40,960 tokens, with 30 bytes each for id and logprob and as many
-for text.
+Enough for 40,960 tokens, with 30 bytes each for id and logprob and as many for text, and some room
+to spare.
 """
 _BYTES_PER_SECOND = 1 << 20
 """Minimum bandwidth of a link over which adapters are pushed."""
