@@ -1,21 +1,21 @@
 """Teams of language models that learn by playing: GRPO with one LoRA adapter per player.
 
-Map, from the ground up; a package imports only packages below it:
-    errors, types, logs     what everything shares
-    envs        what is played: rules, prompts, scripted players; pure
+Packages, bottom layer first; each one imports only packages above it in this list:
+    errors, types, logs     shared by all packages
+    envs        environments: rules, prompts, scripted players; pure
     settings    environment variables
     runs        one run on this disk: folder, checkpoints, records
     tracking    W&B and the Hub
-    rollout     playing: the loop over a game, conversations, tasks
-    client      talking to rollout servers
+    rollout     playing: the game loop, conversations, tasks
+    client      communication with rollout servers
     server      terminal 1: plays the games with vLLM and serves the adapters
     training    terminal 2: ms-swift's GRPO, one adapter per player
     sft         learning from games
-    evaluation, report      figures, and what shows them
+    evaluation, report      metrics, and the pages that show them
     api         the Python interface: the names below
     commands, cli           the `hanabi-grpo` command
 
-Importing the package loads none of it: each public name is loaded when it is first used.
+Importing the package loads none of these: each public name is loaded when it is first used.
 
 Example:
     import hanabi_grpo as hg
@@ -89,5 +89,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, also those that are not loaded yet."""
+    """List the public names, including those that are not loaded yet."""
     return sorted({*globals(), *_HOMES})

@@ -1,7 +1,7 @@
 """The errors that this package raises on purpose.
 
-Each message says what is wrong, the value, what is allowed and the next step; each class is also a
-stdlib type, so that callers who know nothing of this package can still catch it.
+Each message states the problem, the value, what is allowed and the next step. Each class is also a
+stdlib type, so callers that do not know this package can still catch it.
 """
 
 import difflib
@@ -10,13 +10,13 @@ from itertools import islice
 from typing import Any
 
 _MAX_SHOWN = 80
-"""Characters of a value that a message quotes at most."""
+"""Maximum characters of a value that a message quotes."""
 
 
 def shown(value: object) -> str:
     """Return a value as a message quotes it, at most 80 characters.
 
-    Of a huge value only the beginning is looked at.
+    Only the beginning of a huge value is read.
 
     Example:
         shown("x" * 10**8) == "'" + "x" * 79
@@ -26,7 +26,7 @@ def shown(value: object) -> str:
 
 def _beginning(value: Any, size: int) -> Any:
     """Return the part of a value whose text is likely to fill `size` characters."""
-    # Each level shows half as many items, so that deep nesting stays small too.
+    # Each level shows half as many items, so deeply nested values stay small too.
     if isinstance(value, str | bytes):
         return value[:_MAX_SHOWN]
     if isinstance(value, Mapping):
@@ -41,7 +41,7 @@ def _beginning(value: Any, size: int) -> Any:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return "did you mean 'laptop'? " for a misspelt name, "" where nothing known is near."""
+    """Return "did you mean 'laptop'? " for a misspelled name, "" if no known name is close."""
     close = difflib.get_close_matches(str(name), known, n=1)
     if not close:
         return ""
@@ -49,11 +49,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 class HanabiGrpoError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base class of every error raised on purpose by this package."""
 
 
 class SettingsError(HanabiGrpoError, ValueError):
-    """A setting, an environment variable or a dataset row is missing, misspelt or out of range."""
+    """A setting, an environment variable or a dataset row is missing, misspelled or invalid."""
 
 
 class GameParameterError(HanabiGrpoError, ValueError):
@@ -65,11 +65,11 @@ class IllegalActionError(HanabiGrpoError, ValueError):
 
 
 class VerifierError(HanabiGrpoError, RuntimeError):
-    """A verifier that failed, so that nobody knows whether an answer is right."""
+    """A verifier that failed, so it is unknown whether an answer is right."""
 
 
 class RewardError(HanabiGrpoError, RuntimeError):
-    """A reward function that raised, or whose numbers cannot be paid."""
+    """A reward function that raised, or that returned invalid numbers."""
 
 
 class ServerError(HanabiGrpoError, ConnectionError):
@@ -84,11 +84,11 @@ class ServerGoneError(ServerError):
 
 
 class PartnerError(ServerError):
-    """A model behind a URL gave no reply that can be used; its game is dropped."""
+    """A model behind a URL gave no usable reply; its game is dropped."""
 
 
 class PartnerDownError(PartnerError):
-    """A model behind a URL failed again and again, or its budget is used up.
+    """A model behind a URL failed repeatedly, or its budget is used up.
 
     The whole request ends.
     """
@@ -101,16 +101,16 @@ class AdapterError(HanabiGrpoError, ValueError):
 class NoRoomError(AdapterError):
     """An adapter that cannot be kept now: the machine has no disk space or no descriptors left.
 
-    The same upload succeeds when there are some again.
+    The same upload succeeds once some are free.
     """
 
 
 class VersionError(HanabiGrpoError, LookupError):
-    """A policy version that is not, or no longer, held by the server."""
+    """A policy version that the server does not hold, or no longer holds."""
 
 
 class BusyError(VersionError):
-    """What the server cannot do now because others use what it needs.
+    """A request that the server cannot serve now because other clients use what it needs.
 
     The same request succeeds when they are done.
     """
@@ -137,4 +137,4 @@ class RunFolderError(HanabiGrpoError, FileExistsError):
 
 
 class UnreadableError(RunFolderError):
-    """The operating system did not let a checkpoint be read, which may be whole nevertheless."""
+    """The operating system refused to read a checkpoint, which may still be intact."""

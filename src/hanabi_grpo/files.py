@@ -1,9 +1,9 @@
-"""Files: reading those that somebody else may have made, and writing them whole or not at all.
+"""Files: reading files of unknown origin safely, and writing files completely or not at all.
 
-The files of a run folder may come from another user, another machine or a download. A FIFO in
-their place would block its reader for ever, and a device or a huge file would fill the memory. So
-whatever reads a run folder reads through `read_bytes`, plain files only, with the limit of the
-file's kind.
+The files of a run folder may come from another user, another machine or a download. A FIFO instead
+of a file would block its reader forever, and a device or a huge file would fill the memory. So all
+code that reads a run folder uses `read_bytes`, which reads only plain files and applies the size
+limit of the kind of file.
 """
 
 import errno
@@ -14,35 +14,35 @@ import stat
 from pathlib import Path
 
 MAX_METRICS_BYTES = 512 << 20
-"""Of `metrics.jsonl`, whose rows have some kilobytes: more than 100,000 steps."""
+"""Limit of `metrics.jsonl`, whose rows have a few kilobytes: more than 100,000 steps."""
 MAX_INCIDENTS_BYTES = 64 << 20
-"""Of `incidents.jsonl`."""
+"""Limit of `incidents.jsonl`."""
 MAX_GAMES_BYTES = 2 << 30
-"""Of one file of recorded games, which hold every token id with its log-probability."""
+"""Limit of one file of recorded games, which hold every token id with its log-probability."""
 MAX_DATASET_BYTES = 1 << 30
-"""Of a DATASET."""
+"""Limit of a DATASET."""
 MAX_PIECES_BYTES = 1 << 30
-"""Of the finished pieces of an interrupted command."""
+"""Limit of the finished pieces of an interrupted command."""
 MAX_EVALUATION_BYTES = 64 << 20
-"""Of one file of evaluations, which have three numbers a task."""
+"""Limit of one file of evaluations, which have three numbers per task."""
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Of any other JSON document, e.g. `settings.json`, `manifest.json` or `validation.json`."""
+"""Limit of any other JSON document, e.g. `settings.json`, `manifest.json` or `validation.json`."""
 MAX_LOG_BYTES = 256 << 20
-"""Of a log that is searched for a message."""
+"""Limit of a log that is searched for a message."""
 MAX_WEIGHTS_BYTES = 16 << 30
-"""Of one adapter's weights, a multiple of what a server accepts."""
+"""Limit of one adapter's weights, several times what a server accepts."""
 MAX_LINE_BYTES = 4096
-"""Of a file with one line, e.g. `.run-id`."""
+"""Limit of a file with one line, e.g. `.run-id`."""
 
 _CHUNK = 1 << 20
-"""Bytes that are read at once, so that an announced size alone takes no memory."""
+"""Bytes that are read at once, so that a file's claimed size alone takes no memory."""
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
-"""What a file that is not plain is called in errors."""
+"""Names of files that are not plain, for errors."""
 
 
 def read_bytes(path: Path, limit: int, *, start: int = 0) -> bytes:
@@ -50,8 +50,8 @@ def read_bytes(path: Path, limit: int, *, start: int = 0) -> bytes:
 
     Args:
         path: The file.
-        limit: Bytes that it may have.
-        start: Bytes at its beginning that are left out.
+        limit: Maximum size of the file in bytes.
+        start: Bytes at its beginning to skip.
 
     Raises:
         OSError: It cannot be read, is not a plain file, or is longer than the limit.
@@ -72,7 +72,7 @@ def read_bytes(path: Path, limit: int, *, start: int = 0) -> bytes:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Return the content of a plain file of UTF-8; see `read_bytes`.
+    """Return the content of a plain UTF-8 file; see `read_bytes`.
 
     Raises:
         OSError: As `read_bytes`.
@@ -91,7 +91,7 @@ def open_plain(path: Path) -> io.FileIO:
 
 
 def open_plain_to_append(path: Path) -> io.FileIO:
-    """Open a plain file for reading and appending, unbuffered; it is made where it is missing.
+    """Open a plain file for reading and appending, unbuffered; it is created if it is missing.
 
     Raises:
         OSError: It cannot be opened, or is not a plain file.
@@ -101,7 +101,7 @@ def open_plain_to_append(path: Path) -> io.FileIO:
 
 
 def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> None:
-    """Write a file atomically: readers, also after a crash, see the old or the whole new file.
+    """Write a file atomically: readers see the old or the complete new file, even after a crash.
 
     Args:
         path: The file.
@@ -109,7 +109,7 @@ def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> No
         mode: Permissions of the file, before the umask is applied.
     """
     content = text if isinstance(text, bytes) else text.encode()
-    # Not by mkstemp, whose files only their owner can read.
+    # Not with mkstemp, whose files only their owner can read.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -138,7 +138,7 @@ def sync_tree(folder: Path) -> None:
     """Return once every file below a folder, and every name in it, is on disk.
 
     Raises:
-        OSError: A file cannot be read, or is not a plain one.
+        OSError: A file cannot be read, or is not a plain file.
     """
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
@@ -148,14 +148,14 @@ def sync_tree(folder: Path) -> None:
 
 
 def _open_descriptor(path: Path, flags: int) -> int:
-    # O_NONBLOCK keeps a FIFO from blocking the call, and is without effect on a plain file. What
-    # was opened is looked at, not the path, which may be exchanged in between.
+    # O_NONBLOCK keeps a FIFO from blocking the call, and has no effect on a plain file. The opened
+    # file is checked, not the path, which may be replaced in between.
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            # A socket, or a FIFO that nobody reads.
+            # A socket, or a FIFO without a reader.
             raise _not_plain(path, "a FIFO or a socket") from error
         raise
     mode = os.fstat(descriptor).st_mode
@@ -172,4 +172,4 @@ def _not_plain(path: Path, kind: str) -> OSError:
 
 
 def _too_long(path: Path, limit: int) -> OSError:
-    return OSError(errno.EFBIG, f"longer than {limit} bytes, the limit of such a file", str(path))
+    return OSError(errno.EFBIG, f"longer than {limit} bytes, the limit for such a file", str(path))

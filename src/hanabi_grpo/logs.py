@@ -12,10 +12,10 @@ from hanabi_grpo.texts import visible
 
 
 class KnownMessages(logging.Filter):
-    """Drops records of other libraries that begin in a known way."""
+    """Drops records of other libraries that begin with a known text."""
 
     def __init__(self, beginnings: tuple[str, ...]) -> None:
-        """Take the beginnings of what is dropped."""
+        """Store the beginnings of the records to drop."""
         super().__init__()
         self._beginnings = beginnings
 
@@ -25,7 +25,7 @@ class KnownMessages(logging.Filter):
 
 
 class VisibleFormatter(logging.Formatter):
-    """Lines hold what others send, and end on terminals: every character only shows itself."""
+    """Makes every character visible, because lines contain untrusted text and go to terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -50,12 +50,12 @@ class LineRing(logging.Handler):
         self._count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one record."""
+        """Keep one record."""
         self._lines.append(self.format(record))
         self._count += 1
 
     def since(self, number: int) -> tuple[int, list[str]]:
-        """Return (the number of the next line to come, the kept lines from `number` on)."""
+        """Return (the number of the next new line, the kept lines from `number` on)."""
         oldest = self._count - len(self._lines)
         num_skipped = max(number - oldest, 0)
         lines = list(self._lines)
@@ -63,12 +63,12 @@ class LineRing(logging.Handler):
 
 
 def set_up_logging(*, file: Path | None = None, ring: LineRing | None = None) -> None:
-    """Send this package's log lines to the terminal, and to a file or a ring as well.
+    """Send this package's log lines to the terminal, and optionally to a file or a ring.
 
     The root logger is left to the libraries, several of which reconfigure it.
 
     Args:
-        file: Lines are appended to it.
+        file: File to append lines to.
         ring: Keeps the newest lines in memory.
 
     Raises:
@@ -88,7 +88,7 @@ def set_up_logging(*, file: Path | None = None, ring: LineRing | None = None) ->
 
 
 def _open_log(path: Path) -> io.TextIOWrapper:
-    """Open a log file to append to it."""
+    """Open a log file for appending."""
     try:
         file = open_plain_to_append(path)
     except OSError as error:

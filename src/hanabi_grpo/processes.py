@@ -1,6 +1,6 @@
-"""Processes that start sooner, wait for a debugger, and end when the one that started them ends.
+"""Processes that start faster, wait for a debugger, and end when their parent process ends.
 
-The last also after kill -9, on Linux.
+On Linux they end even if the parent is killed with kill -9.
 """
 
 import atexit
@@ -21,11 +21,11 @@ from hanabi_grpo.errors import SettingsError
 logger = logging.getLogger(__name__)
 
 DEBUG_PORT = 5678
-"""Where a process waits for a debugger; the one that editors try."""
+"""Port where a process waits for a debugger; the default of editors."""
 _BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
-"""Libraries whose builds fit one build of torch only."""
+"""Libraries whose builds fit only one build of torch."""
 _CPU_BUILD = "cpu"
-"""What stands behind the "+" of the version of a build for CPUs."""
+"""The version suffix after "+" of a build for CPUs."""
 _PR_SET_PDEATHSIG = 1
 """Number of the option in Linux's `prctl`."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,10 +33,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def hide_misfits() -> None:
-    """Hide libraries that are built for CUDA beside a torch that is built for CPUs.
+    """Hide libraries that are built for CUDA if torch is built for CPUs.
 
-    An index that has CUDA builds only installs them so. Their import fails, and takes that of
-    transformers down; text models need none of them.
+    A package index with only CUDA builds leads to this combination. Importing these libraries
+    fails, and so does importing transformers then; text models do not need them.
     """
     for name in _BUILT_FOR_TORCH:
         if name in sys.modules:
@@ -47,7 +47,7 @@ def hide_misfits() -> None:
         except metadata.PackageNotFoundError:
             continue
         if torch_build == _CPU_BUILD != build:
-            # As for a package that is not installed: imports fail and `find_spec` finds nothing.
+            # As if the package were not installed: imports fail and `find_spec` finds nothing.
             sys.modules[name] = None  # type: ignore[assignment]
 
 
@@ -57,16 +57,16 @@ def die_with_parent(signum: signal.Signals) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process without taking the interpreter apart.
+    """End this process without finalizing the interpreter.
 
-    Threads of libraries still run then: gloo's, for one, outlive `destroy_process_group` wherever a
-    library keeps a group, and a thread that finds no interpreter aborts a process that has done all
-    its work. What is registered with `atexit` runs, and everything printed is written.
+    Threads of libraries may still be running: gloo's, for example, outlive `destroy_process_group`
+    if a library keeps a group. A thread that finds no interpreter aborts the process, although it
+    has done all its work. Functions registered with `atexit` run, and printed output is flushed.
 
     Args:
         exit_code: The exit code of the process.
     """
-    # As multiprocessing's children end; there is no public name for the first of these calls.
+    # Children of multiprocessing end this way; the first of these calls has no public name.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,7 +74,7 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many open files and connections as it may allow itself."""
+    """Raise this process's limit on open files and connections to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -86,10 +86,10 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import much without Python's garbage collector.
+    """Run many imports without Python's garbage collector.
 
-    It takes a quarter of the time and finds nothing. What is there at the end stays out of later
-    collections too.
+    The collector takes a quarter of the time and finds nothing. Objects that exist at the end are
+    excluded from later collections too.
     """
     gc.disable()
     try:
@@ -97,8 +97,8 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        # When the process ends everything is collected as always, since some libraries complain of
-        # objects that are still there. Registered once, however often this ran.
+        # When the process ends, everything is collected as usual, because some libraries complain
+        # about objects that are left. Registered once, however often this ran.
         atexit.unregister(gc.unfreeze)
         atexit.register(gc.unfreeze)
 
@@ -123,15 +123,15 @@ def wait_for_debugger(terminal: str, port: int = DEBUG_PORT) -> None:
         import debugpy
     except ImportError as error:
         raise SettingsError(
-            f"{given}: debugpy is not installed; it belongs to the developers' packages, which "
+            f"{given}: debugpy is not installed; it is one of the developers' packages, which "
             "bash tools/setup.sh installs. Or unset HANABI_DEBUG."
         ) from error
     try:
         debugpy.listen(("127.0.0.1", port))
     except (OSError, RuntimeError) as error:
         raise SettingsError(
-            f"{given}: no debugger can be waited for at 127.0.0.1:{port} ({error}); end what "
-            "listens there, or unset HANABI_DEBUG."
+            f"{given}: cannot wait for a debugger at 127.0.0.1:{port} ({error}); stop the process "
+            "that listens there, or unset HANABI_DEBUG."
         ) from error
     logger.info("%s: waiting for a debugger at 127.0.0.1:%d", given, port)
     debugpy.wait_for_client()

@@ -1,4 +1,4 @@
-"""What this package prints on: a console on which texts only show themselves, and its tables."""
+"""Terminal output: a console that shows texts without interpreting them, and tables."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,26 +14,26 @@ from rich.text import Text
 from hanabi_grpo.texts import visible
 
 _CELL_MARGIN = 3
-"""Characters of a column beside its content: a space to each side, and a line."""
+"""Characters of a column in addition to its content: a space on each side, and a line."""
 _LEAST_NAME = 12
-"""Characters that a column of names keeps at least, where its names are that long."""
+"""Minimum width of a column of names, if its names are that long."""
 _LEAST_TEXT = 20
-"""Characters that a column of texts keeps at least, where its texts are that long."""
+"""Minimum width of a column of texts, if its texts are that long."""
 _LONGEST_HEADING = 16
-"""Characters of a heading's word that is not broken."""
+"""Maximum length of a word in a heading that is not broken."""
 _NAME_SHARE = 0.5
-"""Share of the line that names may take where not all columns fit beside them."""
+"""Share of the line that names may take if not all columns fit next to them."""
 
 
 class VisibleConsole(Console):
-    """A console that obeys no text: not by control characters, and not by markup in brackets.
+    """A console that interprets neither control characters nor markup in brackets.
 
-    What is printed comes from run folders and from the network as well. Styles and the movements
-    of the cursor are rich's own and stay.
+    Printed text may come from run folders and from the network. Rich's own styles and cursor
+    movements still work.
     """
 
     def __init__(self, **options: Any) -> None:
-        """Make a console; options are rich's."""
+        """Create a console; the options are rich's."""
         super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
 
     def render(
@@ -47,7 +47,7 @@ class VisibleConsole(Console):
 
 
 def sayer(console: Console) -> Callable[..., None]:
-    """Return a function that prints a text as it is, never wrapped, so that it can be copied.
+    """Return a function that prints a text unchanged and never wrapped, so that it can be copied.
 
     Its second argument, `style`, is rich's.
     """
@@ -59,10 +59,10 @@ def sayer(console: Console) -> Callable[..., None]:
 
 
 class ColumnKind(StrEnum):
-    """How a column gives way where a table is wider than the terminal."""
+    """How a column adapts if a table is wider than the terminal."""
 
     NAME = "name"
-    """Says what a row is: long ones are broken into lines, and repeated in every part."""
+    """Names the row: long names are broken into lines, and repeated in every part."""
     FIGURE = "figure"
     """Never cut or broken; columns without room continue below, in a further part."""
     TEXT = "text"
@@ -71,10 +71,10 @@ class ColumnKind(StrEnum):
 
 @dataclass(slots=True)
 class FittedTable:
-    """A table that keeps the names of its rows and whole figures at any width.
+    """A table that keeps the names of its rows and complete figures at any width.
 
-    Where its columns do not fit beside each other, those that are left follow in further parts
-    below, each with the names again.
+    If its columns do not fit next to each other, the remaining ones follow in further parts below,
+    each with the names repeated.
 
     Example:
         table = FittedTable("scores", ["lineup", "score"], [ColumnKind.NAME, ColumnKind.FIGURE])
@@ -137,8 +137,7 @@ class FittedTable:
     def _widths(self, part: Sequence[int], room: int) -> list[int]:
         """Return the widths of a part's columns.
 
-        What the columns leave of the line goes to the texts and headings that need it, from left
-        to right.
+        The rest of the line goes to the texts and headings that need it, from left to right.
         """
         widths = [min(self._least_width(index), max(1, room - _CELL_MARGIN)) for index in part]
         left = room - sum(widths) - _CELL_MARGIN * len(part)
@@ -158,7 +157,7 @@ class FittedTable:
         return max((cell_len(cells[index]) for cells, _ in self._rows), default=0)
 
     def _least_width(self, index: int) -> int:
-        """Return the width that a column needs: figures whole, headings broken between words."""
+        """Return the minimum width of a column: figures unbroken, headings broken between words."""
         content = self._content_width(index)
         if self.kinds[index] is ColumnKind.TEXT:
             content = min(content, _LEAST_TEXT)
@@ -168,8 +167,8 @@ class FittedTable:
     def _name_widths(self, num_names: int, width: int) -> list[int]:
         """Return the widths of the columns of names.
 
-        They have the width of their texts where all columns fit; else at most a share of the
-        line, and in no case so much that the widest figure would not fit beside them.
+        They have the width of their texts if all columns fit; else at most a share of the line, and
+        never so much that the widest figure would not fit next to them.
         """
         widths = []
         for index in range(num_names):
@@ -187,7 +186,7 @@ class FittedTable:
         return widths
 
     def _parts(self, indices: Sequence[int], room: int) -> list[list[int]]:
-        """Return the columns of each part: as many as fit beside the names, at least one."""
+        """Return the columns of each part: as many as fit next to the names, at least one."""
         parts: list[list[int]] = [[]]
         left = room
         for index in indices:

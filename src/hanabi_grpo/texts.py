@@ -1,8 +1,8 @@
-"""Texts from files and from the network as people may read them: every character only shows itself.
+"""Texts from files and from the network, made safe to show: every character is visible.
 
-A terminal obeys control characters, and a reader is deceived by those that turn the direction of
-writing. What writes to a terminal (`commands.console`), to a log (`logs`) or to a page
-(`report.page`) therefore sends every text through `visible`.
+Terminals interpret control characters, and characters that change the direction of writing can
+deceive a reader. Code that writes to a terminal (`commands.console`), to a log (`logs`) or to a
+page (`report.page`) therefore sends every text through `visible`.
 """
 
 import unicodedata
@@ -14,15 +14,15 @@ _DELETE = 0x7F
 _INVISIBLE_CATEGORIES = ("Cf", "Zl", "Zp")
 """Unicode's format characters, and its separators of lines and of paragraphs."""
 _FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
-"""Letters and marks that are drawn as nothing."""
+"""Letters and marks that are invisible."""
 
 
 def visible(text: str) -> str:
-    r"""Return a text in which every character shows itself; lines and tabs stay.
+    r"""Return a text in which every character is visible; line breaks and tabs stay.
 
-    Control characters (a terminal obeys them) become the pictures that Unicode has for them,
-    characters that turn the direction of writing or have no width are named, e.g. `[U+202E]`, and a
-    lone surrogate becomes U+FFFD.
+    Control characters, which a terminal would interpret, become Unicode's pictures of them.
+    Characters that change the direction of writing or have no width are named, e.g. `[U+202E]`, and
+    a lone surrogate becomes U+FFFD.
 
     Example:
         visible("\x1b[2J\u202e") == "␛[2J[U+202E]"
@@ -34,7 +34,7 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str) -> str:
-    r"""Return `visible` of what belongs on one line, e.g. a name: breaks and tabs are shown too.
+    r"""Return `visible` of a single line, e.g. a name: line breaks and tabs are shown too.
 
     Example:
         visible_line("a\nb") == "a␊b"
@@ -43,7 +43,7 @@ def visible_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    r"""Return the same JSON document with every character that does not show itself escaped.
+    r"""Return the same JSON document with every invisible character escaped.
 
     Example:
         visible_json('["\u202e"]') == r'["\u202e"]'
@@ -55,7 +55,7 @@ def visible_json(text: str) -> str:
         if visible(character) == character:
             escaped.append(character)
             continue
-        # JSON escapes units of UTF-16, of which a character beyond 16 bits has two.
+        # JSON escapes UTF-16 units, and a character beyond 16 bits has two of them.
         units = character.encode("utf-16-be", "surrogatepass").hex()
         for start in range(0, len(units), 4):
             escaped.append(f"\\u{units[start : start + 4]}")
@@ -71,12 +71,12 @@ def encodable(text: str) -> str:
 
 
 def is_visible(text: str) -> bool:
-    """Tell whether a text fits on one line and every character of it shows itself."""
+    """Tell whether a text is a single line and every character of it is visible."""
     return visible_line(text) == text
 
 
 class _Shown(dict[int, str]):
-    """What stands for each character, by its code; filled as characters come."""
+    """The replacement of each character, by its code; filled on demand."""
 
     def __missing__(self, code: int) -> str:
         shown = _show(chr(code))
@@ -91,7 +91,7 @@ _LINE = str.maketrans(
 
 
 def _show(character: str) -> str:
-    """Return what stands for a character."""
+    """Return the replacement of a character."""
     if character in "\n\t":
         return character
     code = ord(character)

@@ -1,14 +1,14 @@
-"""TOP_P and TOP_K: which tokens may be drawn. Logprobs are always of the whole distribution."""
+"""TOP_P and TOP_K: which tokens may be sampled. Logprobs always refer to the full distribution."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFilter:
-    """The tokens that may be drawn, by their probabilities after the temperature.
+    """The tokens that may be sampled, by their probabilities after the temperature.
 
-    First the `top_k` likeliest; of these, made to sum up to 1, the likeliest until their sum
-    reaches `top_p`. The likeliest token always stays.
+    First, the `top_k` most likely tokens are kept and renormalized. Of these, the most likely ones
+    are kept until their sum reaches `top_p`. The most likely token is always kept.
     """
 
     top_p: float = 1.0
@@ -18,11 +18,11 @@ class TokenFilter:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether every token may be drawn."""
+        """Whether every token may be sampled."""
         return self.top_p >= 1 and self.top_k <= 0
 
     def within(self, vocab_size: int) -> "TokenFilter":
-        """Return what it does in a vocabulary: a `top_k` that keeps every token is none."""
+        """Return the equivalent filter for a vocabulary: a `top_k` that keeps all tokens is 0."""
         top_k = self.top_k if 0 < self.top_k < vocab_size else 0
         return TokenFilter(top_p=self.top_p, top_k=top_k)
 

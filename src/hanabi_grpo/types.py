@@ -1,7 +1,7 @@
-"""What a game leaves behind: replies, turns, trajectories and episodes.
+"""The record of a game: replies, turns, trajectories and episodes.
 
-An *episode* is one game by all players. A *trajectory* is what one player saw and said in it. Token
-ids and logprobs travel with every reply, so that nothing is ever encoded a second time.
+An *episode* is one game by all players. A *trajectory* is what one player saw and said in it. Every
+reply carries its token ids and logprobs, so nothing is ever encoded a second time.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_PLAYERS = 8
-"""Players that an environment can have at most."""
+"""Maximum number of players of an environment."""
 SEEDS_APART = 2**32
-"""Distance of the first fresh tasks of two values of HANABI_TASK_SEED.
+"""Distance between the first tasks of two consecutive values of HANABI_TASK_SEED.
 
-So many tasks a run can have before it meets those of the next value."""
+A run can have this many tasks before it reaches those of the next value."""
 
 
 def task_name(suite: str, seed: int) -> str:
-    """Return what logs call a task.
+    """Return the name of a task in logs.
 
     Example:
         task_name("eval", 5) == "eval 5"
@@ -30,9 +30,9 @@ def task_name(suite: str, seed: int) -> str:
 
 
 def player_name(index: int) -> str:
-    """Return the one name that a seat has everywhere, e.g. "player_0".
+    """Return the name of a seat, which is the same everywhere, e.g. "player_0".
 
-    It names the env's agent, the adapter, the LoRA, the folder and the prefix of metrics.
+    It names the environment's agent, the adapter, the LoRA, the folder and the prefix of metrics.
     """
     return f"player_{index}"
 
@@ -43,7 +43,7 @@ def player_names(num_players: int) -> tuple[str, ...]:
 
 
 ALL_STARTS = "eval-all-starts"
-"""Split in which a game with few starts has each of them equally often.
+"""Split that has each start of a game with few starts equally often.
 
 See `Environment.num_starts`."""
 SHARED_ADAPTER = "shared"
@@ -53,29 +53,29 @@ HUMAN = "human"
 
 
 def adapter_of(player: str, adapters: Container[str]) -> str:
-    """Return the adapter that a player uses: its own where there is one, else the shared one."""
+    """Return the adapter that a player uses: its own if there is one, else the shared one."""
     return player if player in adapters else SHARED_ADAPTER
 
 
 REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
 """Reward parts that belong to a reply, whatever the game; they go to the player who made it.
 
-`length` is only found in old records."""
+`length` appears only in old records."""
 
 JUDGE_PART = "judge"
 """The reward part of HANABI_JUDGE."""
 JUDGE_MEAN_PART = "judge_mean"
-"""What takes its place in a game without a score, with HANABI_JUDGE_FAILURE=mean."""
+"""The reward part of a game without a score, with HANABI_JUDGE_FAILURE=mean."""
 JUDGE_PARTS = frozenset({JUDGE_PART, JUDGE_MEAN_PART})
 KL_PART = "kl"
-"""The reward part of HANABI_KL_IN=reward, only in what is learned from, see `training.kl`."""
+"""The reward part of HANABI_KL_IN=reward, only in training data, see `training.kl`."""
 TURN_PARTS = REPLY_PARTS | {"later_rounds", KL_PART}
-"""`REPLY_PARTS`, and parts that already count a turn's later worth (see `envs.workflows`), or that
-are of a reply's own tokens."""
+"""`REPLY_PARTS`, and parts that already include a turn's later value (see `envs.workflows`), or
+that come from a reply's own tokens."""
 
 
 class ReplyKind(StrEnum):
-    """What became of a reply."""
+    """The outcome of a reply."""
 
     LEGAL = "legal"
     ILLEGAL = "illegal"
@@ -85,19 +85,19 @@ class ReplyKind(StrEnum):
 
 
 class CallError(StrEnum):
-    """Why a call of a tool brought no result."""
+    """Why a tool call returned no result."""
 
     UNKNOWN_TOOL = "unknown_tool"
     BAD_CALL = "bad_call"
-    """The call is no JSON, is not one call alone, or has arguments that the tool does not take."""
+    """The call is not JSON, is not a single call, or has arguments that the tool refuses."""
     USED_UP = "used_up"
     """The tool's own limit is reached, see `envs.tools.Tool`."""
     TIMEOUT = "timeout"
     FAILED = "failed"
     """The tool raised."""
     OVER_LIMIT = "over_limit"
-    """A call after the last one that the turn allows, or whose result would not fit the player's
-    conversation. It is no call, but a reply that names no action."""
+    """A call beyond the turn's limit, or one whose result would not fit into the player's
+    conversation. It does not count as a call, but as a reply that names no action."""
 
 
 class EpisodeStatus(StrEnum):
@@ -110,34 +110,34 @@ class EpisodeStatus(StrEnum):
 
     @property
     def is_truncated(self) -> bool:
-        """True when a limit of ours, not the rules, ended the game."""
+        """True if one of our limits, not the rules, ended the game."""
         return self in (EpisodeStatus.TRUNCATED_TURNS, EpisodeStatus.TRUNCATED_TOKENS)
 
 
 MAX_WEIGHTED_REPLIES = 64
-"""Replies of a teacher that draws; of one that draws among more, a turn has the drawn one."""
+"""Maximum replies of a teacher that samples; if it has more, a turn has only the sampled one."""
 CHANCES_TOLERANCE = 1e-6
-"""How far from 1 the chances of a teacher's replies may be together."""
+"""How far the probabilities of a teacher's replies may sum from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedReply:
-    """One of the replies among which a teacher draws."""
+    """One of the replies that a teacher samples from."""
 
     action: str
-    """What it would do, worded as `Turn.action`."""
+    """The action, worded like `Turn.action`."""
     chance: float
-    """How likely it is, above 0."""
+    """Its probability, above 0."""
     reply_ids: tuple[int, ...] = ()
     """See `Lesson.reply_ids`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What a turn brings beside its player's reply: what the player's teacher says to it.
+    """The label that a player's teacher gives a turn.
 
-    A script says what it would do, and where it draws, how likely each reply is; a model how likely
-    it finds what the player said.
+    A script gives its own action, and if it samples, the probability of each reply; a model gives
+    its logprobs of the player's reply.
 
     Example:
         Lesson(action="Play 0", reply_ids=(14, 22, 2))
@@ -145,25 +145,26 @@ class Lesson:
     """
 
     action: str = ""
-    """What the teacher would do in the same position, worded as `Turn.action`; "": not known."""
+    """The teacher's action in the same position, worded like `Turn.action`; "": not known."""
     reply_ids: tuple[int, ...] = ()
-    """The player's reply with this action as tokens, the one that ends a reply among them."""
+    """Tokens of the player's reply with this action, including the token that ends a reply."""
     plays: bool = False
-    """Whether the teacher's reply was said in the place of the player's (HANABI_TEACHER_PLAYS).
+    """Whether the teacher's reply replaced the player's (HANABI_TEACHER_PLAYS).
 
-    Such a turn has no reply ids, since nobody sampled any: what was said is the end of its prompt
-    ids, as the conversation goes on with it."""
+    Such a turn has no reply ids, because none were sampled: the teacher's reply is the end of the
+    turn's prompt ids, and the conversation continues with it."""
     logprobs: tuple[float, ...] = ()
-    """Of each of the player's own reply ids, in nats, by the teacher; empty: not known."""
+    """The teacher's logprobs of the player's own reply ids, in nats; empty: not known."""
     replies: tuple[WeightedReply, ...] = ()
-    """Where a script draws, all that it may say, the likeliest first; together their chances are 1.
+    """All replies that a script samples from, most likely first; their probabilities sum to 1.
 
-    `action` is the one that it has drawn. Empty: it says `action` for sure, or not how likely."""
+    `action` is the sampled one. Empty: the script always replies `action`, or its probabilities are
+    not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A player's call of a tool, and what the player was told.
+    """A player's call of a tool, and the message that the player got.
 
     Example:
         ToolCall(tool="calculator", argument="3 + 4 - 2", result="result 5")
@@ -173,17 +174,17 @@ class ToolCall:
     """Name of the tool, as the player wrote it."""
     argument: str = ""
     result: str = ""
-    """The message that the player got, word for word; "" where it got none."""
+    """The message that the player got, word for word; "" if it got none."""
     error: CallError | None = None
-    """None: the tool has answered."""
+    """None: the tool returned a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a policy answers on its turn. Scripted policies fill only `text`."""
+    """A policy's reply on its turn. Scripted policies fill only `text`."""
 
     text: str
-    """All that was written, thoughts among it."""
+    """The complete text, including thoughts."""
     prompt: str = ""
     """The text that the player was shown on this turn."""
     prompt_ids: tuple[int, ...] = ()
@@ -191,59 +192,59 @@ class Reply:
     reply_ids: tuple[int, ...] = ()
     """Tokens of the reply itself."""
     logprobs: tuple[float, ...] = ()
-    """Of each id in `reply_ids`, in nats, under the distribution that was sampled from."""
+    """Logprobs of `reply_ids`, in nats, under the distribution that was sampled from."""
     version: int | None = None
     """Policy version (optimizer steps) of the adapter that sampled; None: base model or script."""
     fresh: bool = False
-    """True when this turn is a conversation of its own, see `EnvConfig.memory`."""
+    """True if this turn is a separate conversation, see `EnvConfig.memory`."""
     out_of_tokens: bool = False
-    """True when no reply could be made because the conversation would outgrow its budget."""
+    """True if no reply was possible because the conversation would exceed its budget."""
     lesson: Lesson | None = None
-    """Of the player's teacher (HANABI_TEACHER); None: nobody teaches it."""
+    """Label of the player's teacher (HANABI_TEACHER); None: it has no teacher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One action of one player, as data, or a call of a tool before it.
+    """One action of one player, as data, or a tool call before it.
 
     A player that calls tools has several of these in one step of the game: one per call, in order,
-    and last the one with its action. Each has its own prompt and reply, so that what is true of the
-    tokens of a turn is true of those of a call; no call has rewards.
+    and then the one with its action. Each has its own prompt and reply, so the tokens of a call are
+    treated like those of any turn; calls have no rewards.
     """
 
     player: int
     step: int
-    """Number of the game's step; players who answer at the same time share it."""
+    """Number of the game's step; players who act simultaneously share it."""
     prompt: str
     reply: str
     action: str
-    """What was applied; it stands in place of a reply that was not legal."""
+    """The action that was applied; if the reply was not legal, the action that replaced it."""
     kind: ReplyKind
     rewards: tuple[Mapping[str, float], ...]
-    """Per player of the game its named reward parts.
+    """Named reward parts of each player.
 
-    Example: ({"score": 1.0, "illegal": -0.5}, {"score": 1.0}). What a step pays a player stands in
-    that player's turn of the step, or in the step's last turn when it has none."""
+    Example: ({"score": 1.0, "illegal": -0.5}, {"score": 1.0}). A player's reward for a step is in
+    that player's turn of the step, or in the step's last turn if the player has none."""
     prompt_ids: tuple[int, ...] = ()
     reply_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     version: int | None = None
     fresh: bool = False
-    """See `Reply`; such a turn is a sequence of its own in training."""
+    """See `Reply`; such a turn is a separate sequence in training."""
     lesson: Lesson | None = None
     """See `Reply`."""
     call: ToolCall | None = None
-    """The call of a tool that the reply is; None: the reply is none."""
+    """The tool call in the reply; None: the reply is not a call."""
     follows_call: bool = False
-    """Whether the prompt is the result of the call before it."""
+    """Whether the prompt is the result of the preceding call."""
 
     @property
     def is_call(self) -> bool:
-        """Whether this is a call of a tool, which the game sees nothing of, and no action."""
+        """Whether this is a tool call, which the game does not see, and not an action."""
         return self.call is not None and self.call.error is not CallError.OVER_LIMIT
 
     def reward(self, player: int) -> float:
-        """Return what a player gets in this turn."""
+        """Return a player's total reward in this turn."""
         return sum(self.rewards[player].values())
 
 
@@ -272,32 +273,32 @@ class Episode:
     num_players: int
     suite: str
     seed: int
-    """(suite, seed) name the task."""
+    """(suite, seed) identify the task."""
     game: int = 0
     """Number of this game within the task's group."""
     status: EpisodeStatus
     result: Mapping[str, float]
-    """Figures of the game by name, see `envs.base.Game.result`."""
+    """Results of the game by name, see `envs.base.Game.result`."""
     turns: tuple[Turn, ...] = field(default=())
     seats: tuple[str, ...] = ()
-    """Per seat the reference of its policy, see `settings.refs`; empty in records without it."""
+    """Policy spec of each seat, see `settings.refs`; empty in records without it."""
     instance_id: str = ""
-    """Which server process played it."""
+    """The server process that played it."""
 
     @property
     def moves(self) -> tuple[Turn, ...]:
-        """The turns with an action, without calls of tools."""
+        """The turns with an action, without tool calls."""
         return tuple(turn for turn in self.turns if not turn.is_call)
 
     def trajectory(self, player: int) -> tuple[Turn, ...]:
-        """Return the turns of one player, oldest first, calls of tools among them.
+        """Return the turns of one player, oldest first, including tool calls.
 
-        It is empty when the game ended before the player's first turn.
+        It is empty if the game ended before the player's first turn.
         """
         return tuple(turn for turn in self.turns if turn.player == player)
 
     def reward(self, player: int, *parts: str) -> float:
-        """Return one player's undiscounted return, or the sum of the named parts only."""
+        """Return one player's undiscounted return, or the sum of only the named parts."""
         if not parts:
             return sum(turn.reward(player) for turn in self.turns)
         total = 0.0
@@ -312,7 +313,7 @@ class Episode:
 class DroppedGame:
     """A game that was dropped.
 
-    Nothing of it enters a baseline, a loss or a metric, except for the counts of dropped games.
+    It does not enter any baseline, loss or metric, except the counts of dropped games.
 
     Example:
         DroppedGame(
@@ -330,22 +331,22 @@ class DroppedGame:
     reason: str
     """Class and text of the error."""
     is_late: bool = False
-    """Whether it was ended by HANABI_GAME_TIMEOUT."""
+    """Whether HANABI_GAME_TIMEOUT ended it."""
     num_turns: int = 0
-    """Turns that were taken by then."""
+    """Number of turns until then."""
     rewards: tuple[float, ...] = ()
-    """What each player had got by then; empty: nothing is known."""
+    """Rewards of each player until then; empty: not known."""
 
 
 def is_trained(episode: Episode, player: int, trained: Sequence[str]) -> bool:
-    """Tell whether a player's turns carry loss.
+    """Tell whether a player's turns contribute to the loss.
 
-    They do when the adapter that is trained played the seat, at this version.
+    They do if the adapter that is trained played the seat, at this version.
 
     Args:
         episode: The game; one that does not name its seats is self-play.
         player: Number of the seat.
-        trained: Per seat the reference of the trained adapter at this version, see
+        trained: Policy spec of each seat's trained adapter at this version, see
             `settings.partners`.
     """
     if not episode.seats:

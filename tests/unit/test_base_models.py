@@ -93,7 +93,7 @@ def test_players_with_equal_entries_share_one_base_model_and_one_adapter_if_they
 @pytest.mark.parametrize(
     ("model", "others", "message"),
     [
-        ("player_0=A", {}, "player_1 has no model; name it too, or give a model without a name"),
+        ("player_0=A", {}, "player_1 has no model; add an entry for it, or a model without a"),
         ("player_0=A,player_99=B", {}, "no player is called 'player_99'"),
         (
             "player_0=A,player_2=B,C",
@@ -103,7 +103,11 @@ def test_players_with_equal_entries_share_one_base_model_and_one_adapter_if_they
         ("player_0=A,player_0=B", {}, "a second model for player_0"),
         ("player_0=A,player_1=", {}, "'player_1=': no model"),
         ("player_0=A,player_1=B,C", {}, "C applies to no player, since every player is named"),
-        (TEAM, {"adapters": "shared"}, "with HANABI_ADAPTERS=shared: the players are one adapter"),
+        (
+            TEAM,
+            {"adapters": "shared"},
+            "with HANABI_ADAPTERS=shared: the players share one adapter",
+        ),
     ],
 )
 def test_models_of_nobody_or_of_players_who_share_an_adapter_are_refused(
@@ -116,15 +120,17 @@ def test_models_of_nobody_or_of_players_who_share_an_adapter_are_refused(
 
 
 def test_zero_3_and_commands_for_one_model_refuse_a_team_of_models() -> None:
-    with pytest.raises(SettingsError, match="ZeRO-3 divides the weights of one model; take zero2"):
+    message = "ZeRO-3 shards the weights of a single model; use zero2"
+    with pytest.raises(SettingsError, match=message):
         batch_plan(Settings(model=TEAM, deepspeed="zero3"))
     batch_plan(Settings(model=TEAM, deepspeed="zero2"))
-    with pytest.raises(SettingsError, match="one is wanted here; set MODEL to one of them"):
+    with pytest.raises(SettingsError, match="one is needed here; set MODEL to one of them"):
         resolve_model(TEAM)
 
 
 def test_what_is_for_one_engine_or_one_models_critic_refuses_a_team_of_models() -> None:
-    with pytest.raises(SettingsError, match=f"HANABI_SLEEP=1 with MODEL={TEAM}: it is for one"):
+    message = f"HANABI_SLEEP=1 with MODEL={TEAM}: only a single engine can sleep"
+    with pytest.raises(SettingsError, match=message):
         check_sleep(Settings(model=TEAM, sleep=True, device="gpu"))
     one_gpu = {"vllm_data_parallel_size": 1, "nproc_per_node": 1}
     check_sleep(Settings(model="A", sleep=True, device="gpu", **one_gpu))

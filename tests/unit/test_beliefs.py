@@ -225,7 +225,7 @@ def test_measures_have_the_values_written_out() -> None:
 
 def test_players_that_remember_more_than_the_turn_are_refused() -> None:
     setup = registry.setup("hanabi", {"preset": "laptop", "memory": "game"})
-    with pytest.raises(SettingsError, match="HANABI_MEMORY=game: they are computed for players"):
+    with pytest.raises(SettingsError, match="HANABI_MEMORY=game: beliefs are computed for"):
         ServedPlayer(setup=setup, player=0, seat="base", client=None)  # type: ignore[arg-type]
 
 

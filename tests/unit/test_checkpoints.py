@@ -223,9 +223,9 @@ def change_the_format(folder: Path) -> None:
         (remove_the_state, "trainer/state.json is missing"),
         (put_a_link_in_the_place_of_the_state, "trainer/state.json is not a plain file"),
         (add_a_file, "trainer/extra is not listed"),
-        (remove_the_manifest, "no manifest.json; it was not written to its end"),
-        (write_another_manifest, "manifest.json is not one of this version"),
-        (change_the_step, "its manifest.json is that of step 2"),
+        (remove_the_manifest, "no manifest.json; it was not written completely"),
+        (write_another_manifest, "manifest.json is not from this version"),
+        (change_the_step, "its manifest.json is for step 2"),
         (change_the_format, "format: Input should be 1"),
     ],
 )
@@ -266,7 +266,7 @@ def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path: Path) 
     assert found.skipped == (
         f"{tmp_path}/.checkpoint-13.partial: was being written when its process ended.",
         f"{tmp_path}/checkpoint-12: {FILES[0]} has 1 bytes, manifest.json says 2031.",
-        f"{tmp_path}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
+        f"{tmp_path}/checkpoint-11: no manifest.json; it was not written completely, or is not a "
         "checkpoint.",
     )
 
@@ -379,7 +379,7 @@ def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path)
     folder = saved_checkpoint(tmp_path)
     weights = folder / "player_0" / "adapter_model.safetensors"
     weights.write_bytes(b"player_1")
-    refusal = r"player_0/adapter_model\.safetensors has sha256 .* Take another"
+    refusal = r"player_0/adapter_model\.safetensors has sha256 .* Use another"
     with pytest.raises(SettingsError, match=refusal):
         read_adapters(folder)
     weights.write_bytes(b"player_0")

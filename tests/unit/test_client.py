@@ -276,8 +276,8 @@ def settings_of(url: str, seconds: float) -> Settings:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (http(b"<html>"), "what answers there is no rollout server: '<html>'"),
-        (http(b"{}"), "what answers there is no rollout server: '{}'"),
+        (http(b"<html>"), "what answers there is not a rollout server: '<html>'"),
+        (http(b"{}"), "what answers there is not a rollout server: '{}'"),
         (http(b"", "307 X", "location: /x"), "it answers 307"),
         (b"SSH-2.0\r\n\r\n", "RemoteProtocolError"),
     ],

@@ -149,7 +149,7 @@ def test_finished_tasks_are_not_played_again(tmp_path: Path) -> None:
         (
             ["random", "iggi"],
             {},
-            r"0-0\.jsonl: holds .* other work .*seats: there .*iggi.*, here .*random",
+            r"0-0\.jsonl: holds .* different job .*seats: there .*iggi.*, here .*random",
         ),
         (["iggi", "random"], {"suite": "test"}, "suite: there eval, here test"),
         (
@@ -183,7 +183,7 @@ def test_checkpoints_scripts_and_what_is_served_are_crossed_on_one_server(tmp_pa
         assert cells["0-1"].seats == ((own_seats[0], "player_1@1"),)
         assert cells["2-2"].temperature is None
         assert cells["2-0"].temperature == 1.0
-        # Another adapter under the same name and version is other work.
+        # Another adapter under the same name and version is a different job.
         policies = cells["1-1"].policies
         assert policies["player_0"] != policies["player_1"]
         with pytest.raises(SettingsError, match="are the same players"):

@@ -108,7 +108,7 @@ def test_a_port_that_is_taken_is_told_with_the_ways_out() -> None:
             text=True,
             timeout=_SECONDS,
         )
-    assert f"HANABI_DEBUG=trainer: no debugger can be waited for at 127.0.0.1:{port} (" in (
+    assert f"HANABI_DEBUG=trainer: cannot wait for a debugger at 127.0.0.1:{port} (" in (
         answer.stdout
     )
     assert "or unset HANABI_DEBUG." in answer.stdout
@@ -119,6 +119,6 @@ def test_without_debugpy_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SettingsError) as refusal:
         wait_for_debugger("server")
     assert str(refusal.value) == (
-        "HANABI_DEBUG=server: debugpy is not installed; it belongs to the developers' packages, "
+        "HANABI_DEBUG=server: debugpy is not installed; it is one of the developers' packages, "
         "which bash tools/setup.sh installs. Or unset HANABI_DEBUG."
     )

@@ -120,7 +120,7 @@ def test_a_dead_engine_fails(folder: Path) -> None:
 
 
 def test_another_program_or_another_version_fails(folder: Path) -> None:
-    assert "what answers there is no rollout server" in check_answer(folder, 200, "hello")
+    assert "what answers there is not a rollout server" in check_answer(folder, 200, "hello")
     assert "does not identify itself" in check_answer(folder, 200, {"instance_id": "abc"})
 
 

@@ -345,7 +345,7 @@ def test_a_result_whose_fields_do_not_fit_is_refused(tmp_path: Path) -> None:
     data = result_to_json(evaluate_scripted("blind", LAPTOP, 3))
     with pytest.raises(ValueError, match="they need the same number"):
         result_of_json({**data, "starts": [*data["starts"], 9]})
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(ValueError, match="a score is not a finite number"):
         result_of_json({**data, "scores": [1.0, 2.0, float("nan")]})
     with pytest.raises(ValueError, match=r"a score is beyond 1e\+100"):
         result_of_json({**data, "scores": [1.0, 2.0, -1e308]})
@@ -354,7 +354,7 @@ def test_a_result_whose_fields_do_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 tasks of 3 starts, 1 to 1 of each"):
         result_of_json({**data, "suite": ALL_STARTS})
     order = {"words": ["blind"], "seats": ["blind", "blind"], "mean": 1.0, "standard_error": 0.1}
-    with pytest.raises(ValueError, match="an order has 1 words and 2 seats; it needs one of each"):
+    with pytest.raises(ValueError, match="an order has 1 words and 2 seats; it needs 2 of each"):
         result_of_json({**data, "orders": [order]})
     path = tmp_path / "result.json"
     write_document(path, {**data, "scores": [1.0]})
@@ -418,11 +418,11 @@ def test_adapters_are_named_by_their_weights_and_others_of_the_same_name_are_oth
         with pytest.raises(KeyboardInterrupt):
             evaluate_lineup(mixed_team, LAPTOP, 30, served=interrupting, ledger=ledger)
         cooler = served_by(server, temperature=0.5)
-        with pytest.raises(SettingsError, match=r"other work .*temperature"):
+        with pytest.raises(SettingsError, match=r"different job .*temperature"):
             evaluate_lineup(mixed_team, LAPTOP, 30, served=cooler, ledger=ledger)
     with running_app() as server, RolloutClient(server.url) as client:
         push_adapters(server, client, second_weights, first_weights)
-        with pytest.raises(SettingsError, match=r"other work .*policies"):
+        with pytest.raises(SettingsError, match=r"different job .*policies"):
             evaluate_lineup(mixed_team, LAPTOP, 30, served=served_by(server), ledger=ledger)
     first_line = json.loads(ledger.read_bytes().splitlines()[0])
     assert first_line["key"]["policies"]["player_1"] == digests["player_1"]
@@ -584,7 +584,7 @@ def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     assert not Path("a.json").exists()
     other = evaluate("hint-bot,iggi", *options)
     assert other.exit_code == 2
-    difference = "other work (lineup: there hint-bot,focus-bot, here hint-bot,iggi"
+    difference = "different job (lineup: there hint-bot,focus-bot, here hint-bot,iggi"
     assert difference in other.stderr
     assert evaluate("hint-bot,focus-bot", *options).exit_code == 0
     result = read_result(Path("a.json"))

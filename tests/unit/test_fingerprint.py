@@ -63,7 +63,7 @@ def test_every_weight_of_a_large_file_counts_and_it_is_read_once_until_it_change
     assert model_fingerprint(folder) != first
     monkeypatch.setenv("XDG_CACHE_HOME", str(weights))
     assert model_fingerprint(folder) != first
-    assert "not kept" in caplog.messages[-1]
+    assert "not cached" in caplog.messages[-1]
 
 
 def test_a_folder_that_is_missing_empty_or_brings_code_is_refused_and_not_looked_up_on_a_hub(
@@ -74,9 +74,9 @@ def test_a_folder_that_is_missing_empty_or_brings_code_is_refused_and_not_looked
     with pytest.raises(SettingsError, match=empty):
         model_fingerprint(tmp_path)
     with_code = _model(tmp_path / "a", auto_map={"AutoConfig": "evil.Config"})
-    with pytest.raises(SettingsError, match="names Python code of its own"):
+    with pytest.raises(SettingsError, match="names its own Python code"):
         resolve_model(str(with_code))
-    shipped = r"no such folder in /.*is shipped with the repository, whose root folder"
+    shipped = r"no such folder in /.*is shipped with the repository; run commands in its root"
     with pytest.raises(SettingsError, match=shipped):
         resolve_model("data/tiny-model")
     missing = r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing"

@@ -146,7 +146,7 @@ def test_an_ipv6_address_alone_needs_no_brackets() -> None:
     ],
 )
 def test_a_list_that_cannot_be_read_is_refused(text: str) -> None:
-    message = r"VLLM_SERVER_HOST=.*: a host name or address without http://, or a comma list"
+    message = r"VLLM_SERVER_HOST=.*: a host name or address without http://, or a comma-separated"
     with pytest.raises(SettingsError, match=message):
         load_settings({"VLLM_SERVER_HOST": text})
 

@@ -110,7 +110,7 @@ def test_a_file_that_is_not_plain_or_has_no_end_is_refused_with_what_it_is(
         "endless": "not a plain file but a device",
         "socket": "not a plain file but a FIFO or a socket",
         "folder": "Is a directory",
-        "huge": "longer than 1000 bytes, the limit of such a file",
+        "huge": "longer than 1000 bytes, the limit for such a file",
     }
     with pytest.raises(OSError, match=words[kind]) as caught:
         read_bytes(path, 1000)
@@ -271,7 +271,7 @@ def test_rows_with_absurd_steps_are_left_out_and_counted(
     assert [row["step"] for row in rows] == [1, 2, 3]
     note = "metrics.jsonl: 8 lines are left out"
     assert caplog.messages == [
-        f"{run}: {note}: no JSON, or a step that is no whole number from 0 to 2147483647."
+        f"{run}: {note}: not JSON, or a step that is not a whole number from 0 to 2147483647."
     ]
     for command in (("watch", run, "--once"), ("report", run)):
         output = " ".join(run_command(*command).split())
@@ -391,5 +391,5 @@ def test_absurd_settings_and_validations_break_no_command(tmp_path: Path, value:
     text = json.dumps(document).replace('"VALUE"', value)
     (run / "settings.json").write_text(text)
     assert "step 3" in run_command("watch", run, "--once")
-    assert "validation.json: not what a run writes (" in run_command("report", run)
+    assert "validation.json: not written by a run (" in run_command("report", run)
     run_command("view", run)

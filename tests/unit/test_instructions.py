@@ -107,8 +107,8 @@ def test_what_cannot_be_an_instruction_is_refused_with_the_way_out(
         ("long.md", r"cannot be read \(longer than 64000 bytes"),
         ("empty.md", "is empty; write"),
         ("latin.md", "not UTF-8"),
-        ("other.md", "only the name of a file, 'team.md'; name that one"),
-        ("player_1=seats.md", "is for player_1 and has lines that begin with player_N="),
+        ("other.md", "only the name of a file, 'team.md'; name that file instead"),
+        ("player_1=seats.md", "is for player_1 but has lines that begin with player_N="),
         ("seats.md,seats.md", "every seat has two files"),
         (
             "player_2=Hi.",

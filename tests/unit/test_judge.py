@@ -323,7 +323,7 @@ def test_server_and_trainer_have_the_same_judge_or_none(tmp_path: Path) -> None:
     [
         ({"HANABI_JUDGE": "big"}, "HANABI_JUDGE='big': url:NAME, with the name of one of"),
         ({"HANABI_JUDGE": "url:"}, "HANABI_JUDGE='url:'"),
-        ({"HANABI_JUDGE_TEMPLATE": "Is it good?"}, "HANABI_JUDGE_TEMPLATE=.*with {reply} or"),
+        ({"HANABI_JUDGE_TEMPLATE": "Is it good?"}, "HANABI_JUDGE_TEMPLATE=.*contains {reply} or"),
         ({"HANABI_JUDGE_TEMPLATE": "none.md"}, "HANABI_JUDGE_TEMPLATE='none.md': answer, episode"),
         ({"HANABI_JUDGE_FAILURE": "zero"}, "HANABI_JUDGE_FAILURE='zero': one of drop, mean"),
         (

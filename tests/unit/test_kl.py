@@ -357,7 +357,7 @@ def test_the_gradient_of_the_cost_is_that_of_the_kl() -> None:
         ),
         (
             {"beta": 0.1, "reference": "start", "deepspeed": "zero3"},
-            "HANABI_REFERENCE=start with DEEPSPEED=zero3: .*take zero2",
+            "HANABI_REFERENCE=start with DEEPSPEED=zero3: .*use zero2",
         ),
     ],
 )

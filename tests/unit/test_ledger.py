@@ -57,7 +57,7 @@ def test_other_work_is_never_mixed_in(tmp_path: Path) -> None:
     with Ledger(path, KEY) as book:
         book.add({"seed": 0})
     before = path.read_bytes()
-    with pytest.raises(SettingsError, match=r"other work \(temperature: there 1.0, here 0.5\)"):
+    with pytest.raises(SettingsError, match=r"different job \(temperature: there 1.0, here 0.5\)"):
         Ledger(path, {**KEY, "temperature": 0.5})
     with pytest.raises(SettingsError, match="rotate: there None, here True"):
         Ledger(path, {**KEY, "rotate": True})
@@ -90,7 +90,7 @@ def test_two_processes_do_not_share_a_ledger(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "work.part.jsonl"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(SettingsError, match="not what an interrupted command leaves"):
+    with pytest.raises(SettingsError, match="not a file of an interrupted command"):
         Ledger(path, {"a": 1})
     assert path.read_text(encoding="utf-8") == content
     path.unlink()

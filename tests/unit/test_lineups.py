@@ -232,7 +232,7 @@ def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
     [
         (
             None,
-            r"run@best: validation chooses the best version, and this run made none "
+            r"run@best: validation chooses the best version, but this run had none "
             r"\(HANABI_EVAL_STEPS\)",
         ),
         (
@@ -242,7 +242,7 @@ def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
         ),
         (
             (1.0, 2.0, 3.0),
-            r"best version \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest "
+            r"best version \(3.000 ± 0.100 at step 20\) is missing. Name .*run for its newest "
             r"checkpoint",
         ),
     ],
@@ -261,7 +261,7 @@ def test_the_best_of_no_run_and_of_a_damaged_record_is_refused(tmp_path: Path) -
     with pytest.raises(SettingsError, match="no such folder; give a run"):
         parse_lineup(f"{tmp_path}/none@best", 2)
     (tmp_path / FILE).write_text('[{"step": 1')
-    with pytest.raises(SettingsError, match=f"{FILE}: not what a run writes"):
+    with pytest.raises(SettingsError, match=f"{FILE}: not written by a run"):
         parse_lineup(f"{tmp_path}@best", 2)
 
 

@@ -287,7 +287,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"num_generations": 1},
-        "NUM_GENERATIONS=1 with HANABI_ADVANTAGE=turn: .*take one of baseline, reinforce_pp, ",
+        "NUM_GENERATIONS=1 with HANABI_ADVANTAGE=turn: .*use one of baseline, reinforce_pp, ",
     ),
     (
         {"num_generations": 1, "advantage": "reinforce_pp", "normalize_over": "task"},

@@ -335,13 +335,13 @@ def test_an_address_that_other_machines_reach_needs_a_key(monkeypatch: pytest.Mo
     answer = CliRunner().invoke(cli, command)
     assert answer.exit_code == 2
     assert answer.stderr.replace("\n", " ").strip() == (
-        "error: --host='0.0.0.0': an address that other machines reach needs HANABI_API_KEY, one. "
+        "error: --host='0.0.0.0': an address that other machines can reach needs HANABI_API_KEY. "
         'Set it here, e.g. export HANABI_API_KEY="$(openssl rand -hex 16)", and give it to clients '
         "in the address, http://key:KEY@0.0.0.0; or listen on 127.0.0.1."
     )
     monkeypatch.setenv("HANABI_API_KEY", "short")
     answer = CliRunner().invoke(cli, command)
-    assert "one of 16 characters or more; this one has 5" in answer.stderr
+    assert "HANABI_API_KEY of at least 16 characters; this one has 5" in answer.stderr
 
 
 def test_the_package_for_images_needs_a_key_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,9 @@ def test_the_package_for_images_needs_a_key_too(monkeypatch: pytest.MonkeyPatch)
     assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
-    with pytest.raises(SettingsError, match=r"HANABI_HOST='0.0.0.0'.* needs HANABI_API_KEY, one"):
+    with pytest.raises(
+        SettingsError, match=r"HANABI_HOST='0.0.0.0'.* needs HANABI_API_KEY\. Set it"
+    ):
         package.main()
     # Whoever serves the app by other means opens it to nobody either.
     far = TestClient(package.app, base_url="http://localhost", client=("10.0.0.5", 50000))

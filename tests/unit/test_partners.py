@@ -167,11 +167,11 @@ def test_a_partner_plays_as_often_as_its_weight_says() -> None:
 
 
 def test_weights_of_which_no_cycle_can_be_made_are_refused() -> None:
-    assert "a weight is a number above 0" in refusal("iggi*0")
-    assert "a cycle of 10001 tasks as whole numbers; at most 1000" in refusal(
+    assert "a weight must be a number above 0" in refusal("iggi*0")
+    assert "as whole numbers, the weights make a cycle of 10001 tasks; at most 1000" in refusal(
         "iggi*1000", "piers*0.1"
     )
-    assert "'iggi' is in it 2 times" in refusal("iggi*2", "iggi*3")
+    assert "'iggi' is listed 2 times" in refusal("iggi*2", "iggi*3")
     assert without_weight("player_1=outputs/run*2.5") == "player_1=outputs/run"
 
 
@@ -240,7 +240,7 @@ def test_a_seat_is_trained_only_when_it_holds_this_version_of_this_run() -> None
 def test_a_pool_that_one_step_cannot_hold_on_the_server_is_refused() -> None:
     many = {"partners": ("earlier",), "players": 5, "save_total_limit": 4}
     assert len(read_pool(Settings(**many, tasks_per_step=16))) == 1
-    message = r"up to 20 different frozen adapters in one step \(20 in the pool"
+    message = r"one step needs up to 20 different frozen adapters \(20 in the pool"
     with pytest.raises(SettingsError, match=message) as caught:
         read_pool(Settings(**many, tasks_per_step=24))
     assert "a server holds 16" in str(caught.value)
@@ -254,7 +254,7 @@ def test_a_pool_that_one_step_cannot_hold_on_the_server_is_refused() -> None:
 def test_a_partner_that_is_named_twice_and_earlier_versions_that_are_never_kept_are_refused() -> (
     None
 ):
-    assert "'player_0=iggi' is in it 2 times" in refusal("player_0=iggi", "player_0=iggi")
+    assert "'player_0=iggi' is listed 2 times" in refusal("player_0=iggi", "player_0=iggi")
     with pytest.raises(
         SettingsError, match=r"never an earlier one\. Set SAVE_TOTAL_LIMIT=2 or more"
     ):
@@ -382,8 +382,8 @@ def test_no_name_of_this_shell_or_of_an_answer_leads_out_of_the_downloads() -> N
         ("team", "../v3"),
         ("team", ".."),
     ):
-        with pytest.raises(SettingsError, match=r"names no folder; .* and look at WANDB_ENTITY"):
+        with pytest.raises(SettingsError, match=r"cannot be a folder name; .* check WANDB_ENTITY"):
             WandbPlace(entity=entity, project="hanabi", name="laptop", alias=alias)
     for text in ("wandb:a/../c:v1", "hf:../x", "hf:a/.."):
-        with pytest.raises(SettingsError, match=r"names no folder|give hf:"):
+        with pytest.raises(SettingsError, match=r"cannot be a folder name|give hf:"):
             parse_checkpoint(text)

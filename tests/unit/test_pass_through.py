@@ -36,7 +36,7 @@ HANDED_ON: dict[Terminal, str] = {"trainer": "--optim", "server": "--enforce-eag
         ("server", ["--kv-cache-dtype=fp8"], "HANABI_DTYPE"),
         ("server", ["--kv-cache-dt", "fp8"], "HANABI_DTYPE"),
         ("server", ["--hf-overrides.rope_theta=1"], "MODEL"),
-        ("server", ["--config", "mine.yaml"], "write them behind the command"),
+        ("server", ["--config", "mine.yaml"], "write options after the command"),
         ("server", ["--api-key=topsecret"], "HANABI_API_KEY"),
     ],
 )

@@ -88,7 +88,7 @@ def test_the_message_of_a_bad_value_says_how_players_are_named(tmp_path: Path) -
     [
         (
             {"learning_rate": "player_0=1e-5"},
-            "LEARNING_RATE=player_0=1e-05: adapter player_1 has none; name it too",
+            "LEARNING_RATE=player_0=1e-05: adapter player_1 has no value; add an",
         ),
         (
             {"lora_rank": "player_0=8,player_2=16"},

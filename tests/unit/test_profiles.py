@@ -328,17 +328,17 @@ def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_ou
     with pytest.raises(SettingsError) as caught:
         gpu_share(load_settings(environ, NOWHERE), "trainer")
     assert str(caught.value) == (
-        "CUDA_VISIBLE_DEVICES=0,1,2 (shell): too short for both terminals, NPROC_PER_NODE=2 uses "
-        "2 and VLLM_TENSOR_PARALLEL_SIZE=2 2. Lower one of them, or name this terminal's GPUs: "
-        "CUDA_VISIBLE_DEVICES_TRAINER=1,2."
+        "CUDA_VISIBLE_DEVICES=0,1,2 (shell): too short for both terminals: NPROC_PER_NODE=2 uses "
+        "2 and VLLM_TENSOR_PARALLEL_SIZE=2 uses 2. Lower one of them, or list this terminal's "
+        "GPUs: CUDA_VISIBLE_DEVICES_TRAINER=1,2."
     )
 
 
 @pytest.mark.parametrize(
     ("processes", "names", "reason"),
     [
-        (1, "4", "GPUs 4: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) has more than "),
-        (2, "4,5", "GPUs 4,5: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) has more than "),
+        (1, "4", "GPUs 4: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) lists more than "),
+        (2, "4,5", "GPUs 4,5: CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7 (shell) lists more than "),
         (4, "4,5,6,7", ""),
         (6, "4,5,6,7", ""),
     ],
@@ -369,22 +369,22 @@ def test_the_trainer_sees_no_more_gpus_of_its_own_list_than_it_has_processes(
         (
             "server",
             {"CUDA_VISIBLE_DEVICES_SERVER": "0,1"},
-            "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, and the "
-            "server's list has 2 (0,1): set VLLM_DATA_PARALLEL_SIZE=2, name more GPUs in "
-            "CUDA_VISIBLE_DEVICES_SERVER, or take a profile of docs/hardware.md in both terminals.",
+            "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, but the "
+            "server's list has 2 (0,1): set VLLM_DATA_PARALLEL_SIZE=2, list more GPUs in "
+            "CUDA_VISIBLE_DEVICES_SERVER, or use a profile of docs/hardware.md in both terminals.",
         ),
         (
             "server",
             {"CUDA_VISIBLE_DEVICES": "GPU-5d", "VLLM_TENSOR_PARALLEL_SIZE": "2"},
-            "VLLM_TENSOR_PARALLEL_SIZE=2 uses 2 GPUs, and the server's list has 1 (GPU-5d): set "
-            "VLLM_TENSOR_PARALLEL_SIZE=1 VLLM_DATA_PARALLEL_SIZE=1, name more GPUs in "
-            "CUDA_VISIBLE_DEVICES_SERVER, or take a profile of docs/hardware.md in both terminals.",
+            "VLLM_TENSOR_PARALLEL_SIZE=2 uses 2 GPUs, but the server's list has 1 (GPU-5d): set "
+            "VLLM_TENSOR_PARALLEL_SIZE=1 VLLM_DATA_PARALLEL_SIZE=1, list more GPUs in "
+            "CUDA_VISIBLE_DEVICES_SERVER, or use a profile of docs/hardware.md in both terminals.",
         ),
         (
             "trainer",
             {"CUDA_VISIBLE_DEVICES_TRAINER": "4,5"},
-            "NPROC_PER_NODE=4 uses 4 GPUs, and the trainer's list has 2 (4,5): set "
-            "NPROC_PER_NODE=2, name more GPUs in CUDA_VISIBLE_DEVICES_TRAINER, or take a profile "
+            "NPROC_PER_NODE=4 uses 4 GPUs, but the trainer's list has 2 (4,5): set "
+            "NPROC_PER_NODE=2, list more GPUs in CUDA_VISIBLE_DEVICES_TRAINER, or use a profile "
             "of docs/hardware.md in both terminals.",
         ),
     ],
@@ -410,8 +410,8 @@ def test_a_server_without_a_list_is_refused_where_the_machine_has_fewer_gpus_tha
     with pytest.raises(SettingsError) as caught:
         check_enough_gpus(loaded, "server", count=lambda: 2)
     assert str(caught.value) == (
-        "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, and this machine "
-        "has 2: set VLLM_DATA_PARALLEL_SIZE=2, or take a profile of docs/hardware.md in both "
+        "VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE=4 uses 4 GPUs, but this machine "
+        "has 2: set VLLM_DATA_PARALLEL_SIZE=2, or use a profile of docs/hardware.md in both "
         "terminals."
     )
     for enough in (0, 4, 8):

@@ -373,7 +373,7 @@ def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_not
     (run / "validation.json").write_text("[")
     damaged = read_report(run)
     assert damaged.validation_lines == []
-    assert any("validation.json: not what a run writes" in note for note in damaged.notes)
+    assert any("validation.json: not written by a run" in note for note in damaged.notes)
 
 
 def test_curves_of_validations_are_named_and_drawn_apart(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_damaged_artifact_leaves_no_checkpoint(tmp_path: Path) -> None:
 def test_the_folder_of_another_run_stays_as_it_is(tmp_path: Path) -> None:
     artifact = make_artifact(tmp_path)
     other = tracked_run(tmp_path / "other", checkpoints=(1,))
-    with pytest.raises(RunFolderError, match=r"holds another run already.*RESUME=latest"):
+    with pytest.raises(RunFolderError, match=r"already holds another run.*RESUME=latest"):
         restore_run(artifact, other, resume=str(artifact))
     assert not (other / "checkpoint-2").exists()
 

@@ -68,7 +68,7 @@ def test_latest_takes_the_newest_valid_one_of_output_dir_and_names_the_torn(tmp_
     assert plan.step == 10
     assert not plan.fork
     assert plan.skipped == (
-        f"{run}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
+        f"{run}/checkpoint-11: no manifest.json; it was not written completely, or is not a "
         "checkpoint.",
     )
     assert plan.summary.startswith(f"resumes from step 10 ({run}/checkpoint-10, saved 20")
@@ -93,7 +93,7 @@ def test_latest_begins_at_step_0_where_every_checkpoint_is_damaged(tmp_path: Pat
     assert plan.step == 0
     assert plan.summary.startswith(f"no checkpoint to resume from in {run}: starts at step 0")
     assert plan.skipped[0].startswith(
-        f"{run}/checkpoint-1: no manifest.json; it was not written to its end"
+        f"{run}/checkpoint-1: no manifest.json; it was not written completely"
     )
 
 
@@ -115,11 +115,11 @@ def test_latest_does_not_begin_anew_where_checkpoints_cannot_be_read_at_the_mome
             plan_resume(Settings(resume="latest", output_dir=run))
     assert str(caught.value) == (
         f"{run}: no valid checkpoint to resume from.\n"
-        f"  {run}/checkpoint-10: no manifest.json; it was not written to its end, or is no "
+        f"  {run}/checkpoint-10: no manifest.json; it was not written completely, or is not a "
         "checkpoint.\n"
         f"  {run}/checkpoint-9: {run}/checkpoint-9/player_0/adapter_model.safetensors cannot be "
         "read (Input/output error).\n"
-        "Its checkpoints may be whole, so the run does not start over. Make them readable and "
+        "Its checkpoints may be intact, so the run does not start over. Make them readable and "
         "start again, or choose another OUTPUT_DIR for a new run."
     )
     assert plan_of(resume="latest", output_dir=run).step == 9
@@ -207,7 +207,7 @@ def test_a_fork_into_a_used_folder_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 9, 10)
     used = make_run(tmp_path / "used")
     check_refused(
-        r"holds another run already \(settings\.json\).*with RESUME=latest",
+        r"already holds another run \(settings\.json\).*with RESUME=latest",
         resume=str(run),
         output_dir=used,
     )
@@ -244,7 +244,7 @@ def test_a_fork_whose_checkpoint_is_gone_does_not_begin_at_step_0(tmp_path: Path
     tear(run / "checkpoint-10")
     check_refused(
         r"has no valid checkpoint of its own yet, and the one that it began with cannot be used: "
-        r".*run/checkpoint-10: no manifest\.json.* Put that one back",
+        r".*run/checkpoint-10: no manifest\.json.* Restore that one",
         resume="latest",
         output_dir=fork,
     )
@@ -266,8 +266,8 @@ def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_
     with pytest.raises(RunFolderError) as caught:
         plan_resume(Settings(resume=str(named)))
     assert str(caught.value) == (
-        f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, and would "
-        "continue beside its own later steps. Keep them and start a new run from here with "
+        f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, whose steps "
+        "it would repeat in the same folder. Keep them and start a new run from here with "
         "OUTPUT_DIR=(a new folder), or remove the checkpoints after step 9 from "
         f"{run}."
     )
@@ -301,7 +301,7 @@ def test_the_trainer_is_told_what_it_goes_on_from(tmp_path: Path) -> None:
     write_resume(None, run)
     assert read_resume(run) is None
     (run / "resume.json").write_text("{")
-    with pytest.raises(RunFolderError, match=r"resume\.json: not what"):
+    with pytest.raises(RunFolderError, match=r"resume\.json: not written by"):
         read_resume(run)
 
 
@@ -379,7 +379,7 @@ def test_a_dataset_with_other_tasks_is_another(tmp_path: Path) -> None:
     before = {"settings": settings_values(settings), "dataset_sha256": dataset_sha256(settings)}
     assert check_compatible(before, settings) == []
     dataset.write_text("{ }")
-    message = r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its tasks are other"
+    message = r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its tasks have changed"
     with pytest.raises(SettingsError, match=message):
         check_compatible(before, settings)
     assert len(check_compatible(before, settings, fork=True)) == 1

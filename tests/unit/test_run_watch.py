@@ -282,4 +282,4 @@ def test_each_curve_of_the_validations_has_a_line_of_its_own(tmp_path: Path) -> 
     assert "validation training, chooses the best: best 1.000 ± 0.250 at step 0" in text
     assert "validation kuhn: best -0.500 ± 0.100 at step 0" in text
     (run / "validation.json").write_text("[")
-    assert any("validation.json: not what a run writes" in note for note in watch.look().notes)
+    assert any("validation.json: not written by a run" in note for note in watch.look().notes)

@@ -80,7 +80,7 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as caught:
         prepare_run_folder(Settings(output_dir=folder))
     assert str(caught.value) == (
-        f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another "
+        f"OUTPUT_DIR={str(folder)!r}: already holds another run (settings.json). Choose another "
         "OUTPUT_DIR, unset it for a new folder in outputs/, or continue that run: RESUME=latest"
     )
 
@@ -134,7 +134,7 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
     for settings in ({}, {"RESUME": "latest"}):
         check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
         assert check.status == "fail"
-        assert check.finding == f"{tmp_path}: another trainer works in it ({name})"
+        assert check.finding == f"{tmp_path}: another trainer is using it ({name})"
         assert "unset OUTPUT_DIR" in check.remedy
         assert "RESUME=latest" not in check.remedy
         assert "rm " not in check.remedy
@@ -147,7 +147,7 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
     holder.stdin.close()
     holder.wait()
     assert holder_of(tmp_path) == ""
-    with pytest.raises(RunFolderError, match="holds another run already"):
+    with pytest.raises(RunFolderError, match="already holds another run"):
         prepare_run_folder(Settings(output_dir=tmp_path))
 
 

@@ -134,11 +134,11 @@ def test_the_installed_engine_decides_the_device(
         ),
         (
             {"HANABI_XQ": "1"},
-            "HANABI_XQ (from shell): no such setting; hanabi-grpo settings lists what there is.",
+            "HANABI_XQ (from shell): no such setting; hanabi-grpo settings lists them.",
         ),
         (
             {"HANABI_ENV": "kuhn", "HANABI_BOMB_RULE": "keep"},
-            "HANABI_BOMB_RULE (from shell): no such setting; it belongs to hanabi, and "
+            "HANABI_BOMB_RULE (from shell): no such setting; it belongs to hanabi, but "
             "HANABI_ENV=kuhn; unset it, or set HANABI_ENV=hanabi.",
         ),
     ],
@@ -166,7 +166,7 @@ def test_an_unknown_environment_is_an_error_that_says_what_was_meant() -> None:
 def test_a_name_of_an_earlier_version_is_refused_with_the_name_of_now(
     old: str, new: str, tmp_path: Path
 ) -> None:
-    renamed = f"this setting is called {new} since 0.3; rename it."
+    renamed = f"this setting has been called {new} since 0.3; rename it."
     assert message({old: "8"}) == f"{old}=8 (from shell): {renamed}"
     dotenv = tmp_path / ".env"
     dotenv.write_text(f"{old}=8\n")
@@ -202,8 +202,8 @@ def test_every_bad_value_is_named_at_once() -> None:
         ("NUM_GENERATIONS", "0", "a whole number, at least 1."),
         ("HANABI_THINKING", "maybe", "true or false."),
         ("HANABI_DTYPE", "fp8", "one of float32, bfloat16, float16."),
-        ("REPORT_TO", "mlflow", "none, or a comma list of tensorboard and wandb."),
-        ("REPORT_TO", "none,wandb", "none, or a comma list of tensorboard and wandb."),
+        ("REPORT_TO", "mlflow", "none, or a comma-separated list of tensorboard and wandb."),
+        ("REPORT_TO", "none,wandb", "none, or a comma-separated list of tensorboard and wandb."),
         (
             "DEEPSPEED",
             "zero9",
@@ -224,7 +224,7 @@ def test_what_only_ms_swift_would_do_is_refused_with_what_takes_its_place() -> N
     assert message({"REWARD_FUNCS": "accuracy"}).startswith(
         "REWARD_FUNCS='accuracy': leave it empty: rewards come from"
     )
-    reason = "the games are played by the rollout server's process"
+    reason = "games are played in the rollout server's process"
     assert reason in message({"VLLM_MODE": "colocate"})
 
 
@@ -242,11 +242,12 @@ def test_settings_that_no_game_has_are_refused() -> None:
 
 def test_an_open_address_needs_a_key_that_nobody_guesses() -> None:
     assert message({"HANABI_HOST": "0.0.0.0"}).startswith(
-        "HANABI_HOST='0.0.0.0': an address that other machines reach"
+        "HANABI_HOST='0.0.0.0': an address that other machines can reach needs HANABI_API_KEY. Set "
     )
     for key in ("a", "k" * 15):
         assert (
-            f"needs HANABI_API_KEY, one of 16 characters or more; this one has {len(key)}. Set the"
+            "can reach needs HANABI_API_KEY of at least 16 characters; this one has "
+            f"{len(key)}. Set the same key"
             in message({"HANABI_HOST": "0.0.0.0", "HANABI_API_KEY": key})
         )
     loaded = load({"HANABI_HOST": "0.0.0.0", "HANABI_API_KEY": "k" * 16})
@@ -353,7 +354,7 @@ def test_an_environment_cannot_have_a_setting_of_every_run(
 ) -> None:
     # MAX_STEPS of the trainer would be the game's.
     monkeypatch.setitem(registry.OWN, "long", f"{__name__}:LONG")
-    refusal = "its settings max_steps have the names of settings of every run"
+    refusal = "its settings max_steps have the same names as settings of every run"
     assert refusal in message({"HANABI_ENV": "long"})
 
 
@@ -507,7 +508,7 @@ def test_train_and_serve_stop_at_a_misspelt_name_and_say_how_to_go_on(
     result = CliRunner().invoke(app, [command], env={"MAX_STEP": "5"})
     assert result.exit_code == 2
     assert "MAX_STEP (from shell): no such setting; did you mean MAX_STEPS?" in result.stderr
-    assert "for other software, keep it from this command: unset MAX_STEP." in result.stderr
+    assert "for other software, hide it from this command: unset MAX_STEP." in result.stderr
     assert "did you mean NUM_GENERATIONS?" in result.stderr
     assert "remove its line from .env." in result.stderr
 

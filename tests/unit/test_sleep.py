@@ -247,10 +247,13 @@ def _is_up(app: RunningApp) -> bool:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "HANABI_SLEEP=1 without a GPU: the engine hands back a GPU's memory"),
-        ({"HANABI_OVERLAP": "1"}, "HANABI_SLEEP=1 with HANABI_OVERLAP=1: then games are played"),
+        ({}, "HANABI_SLEEP=1 without a GPU: a sleeping engine releases GPU memory"),
+        ({"HANABI_OVERLAP": "1"}, "HANABI_SLEEP=1 with HANABI_OVERLAP=1: games are played while"),
         ({"NPROC_PER_NODE": "2", "DEEPSPEED": "zero2"}, "HANABI_SLEEP=1 with NPROC_PER_NODE=2"),
-        ({"VLLM_DATA_PARALLEL_SIZE": "2"}, "HANABI_SLEEP=1 with VLLM_DATA_PARALLEL_SIZE=2: it is"),
+        (
+            {"VLLM_DATA_PARALLEL_SIZE": "2"},
+            "HANABI_SLEEP=1 with VLLM_DATA_PARALLEL_SIZE=2: it requires one GPU",
+        ),
         ({"VLLM_TENSOR_PARALLEL_SIZE": "2"}, "HANABI_SLEEP=1 with VLLM_TENSOR_PARALLEL_SIZE=2"),
     ],
 )

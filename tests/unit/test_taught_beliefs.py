@@ -139,7 +139,7 @@ def test_only_of_turns_that_are_learned_questions_are_asked() -> None:
     [
         ("1", "must be at least 0 and below 1"),
         ("-0.1", "must be at least 0 and below 1"),
-        ("player_0=0.3", "adapter player_1 has none; name it too"),
+        ("player_0=0.3", "adapter player_1 has no value; add an entry"),
         ("player_2=0.3,0", "player_2 is not a player of this game; allowed are player_0, player_1"),
         ("much", "give a share for all players, or one for each"),
     ],

@@ -145,7 +145,7 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
         ({"teacher": ("igi",)}, "HANABI_TEACHER: 'igi' is unknown; allowed are .*iggi"),
         (
             {"teacher": ("url:big",)},
-            "HANABI_TEACHER=url:big: a model behind a URL does not say how likely .*allowed are "
+            "HANABI_TEACHER=url:big: a model behind a URL does not return logprobs .*allowed are "
             "base, a checkpoint, and the scripts of hanabi: .*iggi",
         ),
         (
@@ -154,14 +154,14 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
         ),
         (
             {"teacher": ("base",), "teacher_plays": 0.5},
-            "HANABI_TEACHER_PLAYS=0.5: base scores what player_0 says and makes no replies",
+            "HANABI_TEACHER_PLAYS=0.5: base scores what player_0 says but does not reply",
         ),
         (
             {
                 "teacher": ("outputs/run",),
                 "partners": tuple(f"outputs/p{number}" for number in range(8)),
             },
-            "up to 18 adapters of other runs; a server holds 16",
+            "up to 18 adapters of other runs, but a server holds 16",
         ),
         (
             {"teacher": ("player_2=iggi",)},
@@ -169,7 +169,7 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
             "player_0, player_1",
         ),
         ({"teacher": ("player_0=iggi", "player_0=iggi")}, "player_0 is named twice"),
-        ({"teacher": ("iggi", "focus-bot")}, "iggi and focus-bot both for everybody"),
+        ({"teacher": ("iggi", "focus-bot")}, "both iggi and focus-bot are for all players"),
         (
             {"teacher": ("player_0=iggi", "player_1=iggi", "focus-bot")},
             "focus-bot applies to no player, since every player is named",
@@ -185,11 +185,11 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
         ),
         (
             {"teacher_weight": 0.5},
-            "HANABI_TEACHER_WEIGHT=0.5 without HANABI_TEACHER: nobody has a teacher",
+            "HANABI_TEACHER_WEIGHT=0.5 without HANABI_TEACHER: no player has a teacher",
         ),
         (
             {"teacher": ("iggi",), "teacher_plays": 0.5, "advantage": "ippo"},
-            "HANABI_TEACHER_PLAYS=0.5 with HANABI_ADVANTAGE=ippo: .*take one of grpo, ",
+            "HANABI_TEACHER_PLAYS=0.5 with HANABI_ADVANTAGE=ippo: .*use one of grpo, ",
         ),
         ({"teacher_plays": 0.5}, "HANABI_TEACHER_PLAYS=0.5 without HANABI_TEACHER"),
         ({"teacher_steps": 5}, "HANABI_TEACHER_STEPS=5 without HANABI_TEACHER"),
@@ -204,7 +204,7 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
         ),
         (
             {"teacher": ("iggi",), "teacher_steps": 5, "reward_weight": 0.0, "max_steps": 6},
-            "player_0 would learn nothing from step 6 on; set HANABI_TEACHER_STEPS=0 or 6 and more",
+            "player_0 would learn nothing from step 6 on; set HANABI_TEACHER_STEPS=0, or at least ",
         ),
         (
             {"teacher": ("iggi",), "teacher_weight": "player_2=1,2"},

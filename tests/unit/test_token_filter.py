@@ -218,7 +218,7 @@ def test_values_out_of_range_are_refused(field: str, value: float) -> None:
 
 
 def test_training_refuses_a_filter_that_makes_all_games_the_same() -> None:
-    with pytest.raises(SettingsError, match=r"TOP_K=1: always the likeliest token, .* 2 or more"):
+    with pytest.raises(SettingsError, match=r"TOP_K=1: only the most likely token .* 2 or more"):
         batch_plan(Settings(top_k=1))
     batch_plan(Settings(top_k=2, top_p=0.99))
 

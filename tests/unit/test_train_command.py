@@ -113,7 +113,7 @@ def test_a_dry_run_of_train_checks_and_shows_the_trainer(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     text, start = dry_run("train", tmp_path)
-    assert "\nGPUs 3: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
+    assert "\nGPUs 3: CUDA_VISIBLE_DEVICES=2,3 (shell) lists more than " in text
     assert "    CUDA_VISIBLE_DEVICES=3 " in start
     settings_path = f"{tmp_path}/run/settings.json"
     assert f"-m hanabi_grpo.training.main --settings {settings_path} --mine 1\n" in start
@@ -126,7 +126,7 @@ def test_a_dry_run_of_serve_checks_and_shows_the_server(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     text, start = dry_run("serve", tmp_path)
-    assert "\nGPUs 2: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
+    assert "\nGPUs 2: CUDA_VISIBLE_DEVICES=2,3 (shell) lists more than " in text
     assert "    CUDA_VISIBLE_DEVICES=2 " in start
     assert "-m hanabi_grpo.cli serve --mine 1\n" in start
     assert "listening on http://127.0.0.1:" in start
@@ -156,7 +156,7 @@ def test_a_run_folder_in_use_is_found_before_the_trainer_starts(tmp_path: Path) 
     (used / "metrics.jsonl").touch()
     check = only(find(run_folder_checks, OUTPUT_DIR=used))
     assert check.status == "fail"
-    assert "holds another run already (metrics.jsonl)" in check.finding
+    assert "already holds another run (metrics.jsonl)" in check.finding
 
     check = only(find(run_folder_checks, OUTPUT_DIR=used / "metrics.jsonl"))
     assert check.status == "fail"

@@ -35,7 +35,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"overlap": 1, "deepspeed": "zero3"},
-        r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2",
+        r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*use zero2",
     ),
     (
         {"resample_flat": 2, "overlap": 1},
@@ -47,7 +47,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"decoupled_loss": True, "overlap": 2},
-        "HANABI_DECOUPLED_LOSS=1 with HANABI_SAMPLER_CORRECTION=none: .*take",
+        "HANABI_DECOUPLED_LOSS=1 with HANABI_SAMPLER_CORRECTION=none: .*set ",
     ),
     (
         {"eval_patience": 3},
@@ -59,7 +59,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"resample_flat": 1, "advantage": "return_to_go"},
-        "HANABI_ADVANTAGE=return_to_go: .* take one of grpo,",
+        "HANABI_ADVANTAGE=return_to_go: .* use one of grpo,",
     ),
 ]
 """Settings, and how the refusal begins."""
@@ -218,9 +218,9 @@ def test_sizes_that_do_not_divide_are_refused_with_the_arithmetic() -> None:
             tasks_per_step=8, num_generations=16, nproc_per_node=3, per_device_train_batch_size=64
         )
     assert str(caught.value) == (
-        "8 tasks × 16 games = 128 games do not divide by NPROC_PER_NODE=3 × "
-        "PER_DEVICE_TRAIN_BATCH_SIZE=64 = 192: choose HANABI_TASKS_PER_STEP or NUM_GENERATIONS so "
-        "that they do, a smaller batch, or unset it: micro-batches by tokens always fit."
+        "8 tasks × 16 games = 128 games are not divisible by NPROC_PER_NODE=3 × "
+        "PER_DEVICE_TRAIN_BATCH_SIZE=64 = 192: change HANABI_TASKS_PER_STEP or NUM_GENERATIONS, "
+        "lower the batch size, or unset it: micro-batches sized by tokens always fit."
     )
 
 
@@ -238,7 +238,7 @@ def test_a_plan_uses_every_trajectory_exactly_once(
         "per_device_train_batch_size": batch,
     }
     if tasks * games % (processes * batch):
-        with pytest.raises(SettingsError, match="do not divide by"):
+        with pytest.raises(SettingsError, match="games are not divisible by"):
             plan_of(**sizes)
         return
     plan = plan_of(**sizes)

@@ -525,7 +525,7 @@ def test_urls_are_read_and_the_key_is_masked() -> None:
     ],
 )
 def test_a_bad_url_is_refused(text: str) -> None:
-    message = r"HANABI_PARTNER_URLS=.*a comma list of NAME=URL#MODEL, e\.g\."
+    message = r"HANABI_PARTNER_URLS=.*a comma-separated list of NAME=URL#MODEL, e\.g\."
     with pytest.raises(SettingsError, match=message):
         load_settings({"HANABI_PARTNER_URLS": text}, Path("no"))
 

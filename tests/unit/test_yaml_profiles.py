@@ -126,27 +126,33 @@ def test_a_file_wins_over_its_base_which_is_beside_it_and_may_have_one_itself() 
             "there, or out of the sections.",
         ),
         ("SEED: 1\nrun:\n  SEED: 2\n", "my.yaml line 3: SEED is in this file twice"),
-        ("SEED: 1\nSEED: 2\n", "my.yaml line 2: SEED is in this file twice; once is enough."),
+        ("SEED: 1\nSEED: 2\n", "my.yaml line 2: SEED is in this file twice; remove one."),
         (
             "HANABI_PARTNERS: [[iggi]]\n",
-            "my.yaml line 1: HANABI_PARTNERS: a list or a mapping within another is no setting.",
+            "my.yaml line 1: HANABI_PARTNERS: nested lists and mappings are not allowed.",
         ),
-        ("HANABI_PARTNERS: ['a,b']\n", "my.yaml line 1: HANABI_PARTNERS: a part of the list holds"),
-        ("- SEED\n", "my.yaml line 1: the file must hold names with values"),
-        ("trainer: 3\n", "my.yaml line 1: the section trainer must hold names with values."),
+        (
+            "HANABI_PARTNERS: ['a,b']\n",
+            "my.yaml line 1: HANABI_PARTNERS: an item of the list contains ','.",
+        ),
+        ("- SEED\n", "my.yaml line 1: the file must map names to values"),
+        ("trainer: 3\n", "my.yaml line 1: the section trainer must map names to values."),
         ("SEED: [1\n", "my.yaml: not YAML ("),
-        ("a: &a [*a]\n", "my.yaml line 1: a: a list or a mapping within another is no setting."),
+        ("a: &a [*a]\n", "my.yaml line 1: a: nested lists and mappings are not allowed."),
         ("NPROC_PER_NODE: many\n", "NPROC_PER_NODE='many': a whole number, at least 1. It is in"),
         (
             "base: nowhere.yaml\n",
-            "my.yaml: base: nowhere.yaml: no such file; it is looked for beside my.yaml, where "
-            "there are my.yaml. Correct the line, or take it out.",
+            "my.yaml: base: nowhere.yaml: no such file next to my.yaml; files there are my.yaml. "
+            "Correct the line, or remove it.",
         ),
-        ("base: my.yaml\n", "my.yaml: base: my.yaml: a cycle of bases (my.yaml → my.yaml); take"),
+        (
+            "base: my.yaml\n",
+            "my.yaml: base: my.yaml: a cycle of bases (my.yaml → my.yaml); remove the line",
+        ),
         (
             "HANABI_PROFILE: other.yaml\n",
-            "HANABI_PROFILE='my.yaml' (from shell): names a profile itself; one profile holds, so "
-            "take that line out of my.yaml.",
+            "HANABI_PROFILE='my.yaml' (from shell): names a profile itself; only one is read, so "
+            "remove that line from my.yaml.",
         ),
     ],
 )
@@ -158,8 +164,8 @@ def test_a_wrong_file_is_refused_with_what_is_right(text: str, expected: str) ->
 def test_a_cycle_through_other_files_names_all_of_them() -> None:
     write(my_yaml="base: a.yaml\n", a_yaml="base: b.yml\n", b_yml="base: ./a.yaml\n")
     assert refusal() == (
-        "b.yml: base: a.yaml: a cycle of bases (my.yaml → a.yaml → b.yml → a.yaml); take the line "
-        "out of one of these files."
+        "b.yml: base: a.yaml: a cycle of bases (my.yaml → a.yaml → b.yml → a.yaml); remove the "
+        "line from one of these files."
     )
 
 
@@ -171,7 +177,7 @@ def test_what_is_wrong_in_a_base_is_told_with_the_base() -> None:
     write(my_yaml="base: a.yaml\nNPROC_PER_NODE: many\n")
     assert refusal().endswith("It is in my.yaml.")
     write(a_yaml="HANABI_PROFILE: x.yaml\n", my_yaml="base: a.yaml\n")
-    assert refusal().endswith("so take that line out of a.yaml.")
+    assert refusal().endswith("so remove that line from a.yaml.")
 
 
 def test_an_empty_file_sets_nothing() -> None:
@@ -204,7 +210,7 @@ def test_set_wins_over_the_shell_and_says_where_it_comes_from() -> None:
         ("NPROC_PER_NODE=many", "NPROC_PER_NODE='many': a whole number, at least 1."),
         (
             "HANABI_API_KEY=0123456789abcdef",
-            "HANABI_API_KEY (from --set): a key on a command line is shown to everybody on this "
+            "HANABI_API_KEY (from --set): a key on a command line is visible to everybody on this "
             "machine; export HANABI_API_KEY instead.",
         ),
         ("SEED", "--set 'SEED': give NAME=VALUE, e.g. --set MAX_STEPS=20; hanabi-grpo settings"),
@@ -311,7 +317,7 @@ def test_the_command_prints_it_without_keys(monkeypatch: pytest.MonkeyPatch) -> 
         answer = run(command, "--print-config", "--yaml")
         assert answer.exit_code == 0, answer.output
         assert "  MAX_STEPS: 9\n" in answer.stdout
-        assert "  # HANABI_API_KEY: a key, left to the environment\n" in answer.stdout
+        assert "  # HANABI_API_KEY: a key, set it in the environment\n" in answer.stdout
         assert "0123456789abcdef" not in answer.stdout
     for arguments in (("--yaml",), ("--dry-run", "--yaml"), ("--print-config", "--json", "--yaml")):
         answer = run("train", *arguments)

@@ -74,7 +74,7 @@ def test_a_variable_that_says_otherwise_is_refused(monkeypatch: pytest.MonkeyPat
 def test_an_unknown_team_is_refused_with_those_that_are_there() -> None:
     with pytest.raises(SettingsError, match=r"zoo:lapto: the zoo has no such team; did you mean"):
         zoo_team("lapto")
-    with pytest.raises(SettingsError, match=r"there are .*laptop"):
+    with pytest.raises(SettingsError, match=r"available are .*laptop"):
         zoo_settings(["zoo:"])
 
 

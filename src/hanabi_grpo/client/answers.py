@@ -1,7 +1,7 @@
 """Validation of a server's answers, before anything is learned from them.
 
 Types are checked where an answer is decoded (`rollout.wire.read_struct`). This module checks what
-only the client can know: whether these are the games and replies that it asked for, whether their
+only the client can know: whether these are the games and replies that it requested, whether their
 parts are consistent, and whether every number that training uses is finite. No later code checks
 an answer again.
 """
@@ -35,7 +35,7 @@ class RolloutResult:
     groups: list[list[Episode]]
     """Per task, in the order of the request, the games that were finished, by their numbers."""
     dropped: tuple[DroppedGame, ...] = ()
-    """Games that the server dropped, and those whose returns overflow; they are in no group."""
+    """Games that the server dropped, and those whose returns overflow; no group includes them."""
     prompt_tokens: int = 0
     """See `messages.RolloutAnswer`."""
     cached_tokens: int = 0
@@ -202,7 +202,7 @@ def checked_reply(answer: ReplyAnswer, request: ReplyRequest) -> Reply:
 
 
 def checked_scores(answer: ScoreAnswer, request: ScoreRequest) -> tuple[tuple[float, ...], ...]:
-    """Return per prompt the log-probability of each of its replies, in nats.
+    """Return the log-probability of each reply of each prompt, in nats.
 
     Raises:
         ServerError: There is not one number for each reply, or they are of another version.
@@ -217,15 +217,15 @@ def checked_scores(answer: ScoreAnswer, request: ScoreRequest) -> tuple[tuple[fl
 
 
 def checked_probe(answer: ProbeAnswer, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
-    """Return an answer that has every number that was asked for.
+    """Return the answer if it has every requested number.
 
     Raises:
-        ServerError: It has not.
+        ServerError: Some are missing.
     """
     asked = [len(ids) - 1 for ids in sequences]
     for copy in answer.copies:
         if not list(map(len, copy.without)) == list(map(len, copy.under)) == asked:
-            raise ServerError("it must have one number for each token id that was sent.")
+            raise ServerError("the answer must have one number for each token id that was sent.")
     if not answer.copies:
         raise ServerError("no replica answered.")
     return answer

@@ -1,9 +1,9 @@
-"""Measures beliefs in recorded games: the exact ones, and what served players say themselves.
+"""Measures beliefs in recorded games: the exact ones, and those that served players state.
 
-A player that a server holds is asked at each of its turns what it cannot see, e.g. each of its own
-cards. The question stands behind the message of that turn, in a conversation that is thrown away.
-Nothing is sampled: the server scores every answer, and the chances are scaled to sum to 1 over the
-answers. `envs.posterior` has what the player should have said.
+At each of its turns, a served player is asked about what it cannot see, e.g. each of its own cards.
+The question is appended to that turn's message, in a conversation that is discarded afterwards.
+Nothing is sampled: the server scores every answer, and the probabilities are normalized over the
+answers. `envs.posterior` computes what the player should have said.
 
 Surprise is in bits: log loss −log2 q(truth), entropy, KL(exact ‖ q) = Σ p log2(p / q). Brier's
 score is Σ (q − [answer is true])², 0 at best and 2 at worst (Brier 1950).
@@ -36,37 +36,37 @@ from hanabi_grpo.token_filter import ALL_TOKENS
 from hanabi_grpo.types import Episode, player_name
 
 _NUM_TASKS = 20
-"""Tasks that a measurement during training plays."""
+"""Tasks of one measurement during training."""
 _LEAST_CHANCE = 1e-12
-"""Smaller chances count as this: a surprise of at most 39.9 bits."""
+"""Smallest probability, which limits a surprise to 39.9 bits."""
 
 
 class AskedPlayer(Protocol):
-    """A policy that says how likely each of its replies is, and perhaps what it believes."""
+    """A policy that gives the probability of each of its replies, and possibly its beliefs."""
 
     def chances(self, seen: Sequence[Observation]) -> Sequence[Mapping[str, float]]:
-        """Return for each of these the chance of every action."""
+        """Return the probability of every action for each observation."""
         ...
 
     def beliefs(self, asked: Sequence["Asked"]) -> Sequence["Stated | None"]:
-        """Return how likely the player finds each answer; None: it cannot be asked."""
+        """Return the player's probability of each answer; None: it cannot be asked."""
         ...
 
 
 class Asked(NamedTuple):
-    """A question with the message behind which it stands."""
+    """A question, and the message that it is appended to."""
 
     message: str
     question: Question
 
 
 class Stated(NamedTuple):
-    """What a player says that it believes."""
+    """The belief that a player states."""
 
     marginal: Marginal
-    """How likely it finds each answer; together 1."""
+    """Its probability of each answer; they sum to 1."""
     answered: float
-    """The chance of a reply that is one of the answers."""
+    """The probability that its reply is one of the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ScriptPlayer:
 
 @dataclass(slots=True, kw_only=True)
 class ServedPlayer:
-    """A player that a server holds, see the head of this file."""
+    """A player that a server holds, see the module docstring."""
 
     setup: Setup[Any]
     player: int
@@ -92,17 +92,18 @@ class ServedPlayer:
     client: RolloutClient
     _system: str = field(init=False)
     _known: dict[tuple[str, tuple[str, ...]], tuple[float, ...]] = field(default_factory=dict)
-    """By message and replies the logprobs of these."""
+    """Logprobs of the replies, by message and replies."""
 
     def __post_init__(self) -> None:
-        """Refuse a player that remembers more than its turn, by a SettingsError."""
+        """Refuse a player that remembers more than the current turn, by a SettingsError."""
         check_memory(self.setup)
         self._system = self.setup.environment.system_message(self.setup.config, self.player)
 
     def chances(self, seen: Sequence[Observation]) -> list[dict[str, float]]:
-        """Return the chance of each legal action, at temperature 1.
+        """Return the probability of each legal action, at temperature 1.
 
-        Where a random legal action replaces a bad reply, the chance of these is spread evenly.
+        If a random legal action replaces a bad reply, the probability of bad replies is spread
+        evenly.
         """
         prompts = []
         for observation in seen:
@@ -115,7 +116,7 @@ class ServedPlayer:
         return by_world
 
     def beliefs(self, asked: Sequence[Asked]) -> list[Stated | None]:
-        """Return how likely the player finds each answer."""
+        """Return the player's probability of each answer."""
         prompts = []
         for message, question in asked:
             prompts.append((message + question.text, question.answers))
@@ -144,25 +145,25 @@ class ServedPlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """One question at one turn of a game: the truth, and how likely everybody finds it."""
+    """One question at one turn of a game: the truth, and the probabilities of the answers."""
 
     game: int
-    """Number of the game among those that were measured."""
+    """Number of the game among the measured ones."""
     player: int
     turn: int
     """The player's turns before this one."""
     truth: str
     by_rules: Marginal
-    """By the rules alone."""
+    """From the rules alone."""
     exact: Marginal
-    """With the chances of what the others did."""
+    """Also given the probabilities of the other players' actions."""
     stated: Stated | None
-    """By the player itself; None: it cannot be asked."""
+    """Stated by the player itself; None: it cannot be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What a player should expect another one to believe, at one of the player's turns."""
+    """What a player should expect another player to believe, at one of its own turns."""
 
     game: int
     player: int
@@ -177,7 +178,7 @@ class Message:
 
     game: int
     player: int
-    """Who learned from it."""
+    """The player that learned from it."""
     kind: str
     """First word of the move, e.g. "hint"."""
     shift: Shift
@@ -185,7 +186,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All beliefs in some games of the same players."""
+    """All beliefs in a set of games of the same players."""
 
     guesses: tuple[Guess, ...]
     expectations: tuple[Expectation, ...]
@@ -193,7 +194,7 @@ class Measured:
 
 
 class Mean(NamedTuple):
-    """A mean over what happened in some games, with its standard error over games."""
+    """A mean over events in a set of games, with its standard error over games."""
 
     value: float
     error: float
@@ -202,18 +203,18 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeliefFigures:
-    """A player's beliefs: means over its questions, in bits but for Brier's scores."""
+    """A player's beliefs: means over its questions, in bits except for Brier scores."""
 
     log_loss_rules: Mean
     log_loss_exact: Mean
     brier_rules: Mean
     brier_exact: Mean
     kl_rules: Mean
-    """KL(exact ‖ by the rules alone): what the others' conventions say."""
+    """KL(exact ‖ from the rules alone): the information in the others' conventions."""
     kl_others: Mean
     """See `Expectation.surprise`."""
     log_loss: Mean | None = None
-    """Of what the player says, as the next ones; None: it cannot be asked."""
+    """For the player's own statements, like the next fields; None: it cannot be asked."""
     brier: Mean | None = None
     kl: Mean | None = None
     """KL(exact ‖ what the player says)."""
@@ -222,7 +223,7 @@ class BeliefFigures:
 
 
 def check_memory(setup: Setup[Any]) -> None:
-    """Refuse models that remember more than their turn.
+    """Refuse models that remember more than the current turn.
 
     Raises:
         SettingsError: They do.
@@ -230,8 +231,8 @@ def check_memory(setup: Setup[Any]) -> None:
     config = setup.config
     if config.window != 1:
         raise SettingsError(
-            f"beliefs of {setup.spec.preset}: HANABI_MEMORY={config.memory}: they are computed for "
-            "players whose reply depends on this turn's message alone; train and measure with "
+            f"beliefs of {setup.spec.preset}: HANABI_MEMORY={config.memory}: beliefs are computed "
+            "for players whose reply depends only on this turn's message; train and measure with "
             "HANABI_MEMORY=turn."
         )
 
@@ -241,12 +242,12 @@ def measure_beliefs(
     episodes: Sequence[Episode],
     players: Sequence[AskedPlayer],
 ) -> Measured:
-    """Return the beliefs of all players at every turn of some games.
+    """Return the beliefs of all players at every turn of a set of games.
 
     Args:
-        setup: What was played.
+        setup: The environment that was played.
         episodes: The games, played by these players at temperature 1.
-        players: Per seat who played.
+        players: The player of each seat.
 
     Raises:
         SettingsError: The game is too large, or its players did not play these games, see
@@ -298,22 +299,22 @@ def believed(
     max_tokens: int,
     sampling_seed: int,
 ) -> dict[str, float]:
-    """Return what served players believe in games of their own, as metrics (HANABI_BELIEFS_EVERY).
+    """Play games and return the players' beliefs in them as metrics (HANABI_BELIEFS_EVERY).
 
     Args:
-        setup: What is played.
+        setup: The environment to play.
         seats: Policy of each seat as requests name it, e.g. ("player_0@7", "player_1@7").
         client: Client of the server that holds the players.
-        max_tokens: Tokens of a reply at most.
+        max_tokens: Maximum tokens of a reply.
         sampling_seed: Decides the replies.
 
     Returns:
-        Per player `belief_kl`, `belief_bits` (log loss of what it says), `belief_bits_exact`,
-        `belief_bits_rules` and `belief_answered`, see `BeliefFigures`; by kind of move
+        Per player `belief_kl`, `belief_bits` (log loss of its own statements), `belief_bits_exact`,
+        `belief_bits_rules` and `belief_answered`, see `BeliefFigures`; per kind of move
         `belief/hint_by_convention` and so on, see `message_figures`.
 
     Raises:
-        SettingsError: As `measure_beliefs`; or a player remembers more than its turn.
+        SettingsError: As `measure_beliefs`; or a player remembers more than the current turn.
         ServerError: The server failed.
     """
     players = []
@@ -355,7 +356,7 @@ def believed(
 
 
 def belief_figures(measured: Measured, player: int) -> BeliefFigures | None:
-    """Return the figures of one player; None where it was never to act."""
+    """Return the figures of one player; None if it never had a turn."""
     guesses = [guess for guess in measured.guesses if guess.player == player]
     if not guesses:
         return None
@@ -384,10 +385,10 @@ def belief_figures(measured: Measured, player: int) -> BeliefFigures | None:
 
 
 def message_figures(measured: Measured) -> dict[str, dict[str, Mean]]:
-    """Return by kind of move what it told the other player, in bits.
+    """Return what each kind of move told the other player, in bits.
 
-    `by_rules` is what it shows to everybody, `by_convention` what its being chosen says beside;
-    together they are the entropy that is gone.
+    `by_rules` is the information that the move shows to everybody, `by_convention` what its choice
+    reveals in addition; together they are the reduction in entropy.
     """
     kinds = sorted({message.kind for message in measured.messages})
     figures = {}
@@ -402,7 +403,7 @@ def message_figures(measured: Measured) -> dict[str, dict[str, Mean]]:
 
 
 def belief_document(measured: Measured, num_players: int) -> dict[str, Any]:
-    """Return all figures of some games as JSON."""
+    """Return all figures of a set of games as JSON."""
     players: dict[str, Any] = {}
     for player in range(num_players):
         figures = belief_figures(measured, player)
@@ -423,10 +424,10 @@ def belief_document(measured: Measured, num_players: int) -> dict[str, Any]:
 def mean(values: Iterable[tuple[int, float]]) -> Mean:
     """Return the mean of some values, with its standard error.
 
-    Values of one game belong together: they form a cluster, see `task_statistics.estimate`.
+    Values of the same game form a cluster, see `task_statistics.estimate`.
 
     Args:
-        values: Each with the number of its game.
+        values: Each value, after the number of its game.
     """
     by_game = list(values)
     if not by_game:
@@ -438,12 +439,12 @@ def mean(values: Iterable[tuple[int, float]]) -> Mean:
 
 
 def log_loss(marginal: Marginal, truth: str) -> float:
-    """Return −log2 of the chance of the truth, in bits."""
+    """Return −log2 of the probability of the truth, in bits."""
     return -math.log2(max(marginal.get(truth, 0.0), _LEAST_CHANCE))
 
 
 def brier(marginal: Marginal, truth: str) -> float:
-    """Return Brier's score, Σ over answers (chance − [the answer is true])²."""
+    """Return the Brier score, Σ over answers (probability − [the answer is true])²."""
     answers = {truth, *marginal}
     return math.fsum((marginal.get(answer, 0.0) - (answer == truth)) ** 2 for answer in answers)
 
@@ -464,7 +465,7 @@ def _guesses(
     player: int,
     asked_player: AskedPlayer,
 ) -> list[Guess]:
-    """Return what the mover is asked in some games, and what everybody would answer."""
+    """Return the questions to the mover in a set of games, and all answers to them."""
     asked = []
     for tracker in trackers:
         message = Observation(tracker.game, player, window=1).message()
@@ -505,7 +506,7 @@ def _expectations(tracker: Tracker, number: int, player: int) -> list[Expectatio
 def _chances(
     trackers: Sequence[Tracker], player: int, asked_player: AskedPlayer
 ) -> list[dict[int, Mapping[str, float]]]:
-    """Return per game the chances of the mover's moves, by number of `Tracker.observations`."""
+    """Return the probabilities of the mover's moves per game, by key of `Tracker.observations`."""
     observations = [tracker.observations(player) for tracker in trackers]
     flat = [seen for of_game in observations for seen in of_game.values()]
     chances = iter(asked_player.chances(flat))
@@ -518,7 +519,7 @@ def _said(guess: Guess) -> Marginal:
 
 
 def _by_turn(measured: Measured, player: int) -> list[dict[str, float]]:
-    """Return log losses by the player's own turns, the first one first."""
+    """Return log losses by the player's own turns, in ascending order."""
     by_turn: dict[int, list[Guess]] = defaultdict(list)
     for guess in measured.guesses:
         if guess.player == player:
@@ -540,6 +541,6 @@ def _by_turn(measured: Measured, player: int) -> list[dict[str, float]]:
 
 
 def _mean_row(value: Mean) -> dict[str, float | int | None]:
-    """Return a mean as JSON, which has no nan."""
+    """Return a mean as JSON, which cannot represent NaN."""
     error = value.error if math.isfinite(value.error) else None
     return {"mean": value.value, "standard_error": error, "count": value.num_values}

@@ -1,7 +1,7 @@
-"""One HTTP call to a rollout server: bounded, repeated where that helps, its answer as a struct.
+"""One HTTP call to a rollout server: bounded, retried where that helps, its answer as a struct.
 
 httpx limits the time of each read, so a server that sends a byte now and then could keep a call
-open for ever. Its sockets come from httpcore, whose network backend may be replaced: here the
+open forever. httpx gets its sockets from httpcore, whose network backend can be replaced: here the
 timeout of each read and write is the remaining time of the whole call.
 """
 
@@ -21,30 +21,30 @@ from hanabi_grpo.rollout.wire import read_struct
 
 logger = logging.getLogger(__name__)
 MAX_ANSWER = 16 << 20
-"""Bytes of an answer; a request allows more by its extension "max_bytes"."""
+"""Maximum bytes of an answer; a request can allow more with its extension "max_bytes"."""
 WHO = (
-    "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and "
+    "Is a rollout server of this version listening there? Check VLLM_SERVER_HOST and "
     "VLLM_SERVER_PORT."
 )
-"""Next step of an error about an answer that makes no sense."""
+"""Next step in an error about an unexpected answer."""
 _DECODING = threading.Lock()
 """Held while an answer is decoded.
 
-Decoding games keeps the interpreter's lock for as long as it takes. If the threads of many servers
-did so in turn, one that still reads would come last, and its server gives up a client that does not
-read for a while (`server.connections`). So it waits for one of them at most.
+Decoding games holds the interpreter's lock until it is done. If the threads of many servers decoded
+in turn, a thread that is still reading would have to wait for all of them, and its server gives up
+on a client that does not read for a while (`server.connections`). So it waits for at most one.
 """
 _MAX_CONNECTIONS = 100
 _KEEP_IDLE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
-"""Pause before the second try after a lost connection; it grows by as much with each try. Also the
-least pause before a busy server is asked again."""
+"""Pause before the second try after a lost connection; it grows by this much with each try. Also
+the minimum pause before a busy server is asked again."""
 _REMINDER_SECONDS = 60.0
-"""Least time between two log lines about a busy server."""
+"""Minimum time between two log lines about a busy server."""
 _LATER_STATUSES = (408, 409, 429, 503)
-"""Statuses that mean "later" where the answer has a Retry-After."""
+"""Statuses that mean "later" if the answer has a Retry-After."""
 _GONE_STATUSES = (502, 503, 504)
-"""Statuses of a server, or of a proxy before it, that cannot answer now."""
+"""Statuses of a server, or of a proxy in front of it, that cannot answer now."""
 _MAX_RETRY_AFTER_DIGITS = 5
 _MAX_QUOTED = 200
 """Bytes of an answer, and characters of a redirect's target, that an error quotes."""
@@ -68,22 +68,21 @@ def call(
 ) -> _Answer:
     """Make a request and return its answer.
 
-    A server that is busy with other clients answers with a Retry-After header: the call is repeated
-    after that time, which is harmless, since such a server has done nothing.
+    A server that is busy with other clients answers with a Retry-After header. The call is repeated
+    after that time, which is harmless because the server has not done anything.
 
     Args:
         url: Address of the server, for messages.
         kind: Type of the answer: a struct or `dict`.
         request: Function that makes the request.
         what: Description of the call, for messages, e.g. "playing games".
-        tries: Number of tries after lost connections; 1 where a repeat would be harmful.
+        tries: Number of tries after lost connections; 1 if a repeat would be harmful.
         patience: Total time in seconds for which a busy server is retried.
 
     Raises:
         ServerGoneError: The server was not reached, did not answer in time or closed the
             connection, or the status is 502, 503 or 504.
-        ServerError: The status is another one than 200, the answer is malformed, or the request
-            cannot be sent.
+        ServerError: The status is not 200, the answer is malformed, or the request cannot be sent.
     """
     start = time.monotonic()
     last_reminder = -math.inf
@@ -97,7 +96,7 @@ def call(
             ) from error
         except httpx.TransportError as error:
             num_lost += 1
-            # A timeout is not retried: the next try would take as long.
+            # A timeout is not retried: the next try would take just as long.
             if num_lost >= tries or isinstance(error, httpx.TimeoutException):
                 raise ServerGoneError(
                     f"{url}: {what}: no answer after {time.monotonic() - start:.1f} s and "
@@ -117,7 +116,7 @@ def call(
         refusal = _refusal(url, response, what)
         pause = retry_after(response) if response.status_code in _LATER_STATUSES else None
         if pause is not None:
-            # A proxy may say 0, and would be asked without a break.
+            # A proxy may send 0, and would be asked again without a pause.
             pause = max(pause, _PAUSE_SECONDS)
         waited = time.monotonic() - start
         if pause is None or waited + pause > patience:
@@ -241,8 +240,8 @@ class _BoundedStream(httpcore.NetworkStream):
         return self._stream.read(max_bytes, _time_left(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        # httpcore cuts off what has been sent after every piece. Cutting bytes copies all the rest
-        # of an adapter each time, under the interpreter's lock; cutting a view copies nothing.
+        # httpcore drops the part that has been sent after every write. Slicing bytes copies the
+        # rest of an adapter each time, under the interpreter's lock; slicing a view copies nothing.
         view = memoryview(buffer)
         self._stream.write(view, _time_left(timeout))  # type: ignore[arg-type]
 
@@ -268,7 +267,7 @@ class _BoundedTransport(httpx.HTTPTransport):
 
     def __init__(self) -> None:
         super().__init__(trust_env=False)
-        # httpx hands no network backend on to its pool.
+        # httpx does not pass a network backend to its pool.
         self._pool = httpcore.ConnectionPool(
             max_connections=_MAX_CONNECTIONS,
             keepalive_expiry=_KEEP_IDLE_SECONDS,
@@ -292,7 +291,7 @@ class _BoundedTransport(httpx.HTTPTransport):
 
 
 class _LimitedBody(httpx.SyncByteStream):
-    """The body of an answer, of at most so many bytes."""
+    """The body of an answer, with a limit on its bytes."""
 
     def __init__(self, stream: httpx.SyncByteStream, max_bytes: int) -> None:
         self._stream = stream

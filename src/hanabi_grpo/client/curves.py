@@ -1,9 +1,9 @@
-"""What a run is validated on while it trains: games and lineups, each pair a curve of its own.
+"""What a run is validated on while it trains: games and lineups, with one curve for each pair.
 
-Without settings there is one curve, the run's own players in the games of training. With
-HANABI_EVAL_DATASET each different game of its rows takes the place of those, and each lineup of
-HANABI_EVAL_LINEUPS plays each of them. Names of curves: `training`, `kuhn` (the preset of a row),
-`served,minimax` (a lineup in the games of training), `kuhn:served,minimax`.
+By default there is one curve, the run's own players in the training games. With HANABI_EVAL_DATASET
+each different game of its rows replaces those, and each lineup of HANABI_EVAL_LINEUPS plays each of
+them. Names of curves: `training`, `kuhn` (the preset of a row), `served,minimax` (a lineup in the
+training games), `kuhn:served,minimax`.
 """
 
 import math
@@ -32,7 +32,7 @@ from hanabi_grpo.tracking.used_checkpoints import recorded_checkpoints
 
 _BETWEEN_LINEUPS = ";"
 _BEFORE_LINEUP = ":"
-"""Stands in a curve's name between game and lineup."""
+"""Separates game and lineup in a curve's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Curve:
 
     @property
     def has_opponents(self) -> bool:
-        """Whether anybody but the run's own players has a seat."""
+        """Whether anyone other than the run's own players has a seat."""
         return any(ref is not Role.SERVED for ref in self.lineup.refs)
 
 
@@ -108,7 +108,7 @@ def validation_setups(settings: Settings) -> list[Setup[Any]]:
 
 
 def curves_line(settings: Settings, curves: Sequence[Curve]) -> str:
-    """Return in one line what is validated and what chooses the best version.
+    """Return one line on what is validated and which curve chooses the best version.
 
     Example:
         "validation: every 50 steps, training (200 tasks), kuhn (200 tasks); training chooses the
@@ -122,7 +122,7 @@ def curves_line(settings: Settings, curves: Sequence[Curve]) -> str:
 
 
 def opponent_places(curves: Sequence[Curve]) -> list[Place]:
-    """Return where the checkpoints are that have a seat in the lineups of a run's curves."""
+    """Return the places of the checkpoints that have a seat in the lineups of a run's curves."""
     places = []
     for curve in curves:
         for ref in curve.lineup.refs:
@@ -135,26 +135,26 @@ class CurveSeats:
     """Seats the lineups of a run's curves on one server."""
 
     def __init__(self, settings: Settings, client: RolloutClient, curves: Sequence[Curve]) -> None:
-        """Take the curves; `load` looks at what they name.
+        """Store the curves; `load` finds their opponents.
 
         Args:
-            settings: The run's.
-            client: Of the server.
+            settings: The run's settings.
+            client: Client of the server.
             curves: See `validation_curves`.
         """
         self._settings = settings
         self._client = client
         self._curves = curves
         self._checkpoints: dict[Ref, Ref] = {}
-        """Of each checkpoint that a lineup names, the folder that was found at the start."""
+        """The folder of each checkpoint in a lineup, as found at the start."""
         self._read: ReadCheckpoints = {}
-        """What was read there: another run may remove the folder meanwhile."""
+        """The content of these folders: another run may remove one in the meantime."""
 
     def load(self) -> None:
-        """Find every opponent, so that the start tells of problems, and keep which it was.
+        """Find every opponent, so that problems show at the start, and remember which it was.
 
-        A run or a remote checkpoint that a lineup names may have a newer one later; a curve has the
-        same opponents throughout, after a resume as well (`tracking.used_checkpoints`).
+        A run or a remote checkpoint in a lineup may have a newer version later; a curve keeps the
+        same opponents throughout, also after a resume (`tracking.used_checkpoints`).
 
         Raises:
             SettingsError: A checkpoint is missing or does not fit the server, or the server knows
@@ -179,15 +179,15 @@ class CurveSeats:
             ) from error
 
     def requests(self, curve: Curve, own: Sequence[str]) -> list[dict[str, Any]]:
-        """Return what is asked for: each task in each seat order of the curve's lineup.
+        """Return the tasks to request: each task in each seat order of the curve's lineup.
 
         Args:
-            curve: One of the run's.
-            own: Per seat the run's own adapter, e.g. ("player_0@7", "player_1@7").
+            curve: One of the run's curves.
+            own: The run's own adapter of each seat, e.g. ("player_0@7", "player_1@7").
         """
         if not curve.has_opponents:
             return [task.request() for task in curve.tasks]
-        # Anew each time: the server may be another process, or have dropped an adapter.
+        # A new resolver each time: the server may have been restarted, or have dropped an adapter.
         resolver = SeatResolver(self._client, self._settings, checkpoints=self._read)
         requests = []
         for order in curve.lineup.orders():
@@ -208,7 +208,7 @@ class CurveSeats:
 
 
 def _games(settings: Settings) -> list[tuple[str, list[Setup[Any]], list[TaskRow]]]:
-    """Return name, setups and tasks of each game, or group of games, that is validated on."""
+    """Return name, setups and tasks of each game, or group of games, to validate on."""
     rows = validation_rows(settings)
     if not rows:
         setups = played_setups(training_rows(settings))
@@ -221,7 +221,7 @@ def _games(settings: Settings) -> list[tuple[str, list[Setup[Any]], list[TaskRow
 
 
 def _training_tasks(setups: Sequence[Setup[Any]], num_tasks: int) -> list[TaskRow]:
-    """Return tasks of a suite that nothing else plays, as many of each game as of the others."""
+    """Return tasks of a suite that nothing else plays, the same number for each game."""
     per_setup = math.ceil(num_tasks / len(setups))
     tasks: list[TaskRow] = []
     for setup in setups:
@@ -282,6 +282,6 @@ def _read_lineup(text: str, setups: Sequence[Setup[Any]]) -> Lineup:
     if Role.SERVED not in lineup.refs:
         raise SettingsError(
             f"{given}: none of the run's players has a seat, so every version would score the "
-            f"same; name served for a seat, e.g. served,{text.split(',')[0]}."
+            f"same; use served for a seat, e.g. served,{text.split(',')[0]}."
         )
     return lineup

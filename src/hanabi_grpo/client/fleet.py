@@ -1,7 +1,7 @@
 """Several rollout servers: their addresses, their shares of the tasks, and calls to all of them.
 
-`training.link` handles a single server and its failures; this module has only what concerns several
-servers.
+`training.link` handles a single server and its failures; this module handles only what involves
+several servers.
 """
 
 import json
@@ -30,11 +30,11 @@ SAME_ON_ALL = {
 }
 """Fields of a server's identity that must be the same on all servers, with their names."""
 REQUEST_GAMES = 4096
-"""Most games of one request; more are asked for in several, of which two are in flight.
+"""Maximum games of one request; more are split into several requests, with two in flight.
 
-A server of 16 copies of a model with 256 replies each plays as many at once. The trainer reads one
-answer while the games of the next are played, holds the text of two answers at most, and
-HANABI_ROLLOUT_TIMEOUT is the time of one of them.
+A server with 16 copies of a model and 256 replies each plays this many at once. The trainer reads
+one answer while the games of the next are played, holds the text of at most two answers, and
+HANABI_ROLLOUT_TIMEOUT applies to each of them.
 """
 REQUESTS_AT_ONCE = 2
 _Answer = TypeVar("_Answer")
@@ -84,16 +84,17 @@ def each_server(settings: Settings) -> tuple[Settings, ...]:
 def share_tasks(tasks: Sequence[Mapping[str, Any]], num_servers: int) -> list[list[int]]:
     """Choose the server of each task.
 
-    A task's whole group stays on one server, and so does a task that is named twice. The load is
-    balanced up to whole tasks: tasks go in descending order of the length of their games, each to
-    the server with the least load so far. The length of a game is its board's bound on turns.
+    A task's whole group stays on one server, and so does a task that is listed twice. The load is
+    balanced in units of whole tasks: in descending order of the length of their games, each task
+    goes to the server with the least load so far. The length of a game is its board's limit on
+    turns.
 
     Args:
-        tasks: Tasks as `RolloutClient.play` takes them.
+        tasks: Tasks as for `RolloutClient.play`.
         num_servers: Number of servers.
 
     Returns:
-        Per server the positions of its tasks in ascending order; none for a server that is not
+        The positions of each server's tasks in ascending order; empty for a server that is not
         needed.
     """
     positions: dict[str, list[int]] = {}
@@ -114,7 +115,7 @@ def share_tasks(tasks: Sequence[Mapping[str, Any]], num_servers: int) -> list[li
 
 
 def _task_name(task: Mapping[str, Any]) -> str:
-    """Return what is the same for a task that is named twice, whoever plays it."""
+    """Return a name that is the same for a task that is listed twice, whoever plays it."""
     key = [task.get("env"), task["env_config"], task["suite"], task["seed"]]
     return json.dumps(key, sort_keys=True)
 
@@ -122,20 +123,20 @@ def _task_name(task: Mapping[str, Any]) -> str:
 def cut_request(
     tasks: Sequence[Mapping[str, Any]], num_games: int, *, most_games: int = REQUEST_GAMES
 ) -> list[list[int]]:
-    """Cut a request to one server into several of bounded size.
+    """Split a request to one server into several of limited size.
 
     The first one is half as long as the others. Two are in flight, and the server plays them in
-    turn: so one is always in the middle when the other ends, and the last games of a request never
-    have the engine to themselves.
+    turn, so one is always halfway when the other ends, and the last games of a request never have
+    the engine to themselves.
 
     Args:
-        tasks: Tasks as `RolloutClient.play` takes them; one that is named twice is not divided,
-            since its games are counted on.
-        num_games: Games of each task.
-        most_games: Games of a request; one task may have more.
+        tasks: Tasks as for `RolloutClient.play`; one that is listed twice is not split, because its
+            games are numbered consecutively.
+        num_games: Games per task.
+        most_games: Maximum games of a request; a single task may have more.
 
     Returns:
-        Per request the positions of its tasks in ascending order; one request where all fit.
+        The positions of each request's tasks in ascending order; one request if all fit.
     """
     if len(tasks) * num_games <= most_games:
         return [list(range(len(tasks)))]
@@ -158,8 +159,8 @@ def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item
     """Return the results of all servers in the order of the request.
 
     Args:
-        shares: Per server the positions of its tasks, see `share_tasks`.
-        parts: Per server one result for each of its tasks.
+        shares: The positions of each server's tasks, see `share_tasks`.
+        parts: Each server's results, one for each of its tasks.
 
     Example:
         merge_shares([[0, 2], [1]], [["a", "c"], ["b"]]) == ["a", "b", "c"]
@@ -176,7 +177,7 @@ def merge_results(
     """Return several answers as one, groups in the order of the tasks.
 
     Args:
-        shares: Per answer the positions of its tasks.
+        shares: The positions of each answer's tasks.
         results: The answers.
     """
     dropped: list[DroppedGame] = []
@@ -193,7 +194,7 @@ def merge_results(
 def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
     """Make calls concurrently, each in its own thread, and return their answers in order.
 
-    All calls have ended before this returns, so that no server still plays for a caller that has
+    All calls have ended before this returns, so no server continues to play for a caller that has
     given up. The threads are daemons: Ctrl-C does not wait for them.
 
     Raises:

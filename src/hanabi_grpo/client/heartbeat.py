@@ -13,7 +13,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 logger = logging.getLogger(__name__)
 _INTERVAL_SECONDS = 5.0
 _BEATS_PER_TIMEOUT = 4
-"""Heartbeats per timeout of the server, so that single ones may be lost."""
+"""Heartbeats per timeout of the server, so that losing single ones does no harm."""
 _STOP_SECONDS = 0.9
 
 
@@ -64,7 +64,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, within a second: a sign that is on its way is left to itself."""
+        """End within a second, without waiting for a heartbeat in flight."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_STOP_SECONDS)
@@ -81,10 +81,10 @@ class Heartbeat:
             status = answer.status_code
             detail = detail_of(answer)
         except Exception as error:
-            # A heartbeat that fails stops nothing: the next real request would fail.
+            # A failed heartbeat does not stop anything: the next real request would fail.
             detail = f"{type(error).__name__}: {error}"
         if self._stop.is_set():
-            # A sign that crossed the release of the session means nothing.
+            # Ignore the answer to a heartbeat that crossed the release of the session.
             return
         if status == httpx.codes.OK:
             self.beats += 1

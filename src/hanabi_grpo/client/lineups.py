@@ -1,8 +1,8 @@
 """Lineups: seat assignments from the command line, and their policies on a server.
 
 A lineup has one policy spec per seat, e.g. "player_0@latest,iggi". A single spec, e.g. "served",
-fills every seat: it is a team, and each player takes its own seat. A list is rotated through all
-its seat orders where games are counted.
+fills every seat: it is a team, and each player takes its own seat. In evaluations, a list is
+rotated through all its seat orders.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Lineup:
 
     @property
     def label(self) -> str:
-        """Default name in tables, with the last two parts of each folder's path."""
+        """Default name in tables; a folder by the last two parts of its path."""
         names = [short_name(spec.strip()) for spec in self.text.split(",")]
         return ",".join(names)
 
@@ -74,7 +74,7 @@ class Lineup:
             rotate: Whether to return every rotation, or only the order that was given.
         """
         count = len(self.refs) if rotate else 1
-        # The keys of a dict are a set that keeps its order.
+        # The keys of a dict are an ordered set.
         rotations: dict[tuple[Ref, ...], None] = {}
         for start in range(count):
             rotation = self.refs[start:] + self.refs[:start]
@@ -118,8 +118,8 @@ def parse_lineup(
     specs = [spec.strip() for spec in text.split(",")]
     if len(specs) not in (1, num_players):
         raise SettingsError(
-            f"lineup {text!r}: {len(specs)} policy specs for {num_players} players; give one for "
-            "every seat, or one each."
+            f"lineup {text!r}: {len(specs)} policy specs for {num_players} players; give a single "
+            "one for all seats, or one per seat."
         )
     if scripts is None:
         scripts = registry.get(env).policies
@@ -177,14 +177,14 @@ def short_name(spec: str) -> str:
 
 
 ReadCheckpoints = dict[Place, tuple[Path, SavedAdapters]]
-"""Checkpoints by the folder that was given: which it was, and what was read there."""
+"""By the folder that was given: its checkpoint, and the adapters that were read there."""
 
 
 class SeatResolver:
     """Turns policies into seats of one server.
 
-    Versions are those of the first request for the server's identity, so that all games are played
-    by the same versions.
+    Versions are those of the first request for the server's identity, so the same versions play all
+    games.
     """
 
     def __init__(
@@ -197,15 +197,16 @@ class SeatResolver:
         """Bind a server.
 
         Args:
-            client: Client of the server; None where only scripts play.
-            settings: Settings whose MODEL is the base model of checkpoints that do not name theirs.
-            checkpoints: What an earlier resolver has read; this one adds to it. None: nothing.
+            client: Client of the server; None if only scripts play.
+            settings: Settings whose MODEL is the base model of checkpoints that do not name one.
+            checkpoints: Checkpoints that an earlier resolver has read; this one adds to them. None:
+                there are none.
         """
         self._client = client
         self._settings = settings
         self._identity: dict[str, Any] | None = None
         self._checkpoints = {} if checkpoints is None else checkpoints
-        """A run that goes on training meanwhile keeps the checkpoint that was read first."""
+        """If a run continues to train, the checkpoint that was read first stays in use."""
         self._guests: dict[tuple[Path, str], str] = {}
         """Seats of uploaded adapters, by checkpoint and adapter."""
         self._compared: set[Path] = set()
@@ -292,15 +293,15 @@ class SeatResolver:
         return tuple(folders)
 
     def session_run(self) -> Path | None:
-        """Return the local folder of the run of the server's session; None where there is none."""
+        """Return the local folder of the run of the server's session; None if there is none."""
         return find_run(self._look().get("run"))
 
     def compare_messages(self, refs: Sequence[Ref], setup: Setup[Any]) -> None:
-        """Warn where players learned this preset with other messages or rules.
+        """Warn if players learned this preset with other messages or rules.
 
         Args:
             refs: The policies in the seats; each run is warned about once.
-            setup: The game that is played here.
+            setup: The game to play here.
         """
         here = {}
         for name, value in setup.config.model_dump(mode="json").items():
@@ -350,7 +351,7 @@ class SeatResolver:
         newest = self._newest(ref, ref.adapter)
         if newest != str(ref):
             raise ServerError(
-                f"{ref}: the server serves {newest}; it keeps no other version. For an earlier "
+                f"{ref}: the server serves {newest} and keeps no other version. For an earlier "
                 "one, give the checkpoint."
             )
         return newest
@@ -359,7 +360,7 @@ class SeatResolver:
         """Return the seat of a checkpoint's adapter, and upload the adapter if necessary.
 
         Args:
-            folder: A checkpoint, or a run, of which the newest checkpoint is taken.
+            folder: A checkpoint, or a run, whose newest checkpoint is used.
             adapter: Name of the adapter; None: the adapter of the seat.
             player: Number of the seat.
         """

@@ -36,7 +36,7 @@ def own_server(
     folder: Path = Path("outputs"),
     grace: float = _GRACE_SECONDS,
 ) -> Iterator[Settings]:
-    """Start a rollout server, yield settings that lead to it once it is healthy, and end it.
+    """Start a rollout server, yield settings with its address once it is healthy, and end it.
 
     The server resolves its settings itself, from the environment of this process and `environ`.
 
@@ -44,8 +44,7 @@ def own_server(
         settings: Settings of this command.
         say: Shows a line to the user.
         environ: Variables of the server that differ from this process.
-        command: Command that starts the server, which takes host and port from HANABI_HOST and
-            PORT.
+        command: Command that starts the server; it reads host and port from HANABI_HOST and PORT.
         folder: Folder of the server's log.
         grace: Seconds from SIGTERM to SIGKILL.
 
@@ -79,7 +78,7 @@ def own_server(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Ctrl-C is for the command, which then ends the server in order.
+            # Ctrl-C is for the command, which then shuts the server down properly.
             start_new_session=True,
         )
 
@@ -94,7 +93,7 @@ def own_server(
             )
             yield own_settings
         except ServerGoneError as error:
-            # Its connections close a moment before it has ended.
+            # Its connections close a moment before the process ends.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(_LAST_BREATH_SECONDS)
                 _raise_dead(server, Path(log.name), error)
@@ -114,7 +113,7 @@ def _server_variables(settings: Settings, port: int) -> dict[str, str]:
         "HANABI_DIE_WITH_PARENT": "true",
     }
     if settings.preset is None:
-        # Only this server has the preset set; MODEL must not be derived from it.
+        # The preset is set only for this server; MODEL must not be derived from it.
         variables["MODEL"] = settings.model
     if settings.api_key is not None:
         variables["HANABI_API_KEY"] = settings.api_key.get_secret_value()

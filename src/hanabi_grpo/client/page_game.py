@@ -1,4 +1,4 @@
-"""A game on the page of a rollout server, begun and recorded by a command of this machine."""
+"""A game on the page of a rollout server, started and recorded by a command on this machine."""
 
 from collections.abc import Callable
 
@@ -20,11 +20,11 @@ class PageGame:
     """One game of a person on the page."""
 
     def __init__(self, client: RolloutClient, wanted: NewGameRequest) -> None:
-        """Begin the game.
+        """Start the game.
 
         Args:
-            client: The server.
-            wanted: What is played, and who sits where.
+            client: Client of the server.
+            wanted: The game, and its seat assignment.
 
         Raises:
             ServerError: The server refuses it.
@@ -36,11 +36,11 @@ class PageGame:
 
     @property
     def address(self) -> str:
-        """Where the person plays; whoever has it plays the game."""
+        """Address where the person plays; anyone who has it can play the game."""
         return f"{self._client.url}{_PAGE}#{self._token}"
 
     def wait(self) -> tuple[Episode, str]:
-        """Wait until the game is over; returns it, and its outcome in words.
+        """Wait until the game is over; return its record, and its outcome in words.
 
         Raises:
             ServerError: The person left the game, or it failed.
@@ -63,11 +63,11 @@ class PageGame:
 
 
 def play_on_page(game: PageGame, open_page: Callable[[str], object]) -> tuple[Episode, str] | None:
-    """Let a person play a game; None where this command was interrupted before its end.
+    """Let a person play a game; None if this command was interrupted before the game ended.
 
     Args:
         game: The game.
-        open_page: Gets the page's address.
+        open_page: Called with the page's address.
 
     Raises:
         ServerError: As `PageGame.wait`.

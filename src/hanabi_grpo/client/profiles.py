@@ -1,6 +1,6 @@
 """Policies of served players at every information set of a game.
 
-They are computed from the probabilities of the players' replies; nothing is sampled.
+They are computed from the probabilities of the players' replies, without sampling.
 """
 
 import math
@@ -29,12 +29,12 @@ class Profile:
     """The policy of a lineup at every information set."""
 
     chances: dict[str, list[float]]
-    """Per information state the probability of each legal action.
+    """Probability of each legal action, by information state.
 
     The environment's rule for bad replies has been applied; each list sums to 1.
     """
     illegal: tuple[float, ...]
-    """Per player the probability of a reply that is not a legal action, mean over its sets."""
+    """Per player, the mean probability over its sets of a reply that is not a legal action."""
 
 
 def served_profile(
@@ -42,10 +42,9 @@ def served_profile(
 ) -> Profile:
     """Ask the server for the probability of each legal action, as a whole reply, at each set.
 
-    The remaining probability, up to 1, is that of other replies. It is spread evenly over the legal
-    actions where a random legal action replaces a bad reply. Where a bad reply loses the game, the
-    probabilities of legal actions are scaled to sum to 1, so the figures are only meaningful
-    together with `illegal`.
+    The remaining probability belongs to other replies. It is spread evenly over the legal actions
+    if a random legal action replaces a bad reply. If a bad reply loses the game, the probabilities
+    of legal actions are normalized, so they are only meaningful together with `illegal`.
 
     Args:
         setup: The game.
@@ -53,7 +52,7 @@ def served_profile(
         client: Client of the server that holds the policies.
 
     Raises:
-        SettingsError: The players remember more than the turn, so that their policy is not a
+        SettingsError: The players remember more than the current turn, so their policy is not a
             function of the information state.
         ServerError: The server failed.
     """
@@ -70,15 +69,15 @@ def served_profile(
 
 
 class ServedChances:
-    """How served players act in any state of a game.
+    """Action probabilities of served players in any state of a game.
 
-    Each message is asked for once.
+    Each message is sent to the server once.
     """
 
     def __init__(
         self, setup: Setup[OpenSpielConfig], seats: Sequence[str], client: RolloutClient
     ) -> None:
-        """Ask for nothing yet.
+        """Prepare; nothing is sent yet.
 
         Args:
             setup: The game.
@@ -86,7 +85,7 @@ class ServedChances:
             client: Client of the server that holds the policies.
 
         Raises:
-            SettingsError: As `served_profile`; or it is no zero-sum game of OpenSpiel for two.
+            SettingsError: As `served_profile`; or it is not a two-player zero-sum OpenSpiel game.
         """
         _check_memory(setup)
         self._setup = setup
@@ -94,23 +93,23 @@ class ServedChances:
         self._seats = seats
         self._client = client
         self._messages: dict[tuple[int, str], str] = {}
-        """The message by player and what it knows."""
+        """Message by player and the player's knowledge."""
         self._answers: tuple[dict[str, _Answer], ...] = tuple({} for _ in seats)
-        """Per player the answer by message."""
+        """Answers of each player, by message."""
 
     @property
     def illegal(self) -> tuple[float, ...]:
-        """Per player the probability of a reply that is no legal action, mean over messages."""
+        """Per player, the mean probability over messages of a reply that is not a legal action."""
         means = []
         for answers in self._answers:
             means.append(fmean(answer.illegal for answer in answers.values()) if answers else 0.0)
         return tuple(means)
 
     def __call__(self, states: Sequence[Any]) -> list[list[float]]:
-        """Return per state the probability of each legal action of the player to act.
+        """Return the probability of each legal action of the player to act, for each state.
 
         Args:
-            states: OpenSpiel's states, in each of which a player is to act.
+            states: OpenSpiel states in which a player is to act.
 
         Raises:
             ServerError: The server failed.
@@ -146,14 +145,14 @@ def mean_chances(policies: Sequence[Chances]) -> Chances:
 
 
 def reply_chances(logprobs: Sequence[float], *, spreads_evenly: bool) -> tuple[list[float], float]:
-    """Return how likely each legal action is made, from the probabilities of replies.
+    """Return the probability of each legal action, from the probabilities of replies.
 
     Args:
-        logprobs: Of each legal action as a whole reply, in nats.
+        logprobs: Logprob of each legal action as a whole reply, in nats.
         spreads_evenly: Whether a random legal action replaces a bad reply.
 
     Returns:
-        The probability of each action, with its share of bad replies where these are spread; and
+        The probability of each action, including its share of bad replies if these are spread; and
         the probability of a bad reply.
     """
     chances = [math.exp(logprob) for logprob in logprobs]
@@ -166,12 +165,12 @@ def reply_chances(logprobs: Sequence[float], *, spreads_evenly: bool) -> tuple[l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """How a player acts in one information set."""
+    """The action probabilities of a player in one information set."""
 
     legal: list[float]
     """Probability of each legal action, after the environment's rule for bad replies."""
     illegal: float
-    """Probability of a reply that is no legal action, before it."""
+    """Probability of a reply that is not a legal action, before that rule."""
 
 
 def _check_memory(setup: Setup[OpenSpielConfig]) -> None:
@@ -179,7 +178,7 @@ def _check_memory(setup: Setup[OpenSpielConfig]) -> None:
     if setup.config.window != 1:
         raise SettingsError(
             f"exploitability of {setup.spec.preset}: HANABI_MEMORY={setup.config.memory}: it is "
-            "computed for players whose reply depends on this turn's message alone; train and "
+            "computed for players whose reply depends only on this turn's message; train and "
             "measure with HANABI_MEMORY=turn."
         )
 
@@ -190,7 +189,7 @@ def _chances(
     sets: Sequence[InformationSet],
     client: RolloutClient,
 ) -> list[_Answer]:
-    """Ask how the policy of one seat acts in information sets of that seat's player."""
+    """Return how the policy of one seat acts in information sets of that seat's player."""
     spreads_evenly = setup.spec.bad_reply == "random_legal"
     prompts = []
     for known in sets:
@@ -204,7 +203,7 @@ def _chances(
     for logprobs in client.score(seat, prompts):
         legal, rest = reply_chances(logprobs, spreads_evenly=spreads_evenly)
         if not any(legal):
-            # Each is too unlikely for a float; how they compare is not.
+            # Each probability underflows to 0, but their ratios do not.
             highest = max(logprobs)
             legal = [math.exp(logprob - highest) for logprob in logprobs]
         total = sum(legal)
@@ -215,7 +214,7 @@ def _chances(
 def exploited(
     setup: Setup[OpenSpielConfig], seats: Sequence[str], client: RolloutClient
 ) -> dict[str, float]:
-    """Return what a best responder wins against the players in the seats, as metrics.
+    """Return what a best response wins against the players in the seats, as metrics.
 
     Args:
         setup: The game.

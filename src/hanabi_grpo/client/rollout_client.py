@@ -1,10 +1,10 @@
 """The client's side of the rollout server's HTTP routes: sessions, adapters, games and replies.
 
-Every call has a time limit, names the server in its errors, and is retried only where a repeat is
+Every call has a time limit, names the server in its errors, and is retried only if a repeat is
 harmless. A server that is busy with other clients is retried for a while, see
-`ClientTimeouts.busy`.
-A server that cannot be reached, closes the connection or does not answer in time raises
-`ServerGoneError`; every other failure is a `ServerError`, for which a retry cannot help.
+`ClientTimeouts.busy`. A server that cannot be reached, closes the connection or does not answer in
+time raises `ServerGoneError`; every other failure is a `ServerError`, for which a retry cannot
+help.
 """
 
 import hashlib
@@ -65,12 +65,13 @@ logger = logging.getLogger(__name__)
 _TRIES = 3
 """Number of tries after lost connections, for calls that may be repeated."""
 _PLAYER_BYTES = 4 << 20
-"""Bytes of one player's part of a game.
+"""Maximum bytes of one player's part of a game.
 
-40,960 tokens at 30 bytes for id and logprob, and as much text again, fit twice.
+Enough for 40,960 tokens, with 30 bytes each for id and logprob and as many for text, and some room
+to spare.
 """
 _BYTES_PER_SECOND = 1 << 20
-"""Least bandwidth of a link over which adapters are pushed."""
+"""Minimum bandwidth of a link over which adapters are pushed."""
 _SHOWN_DIGEST = 16
 """Characters of a digest in an error."""
 _Answer = TypeVar("_Answer")
@@ -96,7 +97,7 @@ class ClientTimeouts:
 
 
 class _Session(Struct):
-    """The fields that are read of the answer to a session request, which is an identity."""
+    """The fields that are read from the answer to a session request, which is an identity."""
 
     instance_id: str
     session_timeout: Annotated[float, Meta(gt=0)]
@@ -133,10 +134,10 @@ def _describe_base(settings: Settings, name: str) -> dict[str, str]:
     """Return the digests of a base model, which the server compares with its own.
 
     Args:
-        settings: For HANABI_THINKING.
-        name: As MODEL says it.
+        settings: Settings with HANABI_THINKING.
+        name: The base model, as in MODEL.
     """
-    # Imported here: it takes seconds, which a health check need not wait for.
+    # Imported here: it takes seconds, and a health check does not need it.
     from transformers import AutoTokenizer
 
     from hanabi_grpo.rollout.chat import ChatFormat
@@ -157,9 +158,9 @@ def weights_digest(weights: bytes) -> str:
 
 
 class RolloutClient:
-    """One connection to one rollout server; used as a context it releases its session at the end.
+    """One connection to one rollout server; as a context manager it releases its session at exit.
 
-    Its methods raise ServerError, also where a receipt or an answer does not match the request.
+    Its methods raise ServerError, also if a receipt or an answer does not match the request.
     """
 
     def __init__(
@@ -177,9 +178,9 @@ class RolloutClient:
             url: E.g. "http://127.0.0.1:8000".
             api_key: HANABI_API_KEY; None: the server needs none.
             timeouts: Longest waits.
-            judge: What a trainer expects of the server's judge, see
+            judge: The judge that a trainer expects on the server, see
                 `settings.judge.judge_description`.
-            cuts_requests: Ask for very many games in several requests.
+            cuts_requests: Split requests for a large number of games.
         """
         self.url = url
         self._cuts_requests = cuts_requests
@@ -202,15 +203,15 @@ class RolloutClient:
     def from_settings(cls, settings: Settings) -> Self:
         """Prepare a client for the server that the settings name."""
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        # Games that are asked for ahead wait behind those of the steps before them.
+        # Games requested ahead wait behind those of earlier steps.
         seconds = settings.rollout_timeout * max(1, settings.overlap)
         return cls(
             server_url(settings),
             api_key=key,
             timeouts=ClientTimeouts(rollout=seconds, busy=seconds),
             judge=judge_description(settings),
-            # The server holds on to a version for requests that it has, not for those to come, and
-            # with HANABI_OVERLAP the next version is pushed meanwhile.
+            # The server keeps a version for requests that it has, but not for later ones, and with
+            # HANABI_OVERLAP the next version is pushed in the meantime.
             cuts_requests=not settings.overlap,
         )
 
@@ -227,7 +228,7 @@ class RolloutClient:
         return headers
 
     def health(self) -> dict[str, Any]:
-        """Return the server's state; ServerGoneError: it is unreachable or its engine is dead."""
+        """Return the server's state; ServerGoneError if it is unreachable or its engine is dead."""
         return self._call_briefly("health check", "GET", "/health/")
 
     def identity(self) -> dict[str, Any]:
@@ -275,7 +276,7 @@ class RolloutClient:
     ) -> dict[str, Any]:
         """Open a session for a run.
 
-        The server compares both sides; it refuses a trainer that differs, and a second trainer.
+        The server compares both sides; it refuses a trainer that does not match, and a second one.
 
         Args:
             run_id: Path of the run folder.
@@ -307,15 +308,15 @@ class RolloutClient:
         except ValueError as error:
             raise ServerError(f"{self.url}: {what}: unexpected response ({error}). {WHO}") from None
         self.session_timeout = session.session_timeout
-        # From here on the server knows whose requests these are, and refuses them after another
+        # From here on the server knows who sends these requests, and refuses them after another
         # trainer has taken over.
         self._http.headers.update(names)
         return answer
 
     def release(self) -> None:
-        """End the session, so that another trainer may open one at once; the adapters stay served.
+        """End the session, so another trainer may open one at once; the adapters stay served.
 
-        Where this fails the server frees itself after HANABI_SESSION_TIMEOUT seconds.
+        If this fails, the server ends the session after HANABI_SESSION_TIMEOUT seconds.
         """
         if self.session_timeout is None:
             return
@@ -355,9 +356,9 @@ class RolloutClient:
 
         Args:
             version: Policy version, the optimizer steps behind the weights.
-            adapters: By name, safetensors bytes and PEFT configuration.
-            digests: By name the `weights_digest`, where several servers get the same adapters;
-                None: they are computed.
+            adapters: Safetensors bytes and PEFT configuration, by name.
+            digests: The `weights_digest` by name, if several servers get the same adapters; None:
+                they are computed.
 
         Returns:
             {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256",
@@ -375,7 +376,8 @@ class RolloutClient:
             what = f"pushing {name}@{version}"
             self._upload(what, f"/adapters/{name}", version, weights, config, sha256=sha256)
 
-        # Each is hashed, sent and checked: seconds where a model has billions of parameters.
+        # Each is hashed, sent and checked, which takes seconds for models with billions of
+        # parameters.
         side_by_side({f"push of {name}": partial(upload, name) for name in adapters})
         what = f"committing version {version}"
         answer = self._call(_Commit, what, "POST", "/adapters/commit", params={"version": version})
@@ -405,14 +407,14 @@ class RolloutClient:
     ) -> str:
         """Upload a guest adapter, which the server keeps in addition to those of its session.
 
-        The server holds a few and evicts the least recently used. An adapter that it holds already
+        The server holds a few and evicts the least recently used. An adapter that it already holds
         costs only the upload.
 
         Args:
             version: Policy version of the weights.
             weights: safetensors bytes.
             config: PEFT configuration.
-            base: Fingerprint of its base model, for a server of several; None: its shapes decide.
+            base: Fingerprint of its base model, if the server has several; None: its shapes decide.
 
         Returns:
             The seat that names it in requests, e.g. "frozen_0123456789abcdef@50".
@@ -441,7 +443,7 @@ class RolloutClient:
         return seat
 
     def reply(self, request: ReplyRequest) -> Reply:
-        """Sample one reply in a conversation; the server keeps no state of it afterwards.
+        """Sample one reply in a conversation; the server does not keep any state of it.
 
         Raises:
             ServerError: The server refused, or the answer does not match this request, see
@@ -455,7 +457,7 @@ class RolloutClient:
             raise ServerError(f"{self.url}: {error}") from error
 
     def score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
-        """Return per prompt the log-probabilities of its replies, see `ScoreAnswer`.
+        """Return the log-probabilities of each prompt's replies, see `ScoreAnswer`.
 
         Args:
             seat: The policy: "base" or an adapter at a version.
@@ -484,10 +486,10 @@ class RolloutClient:
         """Return what an adapter changes, on each copy of its base model; it is not kept.
 
         Args:
-            adapter: Name of an adapter of the session, whose place it takes.
+            adapter: Name of the session's adapter that it stands in for.
             weights: safetensors bytes.
             config: PEFT configuration.
-            sequences: Token ids; each sequence is scored from its second one on.
+            sequences: Token ids; each sequence is scored from its second token on.
 
         Raises:
             ServerError: The server refused it, or the answer does not match this request.
@@ -521,30 +523,30 @@ class RolloutClient:
     ) -> RolloutResult:
         """Play each task `num_games` times, see `RolloutRequest`.
 
-        One that is named twice gets two groups of different games, numbered on. Very many games are
-        asked for in several requests, see `fleet.cut_request`; all of them are played, or none
-        is returned.
+        A task that is listed twice gets two groups of different games, numbered consecutively. A
+        large number of games is split into several requests, see `fleet.cut_request`; either all of
+        them succeed, or none is returned.
 
         Args:
-            tasks: Each a `TaskRequest` as a mapping; other keys are the caller's own and are not
+            tasks: Each a `TaskRequest` as a mapping; other keys belong to the caller and are not
                 sent.
-            num_games: Games of each task.
-            max_tokens: Longest reply, in tokens.
-            temperature: Of sampling; 0 is greedy.
-            token_filter: Which tokens models may draw; those behind URLs have their own.
-            sampling_seed: Decides every sampled reply, see `seeds.request_seed`; None: other
+            num_games: Games per task.
+            max_tokens: Maximum length of a reply in tokens.
+            temperature: Sampling temperature; 0 is greedy.
+            token_filter: Which tokens models may sample; those behind URLs have their own.
+            sampling_seed: Decides every sampled reply, see `seeds.request_seed`; None: different
                 replies each time.
-            seats: Policy of each seat in tasks that name none.
-            teachers: Per seat who labels its turns, None where nobody does; None: nobody is
-                taught.
+            seats: Policy of each seat in tasks that do not name any.
+            teachers: The teacher of each seat, which labels its turns; None for a seat without one.
+                None: no seat has a teacher.
 
         Returns:
-            The games, examined by `answers.checked_games`.
+            The games, validated by `answers.checked_games`.
 
         Raises:
-            SettingsError: A task that cannot be played.
-            ServerError: The server refused, no game of all could be played, or the answers are not
-                the games that were asked for.
+            SettingsError: A task cannot be played.
+            ServerError: The server refused, all games failed, or the answers are not the requested
+                games.
         """
         rows = []
         for task in tasks:
@@ -573,16 +575,16 @@ class RolloutClient:
         parts: Sequence[Sequence[int]],
         given: Mapping[str, Any],
     ) -> RolloutResult:
-        """Play tasks in several requests, a few of which are in flight, in their order.
+        """Play tasks in several requests, in order and with a few in flight.
 
         Args:
             rows: The tasks as on the wire.
-            parts: Per request the positions of its tasks.
+            parts: The positions of each request's tasks.
             given: The other fields of every request.
 
         Raises:
-            ServerError: A request failed; those that were in flight have ended, and no further one
-                was made.
+            ServerError: A request failed; the others in flight have ended, and no further one was
+                made.
         """
         results: dict[int, RolloutResult] = {}
         waiting = deque(range(len(parts)))
@@ -625,13 +627,13 @@ class RolloutClient:
     def ask_page(
         self, what: str, path: str, body: Struct, *, may_repeat: bool = False
     ) -> dict[str, Any]:
-        """Ask what the page of people's games asks, see `rollout.person_messages`.
+        """Make a request of the page where people play, see `rollout.person_messages`.
 
         Args:
-            what: What is asked for, for messages.
+            what: Description of the request, for messages.
             path: The request's name, e.g. "state".
             body: The message.
-            may_repeat: Whether it only looks, so that it is asked again when a connection is lost.
+            may_repeat: Whether it is read-only, so that it is retried after a lost connection.
 
         Raises:
             ServerError: The server refused, or there is no such game.
@@ -653,13 +655,13 @@ class RolloutClient:
         """Make one call, see `calls.call`.
 
         Args:
-            kind: What the answer is read as.
-            what: What is asked for, for messages.
+            kind: Type of the answer.
+            what: Description of the call, for messages.
             method: HTTP method.
             path: Route.
-            tries: How often a connection may be lost.
-            patience: Seconds for which a busy server is asked again; None: the usual ones.
-            **request: What else httpx is given.
+            tries: Number of tries after lost connections.
+            patience: Seconds for which a busy server is retried; None: the default.
+            **request: Further arguments for httpx.
         """
         return call(
             self.url,
@@ -680,7 +682,7 @@ class RolloutClient:
         return httpx.Timeout(seconds, connect=self._limits.connect)
 
     def _long(self, body: Struct, max_bytes: int = MAX_ANSWER) -> dict[str, Any]:
-        """Return how a struct is sent whose answer may take as long as games take."""
+        """Return httpx's arguments for a struct whose answer may take as long as games."""
         return {
             "content": msgspec.json.encode(body),
             "headers": {"content-type": "application/json"},
@@ -700,7 +702,7 @@ class RolloutClient:
         base: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Upload an adapter; the larger it is, the more time it has.
+        """Upload an adapter, with a time limit that grows with its size.
 
         Args:
             what: What is uploaded, for messages.
@@ -709,8 +711,8 @@ class RolloutClient:
             weights: safetensors bytes.
             config: PEFT configuration.
             sha256: Digest of the weights, in hexadecimal digits.
-            base: Fingerprint of the base model; None: nothing is said of it.
-            headers: What else is said.
+            base: Fingerprint of the base model; None: it is not sent.
+            headers: Further headers.
         """
         limit = self._limits.answer
         timeout = httpx.Timeout(

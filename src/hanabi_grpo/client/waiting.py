@@ -18,12 +18,12 @@ from hanabi_grpo.settings.shell import server_command
 _ASK_SECONDS = 5.0
 """Time limit of one health check."""
 _MIN_ASK_SECONDS = 1.0
-"""Time limit of the last one, at least: a slow machine would hide what answers there."""
+"""Minimum time limit of the last check: a shorter one would fail on a slow machine."""
 _MAX_REMINDER_SECONDS = 60.0
 _MAX_QUOTED = 200
-"""Characters of an answer in a message."""
+"""Characters of an answer that a message quotes."""
 _MAX_QUOTED_STRANGER = 80
-"""Characters of the answer of something that is not a rollout server."""
+"""The same for the answer of something that is not a rollout server."""
 
 
 class NotReady(NamedTuple):
@@ -48,16 +48,16 @@ def wait_for_server(
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Wait until the server is healthy, and report progress meanwhile.
+    """Wait until the server is healthy, and report progress.
 
     Args:
-        settings: Settings with the server's address and key, and the longest wait
+        settings: Settings with the server's address and key, and the time limit
             (HANABI_SERVER_TIMEOUT).
         say: Shows a line to the user.
-        server_command: Command that starts the server in another terminal; None: the server was
-            started by this process.
-        instead: What the user may do instead, in a sentence for the lines about a server that is
-            not there; "": nothing.
+        server_command: Command that starts the server in another terminal; None: this process
+            started the server.
+        instead: A sentence on what the user can do instead, for the lines about a missing server;
+            "": none.
         remind: Seconds before the first reminder; the intervals after it double, up to a minute.
         poll: Seconds between two health checks.
         look: Called after each health check while there is no server; an exception that it raises
@@ -119,18 +119,18 @@ def wait_for_first_server(
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Return once the server answers that it is healthy; see `wait_for_server`.
+    """Return once the server reports that it is healthy; see `wait_for_server`.
 
-    Where VLLM_SERVER_HOST lists several servers, only the first is waited for: commands that only
-    play use that one, and say so.
+    If VLLM_SERVER_HOST lists several servers, this waits only for the first: commands that only
+    play use that one, and print a line about it.
 
     Args:
         loaded: The settings.
         say: Shows a line to the user.
         instead: See `wait_for_server`.
         remind: Seconds until the first reminder.
-        poll: Seconds between two looks at the server.
-        look: Called after each look while there is no server; what it raises ends the wait.
+        poll: Seconds between two health checks.
+        look: See `wait_for_server`.
     """
     first, *others = each_server(loaded.settings)
     if others:
@@ -160,7 +160,7 @@ def _too_late(
         )
     return ServerGoneError(
         f"no rollout server at {url} after {limit:g} s ({answer.reason}). Start it in another "
-        f"terminal: {server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
+        f"terminal: {server_command}, or allow more time: HANABI_SERVER_TIMEOUT."
         + (f" {instead}" if instead else "")
     )
 
@@ -209,7 +209,7 @@ def _ask(client: httpx.Client, url: str, timeout: float) -> dict[str, Any] | Not
         return NotReady(f"it answers {answer.status_code}: {answer.text[:_MAX_QUOTED]}")
     if "instance_id" not in health:
         quoted = answer.text[:_MAX_QUOTED_STRANGER]
-        return NotReady(f"what answers there is no rollout server: {quoted!r}")
+        return NotReady(f"what answers there is not a rollout server: {quoted!r}")
     return health
 
 
@@ -217,7 +217,6 @@ def _not_reached(error: httpx.RequestError) -> NotReady:
     problem = f"{type(error).__name__}: {error}".removesuffix(": ")
     is_closed = isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error)
     if is_closed or isinstance(error, httpx.ReadTimeout | httpx.ReadError):
-        # This also happens while the placeholder that answers "starting" is being replaced by the
-        # server.
-        return NotReady(f"accepts connections and does not answer yet ({problem})", is_there=True)
+        # This also happens while the server replaces the placeholder that answers "starting".
+        return NotReady(f"accepts connections but does not answer yet ({problem})", is_there=True)
     return NotReady(problem)

@@ -1,4 +1,4 @@
-"""What adapters cover, the part of a PEFT configuration that travels with one, names by digest."""
+"""The layers that adapters cover, the PEFT configuration sent with them, and names by digest."""
 
 import hashlib
 import json
@@ -24,24 +24,24 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
     """Tell whether a model is a mixture of experts.
 
     Args:
-        config: Its config.json; of a model that reads images too, the part of the language model
-            may be under `text_config`.
+        config: Its config.json; if the model also reads images, the language model's part may be
+            under `text_config`.
     """
     text_config = text_config_of(config)
     return any((text_config.get(name) or 0) > 1 for name in NUM_EXPERTS)
 
 
 def text_config_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json that is of the language model: mostly all of it."""
+    """Return the language model's part of a config.json, which is usually all of it."""
     return config.get("text_config") or config
 
 
 def is_covered(module: str, *, mixture: bool) -> bool:
     """Tell whether an adapter covers a linear layer of a model.
 
-    In a mixture of experts it covers attention alone. Experts and their router are stacked
-    parameters in the trainer and kernels of their own in the engine, and an adapter on a router
-    would send the same token to other experts in the one than in the other.
+    In a mixture of experts it covers only attention. Experts and their router are stacked
+    parameters in the trainer but separate kernels in the engine, and with an adapter on a router
+    the two could send the same token to different experts.
 
     Args:
         module: Its path, e.g. "model.layers.0.self_attn.q_proj".
@@ -66,7 +66,7 @@ def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:
 def config_digest(config: Mapping[str, Any]) -> str:
     """Return the sha256 of a PEFT configuration.
 
-    The configuration decides what the tensors mean, so a receipt has its digest as well as theirs.
+    The configuration decides what the tensors mean, so a receipt includes both digests.
     """
     content = json.dumps(config, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

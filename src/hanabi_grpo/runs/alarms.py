@@ -1,4 +1,4 @@
-"""Watches the metrics of a run: raises an alarm once, and says when it is over."""
+"""Watches the metrics of a run: raises an alarm once, and reports when it is over."""
 
 import math
 import re
@@ -51,7 +51,7 @@ class _Series:
     window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """The last readings."""
     jumps: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_JUMPS))
-    """The last absolute differences of neighbours."""
+    """The last absolute differences between neighbors."""
     count: int = 0
     """Readings so far."""
     first: float | None = None
@@ -92,7 +92,7 @@ class _Series:
 
 
 _LINE_WIDTH = 92
-"""Characters of a line of advice, which is indented where it is shown."""
+"""Width of a line of advice, before the indentation of the terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class AlarmChange:
 
     @property
     def lines(self) -> list[str]:
-        """The message for a terminal: what happened, then what it means and what to do, broken."""
+        """The message in lines for a terminal: what happened, what it means and what to do."""
         if self.since is not None:
             return [self._happened]
         advice = textwrap.wrap(
@@ -187,7 +187,7 @@ class _Watched:
 class AlarmWatch:
     """Watches the rows of one run.
 
-    Everything depends on the rows alone, so a resumed run replays them.
+    The state depends only on the rows, so a resumed run replays them.
 
     Example:
         watch = AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of(settings))
@@ -283,7 +283,7 @@ class AlarmWatch:
         return watched
 
     def _check(self, entry: _Watched, series: _Series, step: int) -> AlarmChange | None:
-        """Raise or end an alarm; return the change, None where nothing changed."""
+        """Raise or end an alarm; return the change, None if nothing changed."""
         alarm = entry.alarm
         key = (alarm.name, entry.subject)
         since = self._raised_since.get(key)

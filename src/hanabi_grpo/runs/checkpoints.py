@@ -1,13 +1,13 @@
-"""Checkpoints that cannot be torn: written aside, synced, listed in a manifest, then renamed.
+"""Atomic checkpoints: written to a hidden folder, synced, listed in a manifest, then renamed.
 
-Folder names in a run folder, N being the step:
-- `checkpoint-N`: whole, unless the disk lost something later;
-- `.checkpoint-N.partial`: being written, or left by a process that was killed meanwhile;
-- `.checkpoint-N.old`: the one that a new `checkpoint-N` is about to replace;
+Folder names in a run folder, where N is the step:
+- `checkpoint-N`: complete, unless the disk lost data later;
+- `.checkpoint-N.partial`: being written, or left by a process that was killed while writing;
+- `.checkpoint-N.old`: a checkpoint that a new `checkpoint-N` is about to replace;
 - `.checkpoint-N.removed`: being removed.
 
-A link with such a name is none of ours: no run is resumed from it, and what it points to is never
-removed.
+A symbolic link with such a name is not a checkpoint: no run is resumed from it, and its target is
+never removed.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 _HIDDEN_NAME = re.compile(r"\.checkpoint-(0|[1-9][0-9]*)\.(partial|old|removed)")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""In a SafetensorError: safetensors writes files itself and tells the reason in its text only."""
+"""In a SafetensorError: safetensors writes files itself and has the reason only in its text."""
 _MARGIN_BYTES = 16 << 20
-"""Space that stays free beside a checkpoint that is written."""
+"""Space that must stay free in addition to a new checkpoint."""
 _REMEDIES = {
     errno.ENOSPC: "Free space there, or keep fewer with SAVE_TOTAL_LIMIT",
     errno.EDQUOT: "Your quota is used up: free space there, or keep fewer with SAVE_TOTAL_LIMIT",
@@ -54,16 +54,16 @@ class FoundCheckpoint:
     folder: Path
     manifest: Manifest
     skipped: tuple[str, ...]
-    """Each newer one that cannot be used and why, newest first."""
+    """Newer checkpoints that cannot be used, and why, newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A folder or link that is named as a checkpoint, or as what becomes or was one."""
+    """A folder or link with the name of a checkpoint, or of a partial, old or removed one."""
 
     step: int
     kind: str
-    """Empty: `checkpoint-N`; else what the hidden name says, e.g. "partial"."""
+    """Empty: `checkpoint-N`; else the suffix of the hidden name, e.g. "partial"."""
     folder: Path
 
 
@@ -77,15 +77,15 @@ def write_checkpoint(
 ) -> Path:
     """Write `checkpoint-<step>`: it appears by a rename, once every file in it is on disk.
 
-    A `checkpoint-<step>` that exists is replaced. Whatever is raised meanwhile, nothing
-    half-written stays visible and earlier checkpoints are as they were.
+    An existing `checkpoint-<step>` is replaced. If anything is raised, no partial checkpoint stays
+    visible and earlier checkpoints are unchanged.
 
     Args:
-        run_folder: Where; must exist.
-        step: Optimizer steps behind it.
+        run_folder: The run's folder; must exist.
+        step: Optimizer steps behind the checkpoint.
         fill: Writes the files, with any sub-folders, into the folder that it is given.
         facts: Further keys of the manifest.
-        needed_bytes: What `fill` will write, about; 10 % and 16 MiB more must be free.
+        needed_bytes: Approximate size of what `fill` writes; 10 % and 16 MiB more must be free.
 
     Returns:
         The checkpoint's folder.
@@ -108,7 +108,7 @@ def write_checkpoint(
         with contextlib.suppress(OSError):
             if replaced.exists() and not target.exists():
                 os.rename(replaced, target)
-            # What cannot be removed has a hidden name and goes with the next rotation.
+            # If it cannot be removed, it has a hidden name and the next rotation removes it.
             _remove(partial)
         code = _os_error_code(error)
         if code is None:
@@ -124,15 +124,15 @@ def write_checkpoint(
 
 
 def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
-    """Return the newest checkpoint whose every hash is right; nothing is changed.
+    """Return the newest checkpoint whose hashes all match; nothing is changed.
 
     Args:
         run_folder: The run's folder.
         needs: A folder that the checkpoint must hold, e.g. "trainer".
 
     Raises:
-        RunFolderError: There is none; it says why each cannot be used.
-        UnreadableError: There may be one, which the operating system does not let be read.
+        RunFolderError: There is none; the message says why each cannot be used.
+        UnreadableError: There may be one, but the operating system refuses to read it.
     """
     skipped: list[str] = []
     is_unreadable = False
@@ -185,18 +185,18 @@ def last_saved(run_folder: Path) -> str:
 def rotate(
     run_folder: Path, keep: int, *, best: int | None = None, every: int = 1
 ) -> tuple[Path, ...]:
-    """Remove the oldest checkpoints beyond `keep`, and remains of killed processes.
+    """Remove the oldest checkpoints beyond `keep`, and leftovers of killed processes.
 
-    Call it after a checkpoint was written. The last valid one is never removed, however many newer
-    ones are damaged. A folder that cannot be removed is logged and tried again the next time.
+    Call it after writing a checkpoint. The last valid one is never removed, however many newer ones
+    are damaged. A folder that cannot be removed is logged and tried again next time.
 
     Args:
         run_folder: The run's folder.
         keep: Number of checkpoints that stay.
         best: Step of a checkpoint that is never removed.
-        every: Only checkpoints whose step is a multiple of it count; another one, which an
-            interrupt saved, stays while it is the newest and removes none that counts. So a run
-            that was interrupted has the same checkpoints that count as one that was not.
+        every: Only checkpoints whose step is a multiple of it count. Any other one was saved by an
+            interrupt; it stays while it is the newest and displaces none that counts. So an
+            interrupted run keeps the same counted checkpoints as an uninterrupted one.
 
     Returns:
         The folders that were surplus.
@@ -219,8 +219,7 @@ def rotate(
     for folder in reversed(surplus):
         hidden = folder.with_name(f".{folder.name}.removed")
         try:
-            # Hidden first: a kill while files go one by one leaves nothing that looks like a
-            # checkpoint.
+            # Hidden first: a kill during the removal leaves nothing that looks like a checkpoint.
             os.rename(folder, hidden)
             _remove(hidden)
         except OSError as error:
@@ -234,7 +233,7 @@ def rotate(
 def recover_checkpoints(run_folder: Path) -> None:
     """Clean up after a killed process.
 
-    A checkpoint that was set aside is restored, other remains are removed. Only the process that
+    A checkpoint that was set aside is restored, other leftovers are removed. Only the process that
     holds the run folder's lock may call this; another process may be writing a checkpoint.
     """
     for candidate in _candidates(run_folder):
@@ -258,7 +257,7 @@ def recover_checkpoints(run_folder: Path) -> None:
 def _candidates(run_folder: Path) -> list[_Candidate]:
     """Return everything that is named like a checkpoint, newest step first.
 
-    Among candidates of one step, the one with the proper name comes first.
+    Among candidates of one step, the one without a hidden name comes first.
     """
     candidates = []
     try:
@@ -300,7 +299,7 @@ def _is_valid(folder: Path) -> bool:
 
 
 def _os_error_code(error: BaseException) -> int | None:
-    """Return the operating system's error behind an exception; None where it is another one."""
+    """Return the operating system's error code behind an exception; None if there is none."""
     if isinstance(error, HanabiGrpoError):
         return None
     if isinstance(error, OSError):
@@ -312,29 +311,29 @@ def _os_error_code(error: BaseException) -> int | None:
 
 
 def _check_space(target: Path, needed_bytes: int) -> None:
-    """Refuse to write where too little space is free.
+    """Refuse to write if too little space is free.
 
     Args:
         target: The checkpoint that is about to be written.
-        needed_bytes: Its size, about.
+        needed_bytes: Its approximate size.
     """
     needed = needed_bytes + needed_bytes // 10 + _MARGIN_BYTES
     free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise RunFolderError(
-            f"{target}: needs {needed / 2**20:.0f} MiB of free space, {free / 2**20:.0f} MiB are "
-            f"left. {_REMEDIES[errno.ENOSPC]}, then continue with OUTPUT_DIR={target.parent} "
+            f"{target}: needs {needed / 2**20:.0f} MiB of free space, but {free / 2**20:.0f} MiB "
+            f"are left. {_REMEDIES[errno.ENOSPC]}, then continue with OUTPUT_DIR={target.parent} "
             "RESUME=latest."
         )
 
 
 def _put_in_place(partial: Path, target: Path, replaced: Path) -> None:
-    """Rename a finished folder to the checkpoint that it is.
+    """Rename a finished folder to its checkpoint name.
 
     Args:
-        partial: The folder.
-        target: Its name; what has it is replaced.
-        replaced: Name of what had it, until it is removed.
+        partial: The finished folder.
+        target: Its new name; an existing checkpoint with this name is replaced.
+        replaced: Name of the replaced checkpoint until it is removed.
     """
     if target.is_symlink():
         _remove(target)
@@ -346,14 +345,14 @@ def _put_in_place(partial: Path, target: Path, replaced: Path) -> None:
     try:
         _remove(replaced)
     except OSError as error:
-        # The new one is in its place; what is left has a hidden name.
+        # The new checkpoint is in place; the replaced one has a hidden name.
         logger.warning(
             "%s: cannot be removed (%s); tried again after the next checkpoint", replaced, error
         )
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder with all that is in it; of a link, the link alone."""
+    """Remove a folder with its contents; if it is a link, only the link."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.is_dir():

@@ -1,4 +1,4 @@
-"""Digests of what two runs of one seed have in common: their figures and their adapters.
+"""Digests of what two runs with the same seed share: their metrics and their adapters.
 
 Two runs with the same settings, SEED included, have the same digests on the same machine, see
 docs/trust.md.
@@ -14,14 +14,14 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.history import read_history
 
 _CLOCK_METRICS = frozenset({"seconds", "step_time", "memory/peak_gib", "tokens/cached_share"})
-"""Figures of the machine and its clock, besides the below.
+"""Metrics of the machine and its clock, in addition to those below.
 
-What an engine finds in its prefix cache depends on which request comes first."""
+Hits in an engine's prefix cache depend on which request comes first."""
 _CLOCK_PREFIXES = ("time/", "utilisation/")
 _CLOCK_SUFFIX = "_per_second"
 _BASE_MODEL = "base_model_name_or_path"
-"""An absolute path, so it differs between two checkouts; the adapters that come of another base
-model differ anyway."""
+"""An absolute path, so it differs between two checkouts; adapters of a different base model differ
+anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class RunDigest:
     """SHA-256 of the parts of a run that its settings decide."""
 
     metrics: str
-    """Of metrics.jsonl without the figures of the clock, see `timeless`."""
+    """Digest of metrics.jsonl without metrics of the clock, see `timeless`."""
     adapters: dict[str, str]
-    """Of each adapter of the last checkpoint: weights and PEFT configuration, by player."""
+    """Digest of each adapter of the last checkpoint: weights and PEFT configuration, by player."""
 
     def differences(self, other: "RunDigest") -> list[str]:
-        """Return what differs in another run: "metrics", and names of adapters."""
+        """Return what differs from another run: "metrics", and names of adapters."""
         names = []
         if self.metrics != other.metrics:
             names.append("metrics")
@@ -48,7 +48,7 @@ def run_digest(folder: Path) -> RunDigest:
     """Return the digests of a run.
 
     Args:
-        folder: The run folder, or one of its checkpoints, whose adapters it then is.
+        folder: The run folder, or one of its checkpoints to use its adapters.
 
     Raises:
         RunFolderError: There are no metrics or no checkpoint.
@@ -69,7 +69,7 @@ def run_digest(folder: Path) -> RunDigest:
 
 
 def _placeless_config(path: Path) -> bytes:
-    """Return an adapter's PEFT configuration without the folder in which its base model lies."""
+    """Return an adapter's PEFT configuration without the folder of its base model."""
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -82,7 +82,7 @@ def _placeless_config(path: Path) -> bytes:
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics without the figures that depend on the machine and its clock."""
+    """Return a row of metrics without those that depend on the machine and its clock."""
     kept = {}
     for name, value in row.items():
         is_of_clock = (

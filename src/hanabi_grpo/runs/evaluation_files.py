@@ -11,7 +11,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, resu
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
 
 ResultRole = Literal["results", "references"]
-"""Whether a lineup was evaluated, or is a reference script beside it; keys of the document."""
+"""Whether a lineup was evaluated, or is a reference script for comparison; keys of the document."""
 _ROLES: tuple[ResultRole, ...] = ("results", "references")
 
 
@@ -37,7 +37,7 @@ class RunEvaluations:
     stored: tuple[StoredEvaluation, ...]
     """The results; files whose name the user chose come first, see `find_evaluations`."""
     problems: tuple[str, ...]
-    """One line per result that cannot be read, e.g. "sampled.json: a score is no finite number"."""
+    """One line per result that cannot be read, e.g. "x.json: a score is not a finite number"."""
 
     @property
     def results(self) -> list[StoredEvaluation]:
@@ -57,7 +57,7 @@ class RunEvaluations:
 
 
 def evaluation_folders(folder: Path) -> tuple[Path, ...]:
-    """Return where evaluations of a run lie, see `find_evaluations`; they need not exist."""
+    """Return the folders of a run's evaluations, see `find_evaluations`; they need not exist."""
     home = run_home(folder)
     parents = (home.parent,) if home.name == TRAIN else ()
     return (home, *parents, home / EVALUATIONS)
@@ -66,7 +66,7 @@ def evaluation_folders(folder: Path) -> tuple[Path, ...]:
 def find_evaluations(folder: Path) -> RunEvaluations:
     """Find every evaluation of a run.
 
-    These are `*.json` files in the run folder, in its parent where it is called `train`
+    These are `*.json` files in the run folder, in its parent if that is called `train`
     (`tools/demo.sh` writes them there), and in its `evaluations/`, where `evaluate` stores the
     scores of the run's adapters. Other JSON files are skipped. A result that is in `evaluations/`
     and also under a name that the user chose is returned once, under the chosen name.

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind, as data and as a JSON file."""
+"""The result of an evaluation, as data and as a JSON file."""
 
 import json
 import math
@@ -26,11 +26,11 @@ from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import ALL_STARTS
 
 MIN_TASKS = 2
-"""Least number of tasks: a mean of fewer has no error."""
+"""Minimum number of tasks: a mean of fewer has no standard error."""
 _REWARD = "reward_"
 """Prefix of the fields of a config that are rewards of training."""
 _RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
-"""Keys by which a result is recognised; every version has written them."""
+"""Keys that identify a result; every version has written them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class SeatOrder:
     words: tuple[str, ...]
     """Policy specs as they were typed, in turn order, e.g. ("outputs/run:player_1", "iggi")."""
     seats: tuple[str, ...]
-    """What the specs stood for, e.g. ("frozen_0123456789abcdef@50", "iggi"); see
+    """The policies of these specs, e.g. ("frozen_0123456789abcdef@50", "iggi"); see
     `settings.refs`."""
     mean: float
     """Mean score over the tasks."""
@@ -59,7 +59,7 @@ class EvaluationResult:
     orders: tuple[SeatOrder, ...]
     """The seat orders that were played."""
     policies: dict[str, str]
-    """What the seats stood for: per adapter the sha256 of its weights, and under "base" the
+    """Identity of the policies: per adapter the sha256 of its weights, and under "base" the
     fingerprint of the server's model. Empty: scripts."""
     env: str
     """Name of the environment."""
@@ -70,13 +70,13 @@ class EvaluationResult:
     spec_hash: str
     """Hash of the rules."""
     env_config: dict[str, Any]
-    """Configuration of the environment, as `Setup.row` has it."""
+    """Configuration of the environment, as in `Setup.row`."""
     score: str
     """Name of the figure in `scores`, see `EnvSpec.score`."""
     score_range: tuple[float, float]
-    """Least and greatest score that the rules allow."""
+    """Lowest and highest score that the rules allow."""
     attainable: float | None
-    """Greatest mean score that is known to be reachable on such tasks."""
+    """Highest mean score that is known to be reachable on these tasks."""
     suite: str
     """Name of the suite that the tasks belong to."""
     temperature: float | None
@@ -92,8 +92,8 @@ class EvaluationResult:
     scores: tuple[float, ...]
     """Per task, mean over the seat orders."""
     figures: dict[str, float]
-    """Means over tasks, e.g. {"score": 1.0, "bombed": 0.5, "turns_per_game": 6.0}: of
-    `Game.result`, and of shares and counts that every environment has."""
+    """Means over tasks, e.g. {"score": 1.0, "bombed": 0.5, "turns_per_game": 6.0}: those of
+    `Game.result`, and shares and counts that every environment has."""
 
     @property
     def token_filter(self) -> TokenFilter:
@@ -113,7 +113,7 @@ class EvaluationResult:
 
     @property
     def trained_steps(self) -> int:
-        """Optimizer steps behind the newest adapter that plays; 0 where none does."""
+        """Optimizer steps behind the newest adapter that plays; 0 if none does."""
         versions = [0]
         for seats in self.seats:
             for seat in seats:
@@ -148,11 +148,11 @@ class EvaluationResult:
 def different_messages(results: Sequence[EvaluationResult]) -> dict[str, list[str]]:
     """Return the fields of the environment's config in which results of the same rules differ.
 
-    They change what players are shown. Rewards of training, which do not change a score, are left
-    out, and so are fields that one of the results does not have, as those of earlier versions.
+    They change what players are shown. Training rewards are left out because they do not change a
+    score, and so are fields that one of the results lacks, e.g. one of an earlier version.
 
     Returns:
-        By field the different values, in order of appearance.
+        The different values by field, in order of appearance.
 
     Example:
         different_messages([full, compact]) == {"style": ["full", "compact"]}
@@ -219,14 +219,14 @@ def result_of_json(data: object) -> EvaluationResult:
             f"same number, at least {MIN_TASKS}, and orders at least one"
         )
     if not all(map(math.isfinite, result.scores)):
-        raise ValueError("a score is no finite number")
+        raise ValueError("a score is not a finite number")
     if max(map(abs, result.scores)) > MAX_FIGURE:
         raise ValueError(f"a score is beyond {MAX_FIGURE:g}")
     for order in result.orders:
         if not len(order.words) == len(order.seats) == result.num_players:
             raise ValueError(
-                f"an order has {len(order.words)} words and {len(order.seats)} seats; it needs one "
-                f"of each for {result.num_players} players"
+                f"an order has {len(order.words)} words and {len(order.seats)} seats; it needs "
+                f"{result.num_players} of each, one per player"
             )
     try:
         _check_starts(result)
@@ -236,7 +236,7 @@ def result_of_json(data: object) -> EvaluationResult:
 
 
 def _check_starts(result: EvaluationResult) -> None:
-    """Raise a SettingsError where a result's starts give its mean no error."""
+    """Raise a SettingsError if a result's starts do not allow a standard error."""
     if result.covers_all_starts:
         estimate_of_all_starts(result.scores, result.starts)
     else:
@@ -244,7 +244,7 @@ def _check_starts(result: EvaluationResult) -> None:
 
 
 def read_result(path: Path) -> EvaluationResult:
-    """Read the file of one lineup, as `evaluate --out` writes it.
+    """Read the file of one lineup, as written by `evaluate --out`.
 
     Raises:
         SettingsError: The file holds no such result (the message names the field), or several.
@@ -264,7 +264,7 @@ def read_result(path: Path) -> EvaluationResult:
                 labels.append(str(row.get("label")))
         raise SettingsError(
             f"{path}: holds {len(results)} lineups ({', '.join(labels)}); evaluate one of them "
-            "with an --out of its own."
+            "with its own --out."
         )
     try:
         return result_of_json(data)

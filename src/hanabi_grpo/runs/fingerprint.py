@@ -1,6 +1,6 @@
 """Base models on disk, and their fingerprint.
 
-The fingerprint shows sampler and trainer that they have the same weights.
+Sampler and trainer compare fingerprints to make sure that they have the same weights.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _NOT_OF_THE_ARCHITECTURE = ("_name_or_path", "transformers_version")
 """Keys of config.json that do not change what the weights mean."""
 _FINGERPRINT_DIGITS = 16
 _DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-"""Files of a hub model that are needed."""
+"""Files that are needed from a hub model."""
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -71,7 +71,7 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
     """
     if names_several(name):
         raise SettingsError(
-            f"MODEL={name}: names a base model for each player, and one is wanted here; set MODEL "
+            f"MODEL={name}: names a base model for each player, but one is needed here; set MODEL "
             "to one of them."
         )
     folder = Path(name)
@@ -81,7 +81,7 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
         shipped = ""
         if name == TINY_MODEL:
-            shipped = " It is shipped with the repository, whose root folder is where commands run."
+            shipped = " It is shipped with the repository; run commands in its root folder."
         raise SettingsError(
             f"MODEL={name}: no such folder{where}.{shipped} Make the tiny model with: {make} "
             f"--out {name}"
@@ -100,11 +100,11 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
 
 
 def _kept_digest(path: Path) -> str:
-    """Return the sha256 of a file's bytes, read only if it is not the file that was read before."""
+    """Return the sha256 of a file's bytes, from the cache if the file has not changed."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     cache = caches / "hanabi-grpo" / "fingerprints.json"
     status = path.stat()
-    # The last part cannot be set back, as a copy or an archive sets back the time of change.
+    # Copies and archives can restore the modification time, but not the last part.
     parts = (
         status.st_dev,
         status.st_ino,
@@ -119,7 +119,7 @@ def _kept_digest(path: Path) -> str:
         digests = {}
     if name not in digests:
         logger.info(
-            "fingerprint: reading %s, %.1f GB; kept until it changes", path, status.st_size / 1e9
+            "fingerprint: reading %s, %.1f GB; cached until it changes", path, status.st_size / 1e9
         )
         digests[name] = file_sha256(path)
         try:
@@ -127,20 +127,20 @@ def _kept_digest(path: Path) -> str:
             write_json_atomic(cache, digests)
         except OSError as error:
             logger.info(
-                "fingerprint: not kept (%s), so the next start reads the weights again", error
+                "fingerprint: not cached (%s), so the next start reads the weights again", error
             )
     return str(digests[name])
 
 
 def _without_code(folder: Path) -> Path:
-    """Return the folder of a model, or refuse one that names code.
+    """Return the folder of a model, or refuse a model that brings its own code.
 
-    ms-swift loads configurations with trust_remote_code on, so such a folder must not get that far.
+    ms-swift loads configurations with trust_remote_code on, so it must never see such a folder.
     """
     config = folder / "config.json"
     if config.is_file() and "auto_map" in json.loads(config.read_text()):
         raise SettingsError(
-            f"MODEL={folder}: its config.json names Python code of its own (auto_map), which is "
-            "not run here. Choose a model whose architecture transformers and vLLM know."
+            f"MODEL={folder}: its config.json names its own Python code (auto_map), which is never "
+            "run here. Choose a model whose architecture transformers and vLLM support."
         )
     return folder

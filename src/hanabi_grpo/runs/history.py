@@ -21,39 +21,39 @@ _METRICS = "metrics.jsonl"
 _DISCARDED_METRICS = "metrics.discarded.jsonl"
 _INCIDENTS = "incidents.jsonl"
 MAX_STEP = 2**31 - 1
-"""Greatest step: policy versions, which count steps, have the same bound on the wire."""
+"""Largest step: policy versions, which count steps, have the same limit on the wire."""
 MAX_FIGURE = 1e100
-"""Greatest absolute value that counts as a figure: sums and squares of it stay finite."""
+"""Largest absolute value that counts as a metric: its sums and squares stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What `metrics.jsonl` holds."""
+    """The content of `metrics.jsonl`."""
 
     rows: list[dict[str, Any]]
     """The rows of steps, oldest first."""
     num_damaged: int = 0
-    """Whole lines that were left out, since they are no JSON, or their step is no step."""
+    """Complete lines that were left out because they are not JSON, or have no valid step."""
 
     @property
     def note(self) -> str:
-        """A sentence on what was left out; "" where nothing was."""
+        """A sentence about lines that were left out; "" if there are none."""
         if not self.num_damaged:
             return ""
         lines = "1 line is" if self.num_damaged == 1 else f"{self.num_damaged} lines are"
         return (
-            f"{_METRICS}: {lines} left out: no JSON, or a step that is no whole number from 0 to "
-            f"{MAX_STEP}."
+            f"{_METRICS}: {lines} left out: not JSON, or a step that is not a whole number from 0 "
+            f"to {MAX_STEP}."
         )
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of steps, oldest first; an empty list where the file is missing.
+    """Return the rows of steps, oldest first; an empty list if the file is missing.
 
-    Lines that are left out are counted in the log, see `read_whole_history`.
+    The log reports how many lines were left out, see `read_whole_history`.
 
     Raises:
-        OSError: The file is there, but cannot be read.
+        OSError: The file exists, but cannot be read.
     """
     history = read_whole_history(path)
     if history.note:
@@ -64,12 +64,12 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 def read_whole_history(path: Path) -> History:
     """Read `metrics.jsonl`; a missing file has no rows.
 
-    Where a step has two rows, the last one counts. Lines of other records are left out, and so are
-    damaged ones: the file of a run that was killed may hold torn lines. The last line may still be
-    being written, so it does not count as damaged.
+    If a step has two rows, the last one counts. Lines of other records are left out, and so are
+    damaged ones: the file of a killed run may contain torn lines. The last line may still be in the
+    process of being written, so it does not count as damaged.
 
     Raises:
-        OSError: The file is there, but cannot be read.
+        OSError: The file exists, but cannot be read.
     """
     try:
         content = read_bytes(path, MAX_METRICS_BYTES)
@@ -95,7 +95,7 @@ def read_row(line: bytes) -> dict[str, Any] | None:
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
-    """Return the row of a line that has figures of games, whatever its step; None for others."""
+    """Return the row of a line with metrics of games, whatever its step; None for other lines."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def _is_damaged(line: bytes) -> bool:
 
 
 def number(value: object) -> float | None:
-    """Return a value of a row as a float; None where it is not a number within `MAX_FIGURE`."""
+    """Return a value of a row as a float; None if it is not a number within `MAX_FIGURE`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # A NaN is not within anything.
@@ -128,7 +128,7 @@ def number(value: object) -> float | None:
 
 
 def trained_presets(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the presets of the training games, e.g. ["laptop"]; [] where rows do not say them.
+    """Return the presets of the training games, e.g. ["laptop"]; [] if the rows do not name any.
 
     They are those with both a number of games and a score.
     """
@@ -282,7 +282,7 @@ def _free_path(folder: Path, path: Path) -> Path:
     """Return a path for a file in a folder that does not exist yet.
 
     Example:
-        "step_7.jsonl", and "step_7.1.jsonl" where the folder has a "step_7.jsonl" already.
+        "step_7.jsonl", and "step_7.1.jsonl" if the folder already has a "step_7.jsonl".
     """
     target = folder / path.name
     for copy in itertools.count(1):

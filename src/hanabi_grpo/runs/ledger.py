@@ -1,7 +1,7 @@
-"""Finished pieces of a long job in a file, from which an interrupted command continues.
+"""A file of finished pieces of a long job, from which an interrupted command continues.
 
-The first line identifies the job (the key), every other line is a finished piece. A command with
-another key cannot read them, and only one process at a time may open the file.
+The first line identifies the job (the key), every other line is a finished piece. A command with a
+different key cannot use them, and only one process at a time may open the file.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class Ledger:
         """Open a ledger, or begin one; a last line that was cut off is dropped.
 
         Args:
-            path: The file; its folder is made where it is missing.
+            path: The file; its folder is created if it is missing.
             key: Everything that the pieces depend on, as JSON data.
 
         Raises:
@@ -102,17 +102,15 @@ class Ledger:
         stored_key, rows = self._parse(whole)
         if stored_key != key:
             raise SettingsError(
-                f"{self.path}: holds the finished part of other work "
+                f"{self.path}: holds the finished part of a different job "
                 f"({_describe_difference(stored_key, key)}). Finish that with its own command, "
                 "choose another --out, or remove the file."
             )
         self.rows = rows
 
     def _parse(self, content: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the key and the rows of a file; a SettingsError where it is no ledger."""
-        damaged = SettingsError(
-            f"{self.path}: not what an interrupted command leaves; move it away."
-        )
+        """Return the key and the rows of a file; a SettingsError if it is not a ledger."""
+        damaged = SettingsError(f"{self.path}: not a file of an interrupted command; move it away.")
         try:
             lines = [json.loads(line) for line in content.splitlines()]
             stored_key = lines[0]["key"]

@@ -23,7 +23,7 @@ CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 _ERRORS_OF_DAMAGE = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG}
 )
-"""Errors of a read that say what is wrong with the file: missing, of another kind, or too long."""
+"""Read errors that show what is wrong with the file: missing, not a plain file, or too long."""
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
@@ -78,7 +78,7 @@ class Manifest(BaseModel):
     created: str
     """Time of writing in UTC, ISO 8601."""
     manifest_sha256: str
-    """Hash of the rest of the manifest: facts have no file whose hash would protect them."""
+    """Hash of the rest of the manifest, because no file's hash protects the facts."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -103,14 +103,14 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         RunFolderError: The folder is not a checkpoint; the message says why.
-        UnreadableError: The operating system does not tell.
+        UnreadableError: The operating system refuses to read it.
     """
     try:
         data = json.loads(read_bytes(folder / MANIFEST, MAX_DOCUMENT_BYTES))
         manifest = Manifest.model_validate(data)
     except FileNotFoundError:
         raise RunFolderError(
-            f"{folder}: no {MANIFEST}; it was not written to its end, or is no checkpoint."
+            f"{folder}: no {MANIFEST}; it was not written completely, or is not a checkpoint."
         ) from None
     except OSError as error:
         raise _cannot_read(folder, MANIFEST, error) from error
@@ -120,10 +120,10 @@ def read_manifest(folder: Path) -> Manifest:
         for part in first["loc"]:
             where += f"{part}: "
         raise RunFolderError(
-            f"{folder}: {MANIFEST} is not one of this version ({where}{first['msg']})."
+            f"{folder}: {MANIFEST} is not from this version ({where}{first['msg']})."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{folder}: {MANIFEST} is no JSON ({error}).") from error
+        raise RunFolderError(f"{folder}: {MANIFEST} is not JSON ({error}).") from error
     sha256 = manifest_sha256(data)
     if sha256 != manifest.manifest_sha256:
         raise RunFolderError(
@@ -134,7 +134,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> None:
-    """Write the manifest of a folder as it is; its files must be on disk already.
+    """Write the manifest of a folder's current content; its files must be on disk already.
 
     Args:
         folder: The checkpoint's folder.
@@ -176,12 +176,12 @@ def check_checkpoint(folder: Path) -> Manifest:
 
     Raises:
         RunFolderError: A file differs; the message names the first one.
-        UnreadableError: The operating system does not let one be read.
+        UnreadableError: The operating system refuses to read a file.
     """
     manifest = read_manifest(folder)
     match = CHECKPOINT_NAME.fullmatch(folder.name)
     if match and int(match[1]) != manifest.step:
-        raise RunFolderError(f"{folder}: its {MANIFEST} is that of step {manifest.step}.")
+        raise RunFolderError(f"{folder}: its {MANIFEST} is for step {manifest.step}.")
     try:
         sizes = file_sizes(folder)
         for name in sorted(manifest.files.keys() | sizes.keys()):
@@ -225,7 +225,7 @@ def _check_file(folder: Path, name: str, entry: FileEntry | None, size: int | No
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Return the size of every file below a checkpoint but its manifest, by path with slashes.
+    """Return the size of every file of a checkpoint except its manifest, by path with slashes.
 
     Raises:
         RunFolderError: A path is neither a plain file nor a folder.

@@ -1,7 +1,7 @@
-"""JSON keys of version 0.2 that have another name by now.
+"""JSON keys of version 0.2 that have been renamed.
 
-Version 0.2 spoke of a "deal" and a "line-up" where this version speaks of a task and a lineup. Its
-evaluations and ledgers stay readable: every reader renames the keys before it looks at them.
+Version 0.2 called a task a "deal" and a lineup a "line-up". Its evaluations and ledgers stay
+readable: every reader renames the keys first.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""A run that resumes from its artifact, on a machine that has never seen its run folder.
+"""A run that resumes from its artifact, on a machine without its run folder.
 
-With UPLOAD_CKPT_TO_WANDB=full an artifact holds, beside its adapters, the trainer's state
-(`trainer/`) and the records of the run (`run/`). From these a run folder is made again, with one
-checkpoint in it; the run in it is then resumed as any other.
+With UPLOAD_CKPT_TO_WANDB=full an artifact holds the adapters, the trainer's state (`trainer/`) and
+the records of the run (`run/`). From these a run folder with one checkpoint is created; its run is
+then resumed like any other.
 
 Example:
     run/metrics.jsonl and manifest.json, player_0/…, player_1/…, trainer/… of an artifact of step 50
@@ -34,9 +34,9 @@ TRAINER_STATE = "trainer"
 RUN_FILES = "run"
 """Folder in an artifact with the records of its run."""
 _RECORD = "restored.json"
-"""In a run folder that was made from an artifact."""
+"""File in a run folder that was made from an artifact."""
 _LEFT_OUT = ("args.json", "logging.jsonl", "resume.json", _RECORD)
-"""Files of a run folder that each start writes anew."""
+"""Files of a run folder that every start rewrites."""
 
 
 class Restored(BaseModel):
@@ -45,20 +45,20 @@ class Restored(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     source: str
-    """RESUME, as it was given."""
+    """RESUME, as given."""
     artifact: str
     """The folder that held the artifact."""
     step: int
     """Optimizer steps behind the checkpoint."""
     is_whole: bool
-    """False while the folder is being filled, and after a crash meanwhile."""
+    """False while the folder is being filled, and after a crash during that time."""
 
 
 def run_files(run_folder: Path) -> list[Path]:
     """Return the files of a run folder that a restored run needs or shows, by name.
 
-    They are the plain files in the folder itself but for hidden ones: those hold the run's secret,
-    its lock, and what is being written.
+    They are the plain files in the folder itself, except hidden ones: the run's secret, its lock,
+    and unfinished files.
     """
     files = []
     for path in sorted(run_folder.iterdir()):
@@ -78,7 +78,7 @@ def names_artifact(resume: str) -> bool:
         if isinstance(parse_checkpoint(resume).place, HubPlace):
             raise RunFolderError(
                 f"RESUME={resume}: a repository of the hub holds adapters without the optimizer's "
-                "state, so training cannot resume from it. Begin a new run from its adapters: "
+                "state, so training cannot resume from it. Start a new run from its adapters: "
                 f"HANABI_START_FROM={resume}"
             )
         return True
@@ -98,7 +98,7 @@ def restored_folder(settings: Settings) -> Path:
     if is_remote(resume):
         place = parse_checkpoint(resume).place
         if not isinstance(place, WandbPlace):
-            raise TypeError(f"{resume} is no artifact at W&B")
+            raise TypeError(f"{resume} is not an artifact at W&B")
         name = f"{place.name}-{place.alias}" if place.alias else place.name
     else:
         folder = Path(resume).resolve()
@@ -119,7 +119,7 @@ def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
 
     Args:
         artifact: Folder with the artifact's files.
-        folder: The run folder; it may hold logs, as any fresh one.
+        folder: The run folder; it may hold logs, like any fresh one.
         resume: RESUME, for the record and for messages.
 
     Returns:
@@ -135,7 +135,7 @@ def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
     used = used_entries(folder) if folder.is_dir() else []
     if used and not is_unfinished:
         raise RunFolderError(
-            f"RESUME={resume}: OUTPUT_DIR={str(folder)!r} holds another run already "
+            f"RESUME={resume}: OUTPUT_DIR={str(folder)!r} already holds another run "
             f"({some_of(used)}). Choose another OUTPUT_DIR, or continue the run in it: "
             "RESUME=latest"
         )
@@ -147,7 +147,7 @@ def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
         for path in sorted((artifact / RUN_FILES).iterdir()):
             name = path.name
             if path.suffix == ".log":
-                # Programs that run now write logs of these names.
+                # Programs that run now write logs with these names.
                 name = f"{path.stem}-until-step-{manifest.step}.log"
             shutil.copy2(path, folder / name)
         sync_folder(folder)
@@ -157,31 +157,31 @@ def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
     except OSError as error:
         raise RunFolderError(
             f"RESUME={resume}: {folder} cannot be written ({error.strerror}). Free space or make "
-            "it writable, and start again: what is missing is copied then."
+            "it writable, and start again: that copies the missing files."
         ) from error
     return manifest
 
 
 def _check_artifact(artifact: Path, resume: str) -> Manifest:
-    """Refuse an artifact from which no run can be resumed; the checkpoint's files come later."""
+    """Refuse an artifact that cannot be resumed; the checkpoint's files are checked later."""
     manifest = read_manifest(artifact)
     has_state = (artifact / TRAINER_STATE).is_dir()
     if not has_state or not (artifact / RUN_FILES / SETTINGS_FILE).is_file():
         raise RunFolderError(
             f"RESUME={resume}: {artifact} holds adapters but not the optimizer's state and the "
             "run's records, which UPLOAD_CKPT_TO_WANDB=full uploads, so training cannot resume "
-            f"from it. Begin a new run from its adapters: HANABI_START_FROM={resume}"
+            f"from it. Start a new run from its adapters: HANABI_START_FROM={resume}"
         )
     return manifest
 
 
 def _copy_checkpoint(artifact: Path, checkpoint: Path, manifest: Manifest) -> None:
-    """Copy the files that the manifest lists; the checkpoint appears once all are as it says."""
+    """Copy the files that the manifest lists; the checkpoint appears once all of them match it."""
     with new_folder(checkpoint) as partial:
         for name in (*manifest.files, MANIFEST):
             source = artifact / name
             if source.is_symlink() or not source.is_file():
-                raise RunFolderError(f"{artifact}: {name} is missing, or is no plain file.")
+                raise RunFolderError(f"{artifact}: {name} is missing, or is not a plain file.")
             target = partial / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
@@ -189,14 +189,14 @@ def _copy_checkpoint(artifact: Path, checkpoint: Path, manifest: Manifest) -> No
 
 
 def _read_record(folder: Path) -> Restored | None:
-    """Return what a folder was made from; None where it was not made from an artifact."""
+    """Return what a folder was made from; None if it was not made from an artifact."""
     try:
         return Restored.model_validate_json(read_bytes(folder / _RECORD, MAX_DOCUMENT_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
         raise RunFolderError(
-            f"{folder / _RECORD}: not what hanabi-grpo writes ({error}); remove the folder, or "
+            f"{folder / _RECORD}: not written by hanabi-grpo ({error}); remove the folder, or "
             "choose another OUTPUT_DIR."
         ) from error
 

@@ -50,13 +50,13 @@ class ResumePlan:
     skipped: tuple[str, ...] = ()
     """Newer checkpoints that cannot be used, and why."""
     fork: bool = False
-    """The checkpoint belongs to another run, which stays as it is."""
+    """The checkpoint belongs to another run, which stays unchanged."""
     is_begun: bool = False
-    """Whether a fork has begun before, and has saved no checkpoint of its own yet."""
+    """Whether a fork was started before, but has not saved its own checkpoint yet."""
 
     @property
     def needs_fresh_folder(self) -> bool:
-        """Whether `run_folder` must hold no run yet."""
+        """Whether `run_folder` must not hold a run yet."""
         return self.fork and not self.is_begun
 
 
@@ -75,15 +75,15 @@ class ResumePoint(BaseModel):
 def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan | None:
     """Find what RESUME and OUTPUT_DIR ask for; nothing is changed.
 
-    `latest` always yields a plan, so that a supervisor may start every attempt with it: without a
-    valid checkpoint the run begins where it began, at step 0 or, if it is a fork, at the checkpoint
-    of the other run. An artifact is planned as `restore_run` will have
-    made a run folder of it, and once it has, the run in it is continued as by `latest`: the same
-    command may start every attempt.
+    `latest` always yields a plan, so a supervisor may start every attempt with it: without a valid
+    checkpoint the run starts over, at step 0 or, if it is a fork, at the other run's checkpoint.
+    The plan for an artifact describes the run folder that `restore_run` makes from it. Once that
+    folder exists, its run is continued as with `latest`, so here too the same command may start
+    every attempt.
 
     Args:
         settings: The run's settings.
-        now: Time after which a new folder is named; None: the current time.
+        now: Time in the name of a new folder; None: the current time.
 
     Returns:
         The plan; None without RESUME.
@@ -92,7 +92,7 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
         RunFolderError: There is no such folder; the named run has no valid checkpoint; the
             checkpoint is damaged or lacks the trainer's state, or newer ones of the same run are
             valid; or the folder of a fork is in use, or the checkpoint that it began with is gone.
-        UnreadableError: The operating system does not let the run's checkpoints be read.
+        UnreadableError: The operating system refuses to read the run's checkpoints.
     """
     if settings.resume is None:
         return None
@@ -132,7 +132,7 @@ def read_resume(run_folder: Path) -> ResumePoint | None:
         return None
     except (OSError, ValidationError) as error:
         raise RunFolderError(
-            f"{path}: not what hanabi-grpo train writes ({error}); start it again."
+            f"{path}: not written by hanabi-grpo train ({error}); start it again."
         ) from error
 
 
@@ -190,14 +190,14 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
     try:
         return _from_newest(run_folder, run_folder)
     except UnreadableError as error:
-        # Perhaps for a moment only: a run that began anew would move its records aside, and write
-        # over its checkpoints.
+        # Perhaps only for a moment: a run that started over would move its records aside, and
+        # overwrite its checkpoints.
         raise UnreadableError(
-            f"{error}\nIts checkpoints may be whole, so the run does not start over. Make them "
+            f"{error}\nIts checkpoints may be intact, so the run does not start over. Make them "
             "readable and start again, or choose another OUTPUT_DIR for a new run."
         ) from error
     except RunFolderError as error:
-        # The first line repeats the reason of the plans below.
+        # The first line repeats the reason in the plans below.
         lines = _stripped_lines(error)
         reasons = lines[1:] or lines
     origin = _origin_of_fork(run_folder)
@@ -205,7 +205,7 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
         try:
             return _fork_anew(run_folder, origin, reasons)
         except RunFolderError as error:
-            # Without a checkpoint of its own the folder is not that of a run that was moved.
+            # Without its own checkpoints, the folder is not one of a run that was moved.
             if not has_checkpoint:
                 raise
             reasons += _stripped_lines(error)
@@ -213,7 +213,7 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
 
 
 def _origin_of_fork(run_folder: Path) -> Path | None:
-    """Return the checkpoint of another run from which the last start in this folder went on."""
+    """Return the checkpoint of another run that the last start in this folder continued from."""
     try:
         point = read_resume(run_folder)
     except RunFolderError:
@@ -224,19 +224,19 @@ def _origin_of_fork(run_folder: Path) -> Path | None:
 
 
 def _fork_anew(run_folder: Path, checkpoint: Path, skipped: Sequence[str]) -> ResumePlan:
-    """Return the plan for a fork that has no checkpoint of its own: it begins as it began before.
+    """Return the plan for a fork without its own checkpoint: it starts from the same one as before.
 
     Args:
         run_folder: The fork's folder.
-        checkpoint: The other run's, with which it began.
-        skipped: Why none of the fork's own can be used.
+        checkpoint: The other run's checkpoint, with which it began.
+        skipped: Why none of the fork's own checkpoints can be used.
     """
     try:
         manifest = _check_resumable(checkpoint)
     except RunFolderError as error:
         raise RunFolderError(
             f"OUTPUT_DIR={str(run_folder)!r}: has no valid checkpoint of its own yet, and the one "
-            f"that it began with cannot be used: {error} Put that one back, or start a new run in "
+            f"that it began with cannot be used: {error} Restore that one, or start a new run in "
             "another OUTPUT_DIR."
         ) from error
     plan = _from_checkpoint(run_folder, checkpoint, manifest, tuple(skipped), fork=True)
@@ -246,7 +246,7 @@ def _fork_anew(run_folder: Path, checkpoint: Path, skipped: Sequence[str]) -> Re
 def _plan_latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
     """Return the plan for RESUME=latest without OUTPUT_DIR: continue the run that saved last."""
     runs = [path.parent for path in OUTPUTS.glob(f"*/{SETTINGS_FILE}")]
-    # A copy, a checkout or an editor changes the times of files, never the content of a manifest.
+    # Copies, checkouts and editors change the times of files, but not the content of a manifest.
     runs.sort(key=lambda run: (last_saved(run), run.name), reverse=True)
     skipped: list[str] = []
     for run_folder in runs:
@@ -268,7 +268,7 @@ def _plan_named(named: Path, output_dir: Path | None) -> ResumePlan:
 
     Args:
         named: The folder of a run or of one of its checkpoints.
-        output_dir: OUTPUT_DIR; another folder than the run's makes it a fork.
+        output_dir: OUTPUT_DIR; a folder other than the run's makes it a fork.
     """
     if not named.is_dir():
         raise RunFolderError(
@@ -295,7 +295,7 @@ def _plan_named(named: Path, output_dir: Path | None) -> ResumePlan:
 
 
 def _check_resumable(checkpoint: Path) -> Manifest:
-    """Return the manifest of a whole checkpoint that training can resume from.
+    """Return the manifest of a complete checkpoint that training can resume from.
 
     Raises:
         RunFolderError: It is damaged, or has no trainer's state.
@@ -320,7 +320,7 @@ def _check_fork(target: Path, named: Path) -> None:
     used = used_entries(target) if target.is_dir() else []
     if used:
         raise RunFolderError(
-            f"OUTPUT_DIR={str(target)!r}: holds another run already ({some_of(used)}), so "
+            f"OUTPUT_DIR={str(target)!r}: already holds another run ({some_of(used)}), so "
             f"RESUME={named} cannot start a new one in it. Continue the run in it with "
             "RESUME=latest, or choose another OUTPUT_DIR."
         )
@@ -344,7 +344,7 @@ def _check_newest(named: Path, manifest: Manifest) -> tuple[str, ...]:
             remove = ""
         raise RunFolderError(
             f"RESUME={str(named)!r}: this run has a newer valid checkpoint, {newest.folder.name}, "
-            "and would continue beside its own later steps. Keep them and start a new run from "
+            "whose steps it would repeat in the same folder. Keep them and start a new run from "
             f"here with OUTPUT_DIR=(a new folder){remove}."
         )
     return newest.skipped
@@ -356,7 +356,7 @@ def _from_newest(source: Path, target: Path, skipped: Sequence[str] = ()) -> Res
     Args:
         source: The run that has the checkpoint.
         target: The folder that the run writes to; a folder other than `source` makes it a fork.
-        skipped: Checkpoints that were tried before, and why they cannot be used.
+        skipped: Checkpoints that were tried earlier, and why they cannot be used.
     """
     newest = find_checkpoint(source, needs=TRAINER_STATE)
     return _from_checkpoint(

@@ -1,10 +1,10 @@
-"""Which settings a resumed run may change, and what it keeps of the old ones.
+"""Which settings a resumed run may change, and which it must keep.
 
-Each setting says what it affects (`settings.affects`). A resumed run keeps what changes its games
-or what is optimised; a fork, a new run from a checkpoint, keeps what the saved tensors were made
-for. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED are free in both, since the state is
-saved per parameter; sums are then taken in another order, so the next steps are equal but for
-rounding.
+Each setting declares what it affects (`settings.affects`). A resumed run keeps the settings that
+change its games or the objective; a fork, a new run from a checkpoint, keeps those that the saved
+tensors depend on. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED may change in both,
+because the state is saved per parameter; sums are then computed in a different order, so the next
+steps differ by rounding.
 """
 
 import hashlib
@@ -19,27 +19,27 @@ from hanabi_grpo.settings import Affects, Settings, settings_values, variables
 from hanabi_grpo.settings.saved import SETTINGS_FILE, VALUES, read_settings_document
 
 _PATHS = ("MODEL", "DATASET")
-"""Settings whose value may be a path: one folder may have two spellings."""
+"""Settings whose value may be a path: the same folder can be written in two ways."""
 _SHOWN_DIGITS = 12
 """Digits of a hash in a message."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Differences:
-    """What is different from the run that a checkpoint comes from, a sentence for each setting."""
+    """Differences from the run that a checkpoint comes from, a sentence for each setting."""
 
     allowed: list[str] = field(default_factory=list)
-    """What may change on the way."""
+    """Differences that are allowed."""
     refused: list[str] = field(default_factory=list)
-    """What may not."""
+    """Differences that are not."""
     hits_weights: bool = False
-    """Whether one of the refused would not fit the saved tensors, so that a fork is no way out."""
+    """Whether a refused difference does not fit the saved tensors, so that a fork does not help."""
 
 
 def dataset_sha256(settings: Settings) -> str | None:
     """Return the hash of the dataset file, None without DATASET.
 
-    The same name may hold other tasks by now.
+    A file with the same name may hold different tasks now.
     """
     if settings.dataset is None:
         return None
@@ -50,13 +50,13 @@ def dataset_sha256(settings: Settings) -> str | None:
 def check_compatible(
     saved: Mapping[str, Any], settings: Settings, *, fork: bool = False
 ) -> list[str]:
-    """Compare the settings of now with those of the run that a checkpoint comes from.
+    """Compare the current settings with those of the run that a checkpoint comes from.
 
     Args:
-        saved: What `read_saved_settings` read.
-        settings: The settings of now.
-        fork: Whether it is a new run from the checkpoint, for which only what the tensors depend on
-            must be equal.
+        saved: The result of `read_saved_settings`.
+        settings: The current settings.
+        fork: Whether this is a new run from the checkpoint, for which only the settings that the
+            tensors depend on must be equal.
 
     Returns:
         One sentence for each setting that differs and is allowed to.
@@ -110,7 +110,7 @@ def keep_settings(run_folder: Path, step: int) -> Path | None:
     recorded after that step, with other settings, are moved aside.
 
     Returns:
-        The copy; None where there is no `settings.json`.
+        The copy; None if there is no `settings.json`.
     """
     current = run_folder / SETTINGS_FILE
     copy = run_folder / f"settings-until-step-{step}.json"
@@ -125,7 +125,7 @@ def keep_settings(run_folder: Path, step: int) -> Path | None:
 
 
 def _compare_values(before: Mapping[str, Any], settings: Settings, *, fork: bool) -> _Differences:
-    """Compare every setting but the dataset's content.
+    """Compare every setting, but not the dataset's content.
 
     Args:
         before: Values of the earlier run, by variable.
@@ -133,7 +133,7 @@ def _compare_values(before: Mapping[str, Any], settings: Settings, *, fork: bool
         fork: Whether this is a new run from the checkpoint.
     """
     now = settings_values(settings)
-    # A run that is older than a setting behaved as with its default.
+    # A run from before a setting existed behaved as with its default.
     defaults = settings_values(Settings(device=settings.device, env=settings.env))
     differences = _Differences()
     for variable in variables(settings.env):
@@ -170,7 +170,7 @@ def _compare_dataset(
     *,
     fork: bool,
 ) -> None:
-    """Add a difference where the dataset's file has the same name but different content.
+    """Add a difference if the dataset file has the same name but different content.
 
     Args:
         recorded: The file's sha256 when the earlier run began; None without DATASET.
@@ -186,7 +186,7 @@ def _compare_dataset(
         return
     line = (
         f"DATASET: the file's sha256 was {str(recorded)[:_SHOWN_DIGITS]}…, is "
-        f"{current[:_SHOWN_DIGITS]}…: its tasks are others"
+        f"{current[:_SHOWN_DIGITS]}…: its tasks have changed"
     )
     if fork:
         differences.allowed.append(line)

@@ -41,15 +41,15 @@ from hanabi_grpo.texts import visible_line
 LOCK = ".lock"
 """File that is locked by the process that trains in the folder."""
 TRAIN = "train"
-"""Folder in which `tools/demo.sh` keeps the run, beside evaluations."""
+"""Folder in which `tools/demo.sh` keeps the run, next to evaluations."""
 EVALUATIONS = "evaluations"
 """Folder in a run folder where `evaluate` stores the scores of the run's adapters."""
 PLAYED = "played"
 """Folder of games that people played."""
 CROSS_PLAY = "cross-play-"
-"""Beginning of the name of a folder of cross-play results."""
+"""Prefix of the name of a folder of cross-play results."""
 ADHOC = "adhoc-"
-"""Beginning of the name of a folder of an ad-hoc evaluation."""
+"""Prefix of the name of a folder of an ad-hoc evaluation."""
 RUN_ID = ".run-id"
 """File with the unique number of the run."""
 SECRET = ".run-secret"
@@ -61,10 +61,10 @@ _PUBLIC_DIGITS = 12
 _ID_DIGITS = 12
 _SECRET_BYTES = 32
 _HOLDER_LENGTH = 200
-"""Bytes of a lock file that are read."""
+"""Maximum bytes to read from a lock file."""
 _LOCK_TRIES = 5
 _LOCK_PAUSE_SECONDS = 0.05
-"""Between two tries to lock a run folder."""
+"""Pause between two attempts to lock a run folder."""
 _SHOWN_NAMES = 3
 """Names of a list that a message shows."""
 _DEPTHS = ("*", "*/*", "*/*/*")
@@ -75,15 +75,15 @@ _DEPTHS = ("*", "*/*", "*/*/*")
 
 
 def results_folder(settings: Settings) -> Path:
-    """Return the folder of what commands write that have no run of their own.
+    """Return the folder for results of commands without their own run.
 
-    It is OUTPUT_DIR, or `outputs/` where that is not set.
+    It is OUTPUT_DIR, or `outputs/` if that is not set.
     """
     return settings.output_dir or OUTPUTS
 
 
 def plain_name(text: str) -> str:
-    """Return a text as a file or an artifact may be called: what else is in it becomes dashes."""
+    """Return a text as the name of a file or an artifact; other characters become dashes."""
     return _NOT_IN_A_NAME.sub("-", text)
 
 
@@ -96,14 +96,14 @@ def run_folder_name(settings: Settings, now: datetime) -> str:
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """Create the run folder and return it.
 
-    A folder that holds nothing but `*.log` files, a lock, remains of temporary files, and what was
-    evaluated or played there counts as fresh: a script that starts both processes writes the
-    server's log there before training begins, and `evaluate base` may come before the first step.
-    Without OUTPUT_DIR it is a new folder in `outputs/`.
+    A folder that holds only `*.log` files, a lock, leftover temporary files, and results of
+    evaluations or games counts as fresh: a script that starts both processes writes the server's
+    log there before training begins, and `evaluate base` may run before the first step. Without
+    OUTPUT_DIR it is a new folder in `outputs/`.
 
     Args:
         settings: The run's settings.
-        now: Time after which a new folder is named; None: the current time.
+        now: Time in the name of a new folder; None: the current time.
 
     Raises:
         RunFolderError: The folder is in use, is a file, or cannot be created.
@@ -132,14 +132,14 @@ def check_fresh(folder: Path) -> None:
     holder = holder_of(folder)
     if holder:
         raise RunFolderError(
-            f"{given}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. "
-            "For a run beside it choose another OUTPUT_DIR, or unset it for a new folder in "
+            f"{given}: a trainer works in it ({holder}). To watch it: hanabi-grpo watch {folder}. "
+            "For a second run choose another OUTPUT_DIR, or unset it for a new folder in "
             "outputs/."
         )
-    # Hidden files say least, so they come last.
+    # Hidden files are the least informative, so they come last.
     used.sort(key=lambda name: name.startswith("."))
     raise RunFolderError(
-        f"{given}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, unset "
+        f"{given}: already holds another run ({some_of(used)}). Choose another OUTPUT_DIR, unset "
         "it for a new folder in outputs/, or continue that run: RESUME=latest"
     )
 
@@ -158,8 +158,8 @@ def make_run_folder(folder: Path) -> None:
 
 def _unusable(folder: Path, error: OSError) -> RunFolderError:
     reason = (
-        f"cannot be used ({error.strerror}); choose a folder that can be made, or unset OUTPUT_DIR "
-        "for a new one in outputs/"
+        f"cannot be used ({error.strerror}); choose a folder that can be created, or unset "
+        "OUTPUT_DIR for a new one in outputs/"
     )
     if folder.is_file():
         reason = "is a file; choose a folder that does not exist yet"
@@ -167,7 +167,7 @@ def _unusable(folder: Path, error: OSError) -> RunFolderError:
 
 
 def used_entries(folder: Path) -> list[str]:
-    """Return the names in a folder because of which it is not fresh, ascending."""
+    """Return the names of the entries that make a folder not fresh, ascending."""
     names = []
     for entry in folder.iterdir():
         is_log = entry.suffix == ".log"
@@ -187,9 +187,9 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def leave_run_folder(folder: Path) -> None:
-    """Remove a folder that holds nothing but this process's lock.
+    """Remove a folder that holds only this process's lock.
 
-    This is for a run that ends before its first file.
+    This is for a run that ends before it writes a file.
     """
     names = [entry.name for entry in folder.iterdir()]
     if names == [LOCK]:
@@ -209,7 +209,7 @@ def run_home(folder: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder that contains a checkpoint's folder; None where there is none."""
+    """Return the run folder that contains a checkpoint's folder; None if there is none."""
     parent = checkpoint.resolve().parent
     return parent if (parent / SETTINGS_FILE).is_file() else None
 
@@ -228,7 +228,7 @@ def holder_of(folder: Path) -> str:
     """Return the name of another process that holds a run folder.
 
     Returns:
-        The name that the process wrote, e.g. "pid 12 on gpu7"; "" where no other process holds it.
+        The name that the process wrote, e.g. "pid 12 on gpu7"; "" if no other process holds it.
     """
     try:
         with open_plain(folder / LOCK) as file:
@@ -254,8 +254,8 @@ def open_locked(path: Path) -> io.FileIO:
         except OSError:
             file.close()
             raise
-        # Its holder may have removed the file, and an empty folder with it, between the two calls
-        # above.
+        # Between the two calls above, its holder may have removed the file, and the empty folder
+        # too.
         locked_stat = os.fstat(file.fileno())
         if path.exists() and os.path.samestat(locked_stat, path.stat()):
             return file
@@ -263,10 +263,10 @@ def open_locked(path: Path) -> io.FileIO:
 
 
 def lock_run_folder(folder: Path) -> io.FileIO:
-    """Lock a run folder for this process, and for the one that it becomes by exec.
+    """Lock a run folder for this process, and for the one that replaces it through exec.
 
-    Close the file to release it. The kernel releases it when the last process that inherited the
-    file ends, kill -9 included.
+    Close the file to release the lock. The kernel releases it when the last process that inherited
+    the file ends, even by kill -9.
 
     Raises:
         RunFolderError: Another trainer holds it, or the file system has no locks.
@@ -278,7 +278,7 @@ def lock_run_folder(folder: Path) -> io.FileIO:
         with open_plain(path) as locked:
             holder = _read_holder(locked)
         raise RunFolderError(
-            f"{folder}: another trainer works in it ({holder}). Stop it, or choose another "
+            f"{folder}: another trainer is using it ({holder}). Stop it, or choose another "
             "OUTPUT_DIR."
         ) from error
     except OSError as error:
@@ -293,7 +293,7 @@ def lock_run_folder(folder: Path) -> io.FileIO:
 
 
 def _open_free(path: Path) -> io.FileIO:
-    """Do what `open_locked` does, but pass over a process that looks who holds the lock.
+    """Do what `open_locked` does, but tolerate a process that checks who holds the lock.
 
     `holder_of` shares the lock for a moment.
     """
@@ -306,7 +306,7 @@ def _open_free(path: Path) -> io.FileIO:
 
 def _read_holder(lock: io.FileIO) -> str:
     text = lock.read(_HOLDER_LENGTH).decode("utf-8", "replace")
-    return text.strip() or "which has not said its name yet"
+    return text.strip() or "its process is not known yet"
 
 
 def _this_process() -> str:
@@ -319,21 +319,21 @@ def _this_process() -> str:
 def run_identity(folder: Path) -> str:
     """Return the run's name for a rollout server: its folder and its unique number.
 
-    The number stays in the folder, so a resumed run is recognised, and a run with the same path on
-    another machine is not taken for it.
+    The number stays in the folder, so a resumed run is recognized, and a run with the same path on
+    another machine is not mistaken for it.
     """
     path = folder / RUN_ID
     if not path.exists():
         write_json_atomic(path, uuid.uuid4().hex[:_ID_DIGITS])
     number = read_text(path, MAX_LINE_BYTES).strip().strip('"')
-    # The server shows the name on its terminal, and refuses one that a terminal would obey.
+    # The server shows the name on its terminal, and refuses one with control characters.
     return visible_line(f"{folder.resolve()} ({number})")
 
 
 def run_secret(folder: Path) -> str:
     """Return the secret that proves to a rollout server that a trainer works in this folder.
 
-    Only the user can read the file. It stays, so that a resumed run takes over its session at once.
+    Only the user can read the file. It is kept, so a resumed run takes over its session at once.
 
     Raises:
         RunFolderError: The file does not hold a secret.
@@ -345,7 +345,7 @@ def run_secret(folder: Path) -> str:
     digits = 2 * _SECRET_BYTES
     if not re.fullmatch(f"[0-9a-f]{{{digits}}}", secret):
         raise RunFolderError(
-            f"{path}: not {digits} hexadecimal digits; remove it, and the next start makes another."
+            f"{path}: not {digits} hexadecimal digits; remove it, and the next start creates one."
         )
     return secret
 
@@ -353,7 +353,7 @@ def run_secret(folder: Path) -> str:
 def public_run(run_id: str) -> str:
     """Return the public digest of the run that a server works for.
 
-    It is enough to recognise a run, and reveals no path.
+    It is enough to recognize a run, and reveals no path.
     """
     return hashlib.sha256(run_id.encode()).hexdigest()[:_PUBLIC_DIGITS]
 
@@ -364,7 +364,7 @@ def is_run(folder: Path, run: str) -> bool:
 
 
 def find_run(run: str | None, around: Path = OUTPUTS) -> Path | None:
-    """Return the folder of the run of a server's session; None where there is none.
+    """Return the folder of the run of a server's session; None if there is none.
 
     Args:
         run: Digest that the server reports, see `public_run`; None: the server has no session.
@@ -393,7 +393,7 @@ def resume_command_of(run_folder: Path) -> str:
 def recorded_settings(run_folder: Path) -> dict[str, Any]:
     """Return a run's settings by variable, from `settings.json`.
 
-    The result is empty where the file cannot be read.
+    The result is empty if the file cannot be read.
     """
     values = _settings_document(run_folder).get(VALUES)
     return values if isinstance(values, dict) else {}
@@ -417,7 +417,7 @@ def write_json_atomic(path: Path, data: Any) -> None:
 def json_text(data: Any, indent: int | None = None) -> str:
     """Return data as JSON, with a line break.
 
-    Non-finite numbers become null: JSON has no name for them.
+    Non-finite numbers become null: JSON cannot represent them.
     """
     text = json.dumps(finite(data), indent=indent, ensure_ascii=False, allow_nan=False)
     return f"{text}\n"
@@ -462,7 +462,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     After an error `target` is unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target: a rename is atomic only within one file system.
+    # Next to the target, because a rename is atomic only within one file system.
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
         new = Path(scratch) / "new"
         new.mkdir()
@@ -487,6 +487,6 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
             line = json_text(row).encode()
             start = file.seek(0, os.SEEK_END)
             if file.write(line) != len(line):
-                # A full disk may take a part of the line; the next row must not be appended to it.
+                # On a full disk, part of the line may be written; nothing may be appended to it.
                 file.truncate(start)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

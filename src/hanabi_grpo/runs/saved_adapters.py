@@ -1,4 +1,4 @@
-"""Adapters of a checkpoint folder, as they are pushed to a rollout server."""
+"""Adapters of a checkpoint folder, ready to upload to a rollout server."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ SAME_FACTS = {
 }
 """Facts of a manifest that must be the same as the server's, with their names in messages."""
 BASES = "bases"
-"""Where manifest and server have the facts of each player's base model, if they are several."""
+"""Key of the facts of each player's base model in manifest and server, if there are several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class SavedAdapters:
         name = adapter or adapter_of(player, self.adapters)
         if name not in self.adapters:
             raise SettingsError(
-                f"no adapter {adapter or player} in it; it has {', '.join(self.adapters)}. Choose "
-                f"one with :{next(iter(self.adapters))} behind the folder."
+                f"no adapter {adapter or player} in it; it has {', '.join(self.adapters)}. Append "
+                f":{next(iter(self.adapters))} to the folder to choose one."
             )
         return name
 
@@ -75,7 +75,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
     try:
         manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
     except RunFolderError as error:
-        raise SettingsError(f"{error} Take another checkpoint.") from error
+        raise SettingsError(f"{error} Use another checkpoint.") from error
     adapters = {}
     for name, weights in _weight_files(folder, manifest).items():
         adapters[name] = _read_adapter(folder, weights, manifest)
@@ -97,7 +97,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
 def newest_checkpoint(folder: Path) -> Path:
     """Return the folder of a checkpoint; for a run (see `run_home`) its newest complete one.
 
-    The folder itself is returned where it is a checkpoint, or a run without checkpoints.
+    The folder itself is returned if it is a checkpoint, or a run without checkpoints.
 
     Raises:
         SettingsError: There is no such folder, or every checkpoint of the run is damaged.
@@ -128,8 +128,8 @@ def check_same_base(
         folder: Folder of the adapters, for messages.
         saved: The adapters.
         server: The identity of the server, by the keys of SAME_FACTS; "bases" has those of each
-            player where they are several.
-        adapter: Only this one of the adapters; None: each of them.
+            player if there are several.
+        adapter: The only adapter to check; None: all of them.
         player: Whose base model it must be; None: any of the server's.
 
     Returns:
@@ -152,8 +152,9 @@ def check_same_base(
         if len(problems) == len(candidates):
             whose = f": {name}" if saved.facts.get(BASES) or server.get(BASES) else ""
             raise SettingsError(
-                f"{folder}{whose} was trained with another {problems[0]}. Take a checkpoint of a "
-                "run on this MODEL, or start the server with that run's MODEL and HANABI_THINKING."
+                f"{folder}{whose} was trained with another {problems[0]}. Use a checkpoint of a "
+                "run with this MODEL, or start the server with that run's MODEL and "
+                "HANABI_THINKING."
             )
         is_known = is_known and facts.keys() >= SAME_FACTS.keys()
     return is_known
@@ -166,11 +167,11 @@ def check_same_base_of_each(
 
     Args:
         checkpoint: The checkpoint, for messages.
-        facts: Of its manifest.
+        facts: The facts of its manifest.
         server: The identity of the server, as for `check_same_base`.
 
     Raises:
-        SettingsError: A player has another one.
+        SettingsError: A player has a different one.
     """
     for name in facts.get("adapters", ()):
         problem = _difference(facts_of_base(facts, name), facts_of_base(server, name))
@@ -182,10 +183,10 @@ def check_same_base_of_each(
 
 
 def facts_of_base(facts: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
-    """Return what a manifest or a server says of the base model of one adapter.
+    """Return the facts of a manifest or a server about the base model of one adapter.
 
     Args:
-        facts: By the keys of SAME_FACTS; "bases" has those of each player where they are several.
+        facts: By the keys of SAME_FACTS; "bases" has those of each player if there are several.
         adapter: E.g. "player_1".
     """
     bases = facts.get(BASES) or {}
@@ -194,7 +195,7 @@ def facts_of_base(facts: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
 
 
 def _bases_of(server: Mapping[str, Any], player: str | None) -> list[Mapping[str, Any]]:
-    """Return the base models of a server that an adapter may be on, at least one."""
+    """Return the base models of a server that an adapter may belong to, at least one."""
     if player is not None:
         return [facts_of_base(server, player)]
     different = {str(base): base for base in (server.get(BASES) or {}).values()}
@@ -202,7 +203,7 @@ def _bases_of(server: Mapping[str, Any], player: str | None) -> list[Mapping[str
 
 
 def _difference(facts: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """Return in what an adapter's base model differs from a server's; None: in nothing known."""
+    """Return how an adapter's base model differs from a server's; None: no known difference."""
     for name, what in SAME_FACTS.items():
         if name in facts and name in base and facts[name] != base[name]:
             return f"{what}: {facts[name]}, the server has {base[name]}"
@@ -222,7 +223,7 @@ def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
         raise SettingsError(
             f"{folder}: cannot tell which player this adapter belongs to without a {MANIFEST}. "
-            "Put it into checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
+            "Move it to checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
         )
     return {str(names[0]): folder / WEIGHTS}
 
@@ -258,7 +259,7 @@ def _read_file(folder: Path, path: Path, manifest: Manifest | None, limit: int) 
         folder: The checkpoint's folder.
         path: A file in it.
         manifest: The checkpoint's; None: nothing can be compared.
-        limit: Bytes that the file may have.
+        limit: Maximum size of the file in bytes.
     """
     data = read_bytes(path, limit)
     if manifest is None:
@@ -267,12 +268,12 @@ def _read_file(folder: Path, path: Path, manifest: Manifest | None, limit: int) 
     entry = manifest.files.get(name)
     if entry is None:
         raise SettingsError(
-            f"{folder}: {name} is not listed in {MANIFEST}. Take another checkpoint."
+            f"{folder}: {name} is not listed in {MANIFEST}. Use another checkpoint."
         )
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != entry.sha256:
         raise SettingsError(
-            f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}. Take another "
+            f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}. Use another "
             "checkpoint."
         )
     return data
@@ -284,7 +285,7 @@ def _check_all_there(folder: Path, manifest: Manifest, adapters: Mapping[str, ob
         adapter, slash, file = name.rpartition("/")
         if slash and file == WEIGHTS and adapter not in adapters:
             raise SettingsError(
-                f"{folder}: {name} is missing; {MANIFEST} lists it. Take another checkpoint."
+                f"{folder}: {name} is missing; {MANIFEST} lists it. Use another checkpoint."
             )
 
 
@@ -296,7 +297,7 @@ def _largest_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str,
         if type(rank) is not int:
             raise SettingsError(
                 f"--checkpoint {folder}: {name}/{CONFIG} has the LoRA rank {rank!r}, which must be "
-                "a whole number. Take another checkpoint."
+                "a whole number. Use another checkpoint."
             )
         ranks.append(rank)
     return max(ranks)

@@ -1,8 +1,8 @@
 """Means over tasks, their errors and their differences, clustered by start.
 
-A task is one observation. Where a suite has only some of an environment's starts, tasks with the
-same start are correlated, and errors computed as if they were independent would be too small. So
-tasks with the same start form a cluster; where all starts differ, the formulas are the usual ones.
+A task is one observation. If a suite has only some of an environment's starts, tasks with the same
+start are correlated, and errors computed as if they were independent would be too small. So tasks
+with the same start form a cluster; if all starts differ, the formulas are the usual ones.
 """
 
 import functools
@@ -21,11 +21,11 @@ RESAMPLES = 2000
 COVERAGE = 0.95
 """Share of the bootstrap means that an interval covers."""
 MIN_TASKS_PER_START = 2
-"""Least number of tasks of each start where all starts are played: one has no error."""
+"""Minimum number of tasks per start if all starts are played: with one there is no error."""
 MIN_STARTS = 2
-"""Least number of clusters: fewer have no error."""
+"""Minimum number of clusters: with fewer there is no error."""
 _NORMAL_QUANTILE = 1.959964
-"""Standard errors of a 95 % interval to each side."""
+"""Half-width of a 95 % interval in standard errors."""
 _BOOTSTRAP_SEED = 20240229
 _BLOCK = 1 << 21
 """Bootstrap draws held at once, so that memory does not grow with the number of tasks."""
@@ -45,7 +45,7 @@ class Interval:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the figure has no error at all: no luck is left in it."""
+        """Whether the value has no error at all because no chance is involved."""
         return False
 
 
@@ -127,7 +127,7 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
 
 
 def check_num_starts(num_tasks: int, num_starts: int) -> None:
-    """Refuse tasks of too few starts for a mean with an error.
+    """Refuse tasks with too few starts for a mean with a standard error.
 
     Raises:
         SettingsError: There are fewer than two starts.
@@ -140,12 +140,12 @@ def check_num_starts(num_tasks: int, num_starts: int) -> None:
 
 
 def estimate_of_all_starts(values: Sequence[float], starts: Sequence[int]) -> Estimate:
-    """Return the mean over all starts, each of which was played equally often.
+    """Return the mean over all starts, each played equally often.
 
-    Which starts were played is no luck then. What is left is that of the games of a start: with m
+    The choice of starts then adds no variance. What remains is the variance within a start: with m
     tasks in each of C starts and the variance s_c^2 of start c, the error is sqrt(sum_c s_c^2 / m)
     / C, that of a stratified mean (Cochran, Sampling Techniques, 1977, section 5.3). The interval
-    is normal. It is exact, without an error, where the tasks of each start have one value.
+    is normal. It is exact, without an error, if all tasks of each start have the same value.
 
     Args:
         values: One finite value per task.
@@ -159,8 +159,8 @@ def estimate_of_all_starts(values: Sequence[float], starts: Sequence[int]) -> Es
     if counts.min() < MIN_TASKS_PER_START or counts.min() != counts.max():
         raise SettingsError(
             f"{len(values)} tasks of {len(counts)} starts, {counts.min()} to {counts.max()} of "
-            f"each: an error needs {MIN_TASKS_PER_START} or more of each, equally many; evaluate "
-            "again with --all-starts."
+            f"each: a standard error needs the same number of each start, {MIN_TASKS_PER_START} or "
+            "more; evaluate again with --all-starts."
         )
     task_values = np.asarray(values, dtype=np.float64)
     num_per_start = counts[0]
@@ -214,7 +214,7 @@ def difference(
 ) -> Estimate:
     """Return the mean of `after - before`, paired by task.
 
-    See `estimate`, or where all starts were played `estimate_of_all_starts`.
+    See `estimate`, or `estimate_of_all_starts` if all starts were played.
     """
     changes = []
     for value_before, value_after in zip(before, after, strict=True):

@@ -20,7 +20,7 @@ from hanabi_grpo.texts import visible
 
 FILE = "validation.json"
 TRAINING_CURVE = "training"
-"""Name of the curve of the run's own players in the games that are trained on."""
+"""Name of the curve of the run's own players in the training games."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Validated:
     step: Annotated[int, Field(ge=0, le=MAX_STEP)]
     """Optimizer steps behind the version."""
     score: Annotated[float, Field(allow_inf_nan=False)]
-    """Mean over tasks, one game each; over several games of score / greatest score."""
+    """Mean over tasks, one game each; over several games, the mean of score / highest score."""
     se: float
     """Standard error of `score` over tasks."""
     metric: str = "score/mean"
@@ -40,7 +40,7 @@ class Validated:
     chooses: bool = True
     """Whether the curve is the one that chooses the best version."""
     has_opponents: bool = False
-    """Whether anybody but the run's own players had a seat."""
+    """Whether anyone other than the run's own players had a seat."""
 
     @property
     def metric_name(self) -> str:
@@ -56,7 +56,7 @@ _VALIDATIONS = TypeAdapter(list[Validated])
 
 
 def read_validations(run_folder: Path) -> list[Validated]:
-    """Return the validations of a run by step; an empty list where it has none.
+    """Return the validations of a run by step; an empty list if it has none.
 
     Raises:
         RunFolderError: The file cannot be read.
@@ -70,7 +70,7 @@ def read_validations(run_folder: Path) -> list[Validated]:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise RunFolderError(
-            f"{path}: not what a run writes ({reason}); remove it, or put it back."
+            f"{path}: not written by a run ({reason}); remove it, or restore it."
         ) from error
 
 
@@ -86,7 +86,7 @@ def choosing(rows: Sequence[Validated]) -> list[Validated]:
 
 
 def best_of(rows: Sequence[Validated]) -> Validated | None:
-    """Return the first validation with the greatest score on the curve that chooses.
+    """Return the first validation with the highest score on the curve that chooses.
 
     None before the first validation.
     """
@@ -102,7 +102,7 @@ def curves_of(rows: Sequence[Validated]) -> dict[str, list[Validated]]:
 
 
 def validation_lines(rows: Sequence[Validated]) -> list[str]:
-    """Return a line for each curve; an empty list where there are none.
+    """Return a line for each curve; an empty list if there are none.
 
     Example:
         ["validation: best 2.310 ± 0.050 at step 30, last 2.200 ± 0.050 at step 50"]
@@ -139,11 +139,11 @@ def best_checkpoint(run: Path) -> Path:
         raise SettingsError(str(error)) from error
     if best is None:
         raise SettingsError(
-            f"{run}@best: validation chooses the best version, and this run made none "
+            f"{run}@best: validation chooses the best version, but this run had none "
             f"(HANABI_EVAL_STEPS). {alternative}"
         )
     folder = home / f"checkpoint-{best.step}"
     if not folder.is_dir():
-        reason = "is not there" if best.step else "is the start of training, not a checkpoint"
+        reason = "is missing" if best.step else "is the start of training, not a checkpoint"
         raise SettingsError(f"{run}@best: the best version ({best}) {reason}. {alternative}")
     return folder

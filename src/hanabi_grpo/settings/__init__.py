@@ -1,7 +1,7 @@
 """Settings: every environment variable, its default, and where a run's value came from.
 
-`model` has the fields, `load` finds their values, `affects` says what each of them changes in a
-run, and `saved` reads those of a run folder.
+`model` defines the fields, `load` finds their values, `affects` declares what each of them changes
+in a run, and `saved` reads the settings of a run folder.
 """
 
 from hanabi_grpo.settings.affects import Affects

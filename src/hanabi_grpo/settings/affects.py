@@ -1,6 +1,6 @@
 """What a setting affects.
 
-The one place that says which settings a resume, a fork or a comparison of runs has to look at.
+The single source for which settings a resume, a fork or a comparison of runs has to check.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from typing import Any
 class Affects(StrEnum):
     """What changes in a run when one of its settings does.
 
-    Each field of the settings names one of these. Whoever needs a list of settings (a resumed run,
-    a fork, a comparison of runs) derives it from them, so that a new setting is in every list.
+    Each field of the settings names one of these. Code that needs a list of settings (for a resumed
+    run, a fork, a comparison of runs) derives it from them, so a new setting is in every list.
     """
 
     WEIGHTS = "weights"
@@ -22,17 +22,17 @@ class Affects(StrEnum):
     SEED = "seed"
     """Which tasks and samples chance chooses; repetitions of a run differ in these only."""
     LEARNING = "learning"
-    """What is optimised: the estimator, the loss, and who is trained when."""
+    """What is optimized: the estimator, the loss, and who is trained when."""
     SCHEDULE = "schedule"
-    """From where, how fast and how long a run learns; what one may adjust on the way."""
+    """Where a run starts from, how fast and how long it learns; may be adjusted along the way."""
     MACHINE = "machine"
-    """On which hardware and within which limits it runs. Equal steps are equal but for rounding,
-    because sums are taken in another order.
+    """The hardware and the limits of a run. The same step differs only by rounding, because sums
+    are computed in a different order.
     """
     RECORD = "record"
-    """What is measured beside the run, kept of it, and how it is called elsewhere."""
+    """What is measured in addition, what is kept, and what trackers call the run."""
     PLACE = "place"
-    """Where its parts are and how they find each other: folders, addresses, keys, waiting times."""
+    """Where the parts of a run are and how they connect: folders, addresses, keys, timeouts."""
 
     @property
     def is_fixed_in_fork(self) -> bool:
@@ -46,25 +46,25 @@ class Affects(StrEnum):
 
     @property
     def is_told_on_resume(self) -> bool:
-        """Whether a resumed run tells of another value than before, where it may have one."""
+        """Whether a resumed run reports a changed value, if a change is allowed."""
         return self is not Affects.PLACE
 
     @property
     def is_condition(self) -> bool:
         """Whether two runs with different values are runs under different conditions.
 
-        A seed is none: runs that differ in their seed repeat one experiment.
+        A seed is not a condition: runs that differ in their seed repeat one experiment.
         """
         return self not in (Affects.SEED, Affects.RECORD, Affects.PLACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectsWhen:
-    """A setting affects something else while another setting has a certain value.
+    """What a setting affects instead while another setting has a certain value.
 
     Example:
-        With HANABI_UPDATE=best_response validations decide who is trained, so that the number of
-        their tasks affects LEARNING: `AffectsWhen(field="update", value="best_response",
+        With HANABI_UPDATE=best_response, validations decide who is trained, so the number of
+        validation tasks affects LEARNING: `AffectsWhen(field="update", value="best_response",
         affects=Affects.LEARNING)`.
     """
 

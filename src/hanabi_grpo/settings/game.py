@@ -22,7 +22,7 @@ from hanabi_grpo.settings.variables import allowed_by, game, split_list
 HANABI = "hanabi"
 """The default environment."""
 INPUTS = ("env", "device", "dataset")
-"""Settings from which defaults of a game follow."""
+"""Settings that a game's defaults depend on."""
 _SHARED = frozenset({"preset", "players"})
 """Fields that the rollout server needs before any request, so both terminals must agree on them."""
 
@@ -89,7 +89,7 @@ def config_defaults(environment: Environment[Any], given: Mapping[str, Any]) -> 
 
 
 def default_preset(given: Mapping[str, Any]) -> str:
-    """Return the preset that is played where neither HANABI_PRESET nor a dataset says it."""
+    """Return the preset to play if neither HANABI_PRESET nor a dataset names one."""
     return str(game_defaults({**given, "dataset": None})["preset"])
 
 
@@ -111,13 +111,13 @@ def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
     in_both = sorted(model.model_fields.keys() & taken - _SHARED)
     if in_both:
         raise SettingsError(
-            f"env={env!r}: its settings {', '.join(in_both)} have the names of settings of every "
-            "run; give these fields of its Config other names."
+            f"env={env!r}: its settings {', '.join(in_both)} have the same names as settings of "
+            "every run; rename these fields of its Config."
         )
     given_fields = {name: given[name] for name in model.model_fields if name in given}
     if "instruction" in given_fields:
         given_fields["instruction"] = read_instruction(given_fields["instruction"])
-    # The shell gives texts, and defaults may follow from the values that they stand for.
+    # Shell values are strings, and defaults may depend on the parsed values.
     read = model.model_validate({**game_defaults(given), **given_fields})
     given = {**given, **{name: getattr(read, name) for name in given_fields}}
     values = dict(model.model_validate({**game_defaults(given), **given_fields}))
@@ -129,15 +129,15 @@ def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
 
 
 def changed_board(values: Mapping[str, Any]) -> str | None:
-    """Return the name of what is played where other fields than the preset decide it.
+    """Return the name of the board if fields other than the preset decide it.
 
-    In Hanabi these are HANABI_COLORS and the like. Contradictions are told elsewhere.
+    In Hanabi these are HANABI_COLORS and the like. Contradictions are reported elsewhere.
 
     Args:
         values: Every setting of the game, see `game_values`.
 
     Returns:
-        None where it is the preset, or where a dataset says what is played.
+        None if the preset decides, or if a dataset says what is played.
     """
     preset = values.get("preset")
     if not preset:
@@ -152,9 +152,9 @@ def changed_board(values: Mapping[str, Any]) -> str | None:
 
 
 def _description(name: str, info: FieldInfo, env: str) -> str:
-    """Return the sentence of a field.
+    """Return the description of a field.
 
-    A field that an environment overrides without a sentence keeps that of all environments.
+    A field that an environment overrides without a description keeps the one of `EnvConfig`.
     """
     inherited = EnvConfig.model_fields.get(name)
     if info.description:

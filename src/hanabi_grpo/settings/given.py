@@ -1,8 +1,8 @@
-"""Names that `.env`, the profile and --set give a value, for tools/launch.sh.
+"""Names of the variables that `.env`, the profile and --set set, for tools/launch.sh.
 
     python -m hanabi_grpo.settings.given [arguments of the script]
 
-A script's own default yields to them. The shell's variables the script sees itself.
+They take precedence over a script's own defaults. The script sees the shell's variables itself.
 """
 
 import os
@@ -29,7 +29,7 @@ def given_names(
         dotenv: Path of `.env`.
 
     Raises:
-        SettingsError: A file cannot be read, or an argument is no assignment.
+        SettingsError: A file cannot be read, or an argument is not an assignment.
     """
     assignments, _ = split_assignments(arguments)
     with_set = dict(environ)

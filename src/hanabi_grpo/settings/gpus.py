@@ -1,6 +1,6 @@
 """GPUs: what they can do, and which ones a terminal takes.
 
-Both terminals may be given the same list of GPUs; then they divide it.
+If both terminals get the same list of GPUs, they divide it.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ CARDS = {
     "RTX 4090": Card(1.008e12, 165e12),
     "RTX 3090": Card(0.936e12, 71e12),
 }
-"""By a part of the name that nvidia-smi tells; the first that fits."""
+"""By a part of the name that nvidia-smi reports; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +68,20 @@ SOLD = {
     "RTX4090-24GB": SoldCard("NVIDIA GeForce RTX 4090", 24_564),
     "RTX3090-24GB": SoldCard("NVIDIA GeForce RTX 3090", 24_576),
 }
-"""The GPUs of `CARDS` by the names that people write; the memory may be left out where it is one.
+"""The GPUs of `CARDS` by their common names; the memory may be left out if only one size exists.
 
-nvidia-smi tells somewhat more or less than the name says, by driver; these are common values.
+nvidia-smi reports somewhat more or less than the name, depending on the driver; these values are
+common.
 """
 
 
 def find_card(name: str) -> Card | None:
-    """Return the GPU of a name; None where its data sheet is not written here.
+    """Return the GPU with this name; None if it is not in `CARDS`.
 
     Args:
-        name: As nvidia-smi tells it, e.g. "NVIDIA H100 80GB HBM3".
+        name: As nvidia-smi reports it, e.g. "NVIDIA H100 80GB HBM3".
     """
-    # A part must end there: "L4" is no part of "L40S".
+    # A part must end there, so that "L4" does not match "L40S".
     ended = f"{name} "
     for part, card in CARDS.items():
         if f"{part} " in ended or f"{part}-" in ended:
@@ -95,9 +96,9 @@ class GpuShare:
     names: tuple[str, ...]
     """As CUDA takes them: numbers or UUIDs."""
     reason: str = ""
-    """One line for the terminal; empty where they are those of CUDA_VISIBLE_DEVICES."""
+    """One line for the terminal; empty if they are those of CUDA_VISIBLE_DEVICES."""
     idle: tuple[str, ...] = ()
-    """Those of the terminal's own list that it has no use for."""
+    """GPUs of the terminal's own list that it does not use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +107,18 @@ class _Use:
 
     count: int
     settings: str
-    """The settings that say so, e.g. "NPROC_PER_NODE=4"."""
+    """The settings that determine the count, e.g. "NPROC_PER_NODE=4"."""
     is_given: bool
-    """Whether one of them was given, and is not a default."""
+    """Whether one of them was set, and is not a default."""
 
 
 def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
-    """Return the GPUs of a terminal; None where the user did not choose any.
+    """Return the GPUs of a terminal; None if the user did not choose any.
 
     CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or
     `.env`. A list of more GPUs than the terminal uses, as schedulers export it, is divided: the
-    server takes its beginning, the trainer its end. Of a list of its own the trainer takes the
-    beginning, because ms-swift (4.6) would spread a process's model over all GPUs that it sees, and
+    server takes the first ones, the trainer the last ones. The trainer takes the first ones of its
+    own list, because ms-swift (4.6) would spread a process's model over all GPUs that it sees, and
     refuses to train that way.
 
     Raises:
@@ -129,7 +130,7 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     if own_list is not None and not _yields(own_list, both_list):
         share = _own_share(name, own_list, both_list)
         if terminal == "server":
-            # vLLM leaves the others alone, and one of its own options may take them.
+            # vLLM does not touch the others, and one of its own options may use them.
             return share
         return _cut_share(share, name, own_list, _gpu_use(loaded, terminal))
     if both_list is None:
@@ -146,13 +147,13 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     # The other terminal's shell may have another value than the default that this one sees.
     if other.is_given and use.count + other.count > len(names):
         raise SettingsError(
-            f"{given}: too short for both terminals, {use.settings} uses {use.count} and "
-            f"{other.settings} {other.count}. Lower one of them, or name this terminal's GPUs: "
-            f"{name}={','.join(part)}."
+            f"{given}: too short for both terminals: {use.settings} uses {use.count} and "
+            f"{other.settings} uses {other.count}. Lower one of them, or list this terminal's "
+            f"GPUs: {name}={','.join(part)}."
         )
     reason = (
-        f"GPUs {','.join(part)}: {given} has more than {use.settings} uses: the server takes its "
-        f"beginning, the trainer its end, {name} wins"
+        f"GPUs {','.join(part)}: {given} lists more than {use.settings} uses; the server takes "
+        f"the first ones, the trainer the last ones, {name} overrides this"
     )
     return GpuShare(names=part, reason=reason)
 
@@ -162,17 +163,17 @@ def check_enough_gpus(
 ) -> None:
     """Refuse to start a terminal that has fewer GPUs than its sizes use.
 
-    vLLM and torch would say so once they have loaded the model, and name neither list nor sizes.
-    Nothing is looked at where everything runs on the CPU.
+    vLLM and torch would report this only after loading the model, without the list or the sizes.
+    Nothing is checked if everything runs on the CPU.
 
     Args:
         loaded: The settings.
         terminal: The terminal.
-        count: Returns the GPUs of this machine, 0 where they are not known; asked only where no
-            list says which are the terminal's. None: such a terminal is not looked at.
+        count: Returns the number of GPUs of this machine, 0 if unknown; called only if no list
+            names the terminal's GPUs. None: such a terminal is not checked.
 
     Raises:
-        SettingsError: It has.
+        SettingsError: It has fewer GPUs.
     """
     settings = loaded.settings
     if settings.device != "gpu":
@@ -195,19 +196,19 @@ def check_enough_gpus(
         fitting = f"VLLM_DATA_PARALLEL_SIZE={num_copies}"
     else:
         fitting = f"VLLM_TENSOR_PARALLEL_SIZE={num_gpus} VLLM_DATA_PARALLEL_SIZE=1"
-    more = f"name more GPUs in {_VISIBLE}_{terminal.upper()}, " if share is not None else ""
+    more = f"list more GPUs in {_VISIBLE}_{terminal.upper()}, " if share is not None else ""
     raise SettingsError(
-        f"{use.settings} uses {use.count} GPUs, and {has}: set {fitting}, {more}or take a profile "
+        f"{use.settings} uses {use.count} GPUs, but {has}: set {fitting}, {more}or use a profile "
         "of docs/hardware.md in both terminals."
     )
 
 
 def _yields(own_list: tuple[str, str], both_list: tuple[str, str] | None) -> bool:
-    """Tell whether a terminal's own list, a profile's, yields to the shell's or `.env`'s for both.
+    """Tell whether a terminal's own list, from a profile, yields to the shell's or `.env`'s list.
 
     Args:
         own_list: Value and origin of the terminal's own list.
-        both_list: Value and origin of CUDA_VISIBLE_DEVICES; None where it is unset.
+        both_list: Value and origin of CUDA_VISIBLE_DEVICES; None if it is unset.
     """
     return own_list[1] == PROFILE and both_list is not None and both_list[1] != PROFILE
 
@@ -226,10 +227,10 @@ def _own_share(name: str, own_list: tuple[str, str], both_list: tuple[str, str] 
 
 
 def _cut_share(share: GpuShare, name: str, own_list: tuple[str, str], use: _Use) -> GpuShare:
-    """Return no more of a terminal's own GPUs than it uses.
+    """Return the GPUs of a terminal's own list, at most as many as it uses.
 
     Args:
-        share: All of its own.
+        share: All GPUs of its list.
         name: The variable that lists them.
         own_list: Value and origin of the list.
         use: How many it uses.
@@ -238,14 +239,16 @@ def _cut_share(share: GpuShare, name: str, own_list: tuple[str, str], use: _Use)
     if names == share.names:
         return share
     value, origin = own_list
-    reason = f"GPUs {','.join(names)}: {name}={value} ({origin}) has more than {use.settings} uses"
+    reason = (
+        f"GPUs {','.join(names)}: {name}={value} ({origin}) lists more than {use.settings} uses"
+    )
     return GpuShare(names=names, reason=reason, idle=share.names[use.count :])
 
 
 def _gpu_use(loaded: LoadedSettings, terminal: Terminal) -> _Use:
-    """Return how many GPUs a terminal uses, and which settings say so.
+    """Return how many GPUs a terminal uses, and which settings determine that.
 
-    Sizes of 1 are left out of the text, but for the first.
+    The text omits sizes of 1, except for the first.
     """
     count = 1
     texts: list[str] = []

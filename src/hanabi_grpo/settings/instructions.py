@@ -1,7 +1,7 @@
-"""HANABI_INSTRUCTION: the files that it names are read here, and nowhere else.
+"""HANABI_INSTRUCTION: the only place that reads the files that it names.
 
-The value that settings, run folders and requests hold is the text. So a request never names a file,
-and a run that is resumed has the text that it began with.
+Settings, run folders and requests hold the text. So a request never names a file, and a resumed run
+keeps the text that it began with.
 """
 
 from pathlib import Path
@@ -17,17 +17,17 @@ from hanabi_grpo.files import read_text
 from hanabi_grpo.types import player_name
 
 _MAX_BYTES = 4 * MAX_CHARACTERS
-"""Most bytes of as many characters."""
+"""Maximum number of bytes for that many characters."""
 
 
 def read_instruction(value: object) -> object:
-    """Return the text of HANABI_INSTRUCTION, whose files are read.
+    """Return the text of HANABI_INSTRUCTION, with the content of the files that it names.
 
     Args:
-        value: The value as it was given; one that is no text is returned as it is.
+        value: The value as it was given; anything but a string is returned unchanged.
 
     Raises:
-        SettingsError: A file cannot be read or holds no instruction, or a seat has two of them.
+        SettingsError: A file cannot be read or holds no instruction, or a seat has two files.
     """
     if not isinstance(value, str):
         return value
@@ -37,7 +37,7 @@ def read_instruction(value: object) -> object:
         if file.player in parts:
             seat = "every seat" if file.player is None else player_name(file.player)
             raise SettingsError(
-                f"instruction={shown(value)}: {seat} has two files; put their texts into one."
+                f"instruction={shown(value)}: {seat} has two files; combine them into one."
             )
         parts[file.player] = _read(file)
     if not files:
@@ -66,8 +66,8 @@ def _read(file: NamedFile) -> str:
     except OSError as error:
         raise SettingsError(
             f"instruction={file.path}: cannot be read ({error.strerror or error}); a value that "
-            "ends in .txt or .md and has no space is the path of a file, seen from the folder of "
-            "the command."
+            "ends in .txt or .md and has no space is the path of a file, relative to the folder "
+            "where the command runs."
         ) from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"instruction={file.path}: is not UTF-8; save it as UTF-8.") from error
@@ -75,11 +75,12 @@ def _read(file: NamedFile) -> str:
         raise SettingsError(f"instruction={file.path}: is empty; write the instruction into it.")
     if file_names(text):
         raise SettingsError(
-            f"instruction={file.path}: holds only the name of a file, {shown(text)}; name that one."
+            f"instruction={file.path}: contains only the name of a file, {shown(text)}; name that "
+            "file instead."
         )
     if file.player is not None and any(player is not None for player in split_instruction(text)):
         raise SettingsError(
-            f"instruction={file.path}: is for {player_name(file.player)} and has lines that begin "
-            "with player_N=; give it without a seat, or take these out."
+            f"instruction={file.path}: is for {player_name(file.player)} but has lines that begin "
+            "with player_N=; give it without a seat, or remove these lines."
         )
     return text

@@ -1,4 +1,4 @@
-"""What server and trainer must have in common of a judge, and where there can be one."""
+"""The judge settings that server and trainer must share, and which games can have a judge."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ _DIGEST_LENGTH = 12
 
 
 def judge_description(settings: Settings) -> str:
-    """Return what server and trainer compare of a judge; "" without one.
+    """Return the text of a judge that server and trainer compare; "" without a judge.
 
     Example:
         "url:big, weight 1, failure drop, template 0123456789ab"
@@ -27,11 +27,10 @@ def judge_description(settings: Settings) -> str:
 
 
 def check_judge(settings: Settings) -> None:
-    """Refuse a judge whose reward the game cannot pay.
+    """Refuse a judge in a game that cannot pay the same reward to all players.
 
     Raises:
-        HanabiGrpoError: What one player wins there the others lose, so nobody can be paid for
-            playing well.
+        HanabiGrpoError: The game is zero-sum: what one player wins, the others lose.
     """
     if settings.judge is None:
         return

@@ -1,6 +1,6 @@
 """Find each setting's value: --set over the shell over `.env` over the profile over the default.
 
-Unknown and misspelt names, and bad values, are refused, all in one message.
+Unknown names, misspelled names and invalid values are refused, all in one message.
 """
 
 import os
@@ -29,7 +29,7 @@ from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 _MASK = "********"
 """Stands for a secret in messages."""
 _DEFAULT = "default"
-"""Begins the origin of a value that nobody gave."""
+"""Prefix of the origin of a value that was not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +43,18 @@ class LoadedSettings:
     passed_through: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Set variables of PASSED_THROUGH: name to (value, origin)."""
     dotenv_environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What `.env` and the profile hold for other software, keys of trackers among it.
+    """Variables of `.env` and the profile for other software, including keys of trackers.
 
-    Variables that the shell has are not in it.
+    Variables that the shell sets are not included.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Validated:
-    """Settings, or why there are none."""
+    """Settings, or the reasons why they are invalid."""
 
     settings: Settings | None
-    """None where a value is bad."""
+    """None if a value is invalid."""
     problems: list[str]
     """A sentence for each problem."""
 
@@ -73,8 +73,8 @@ def load_settings(
         device: The device whose defaults hold and the reason; None: that of the installed engine.
 
     Raises:
-        SettingsError: The profile is missing; or there are unknown `HANABI_*` names and bad values,
-            all of them in one message.
+        SettingsError: The profile is missing; or there are unknown `HANABI_*` names or invalid
+            values, all of them in one message.
     """
     all_sources = read_sources(environ, dotenv)
     sources = all_sources.ordered
@@ -116,7 +116,7 @@ def load_settings(
 def is_made_by_server(loaded: LoadedSettings) -> bool:
     """Tell whether MODEL is a tiny model that terminal 1 makes before it starts, and has not yet.
 
-    So the trainer may be started first. A folder that somebody named must be there at once.
+    So the trainer may be started first. A folder that the user named must already exist.
     """
     name = loaded.settings.model
     is_default = loaded.origins["model"].startswith("default")
@@ -126,15 +126,15 @@ def is_made_by_server(loaded: LoadedSettings) -> bool:
 def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings that `train` left in a run folder.
 
-    Settings that are newer than the file have their defaults. The file holds no secrets; they are
-    taken from the environment.
+    Settings that are newer than the file get their defaults. The file holds no secrets; they come
+    from the environment.
 
     Args:
         path: A run's settings.json.
         environ: The environment; None: this process's.
 
     Raises:
-        SettingsError: It is missing, or not such a file.
+        SettingsError: The file is missing, or not a settings file.
     """
     source = os.environ if environ is None else environ
     try:
@@ -157,7 +157,7 @@ def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     validated = _validate(given, known)
     if validated.problems or validated.settings is None:
         raise SettingsError(f"{path}:\n" + "\n".join(validated.problems))
-    # Every value is in the file; given are those that some source had.
+    # Every value is in the file; those that some source set count as given.
     given_fields = set()
     for variable in known:
         if not origins.get(variable.env, _DEFAULT).startswith(_DEFAULT):
@@ -177,7 +177,7 @@ def _passed_through(sources: Sequence[Source]) -> dict[str, tuple[str, str]]:
 
 
 def _for_other_software(sources: Sources, known: Sequence[Variable]) -> dict[str, str]:
-    """Return the variables of `.env` and the profile that are no settings and not in the shell."""
+    """Return variables of `.env` and the profile that are not settings and not in the shell."""
     ours = {variable.env for variable in known}
     here = {**sources.shell.values, **sources.command_line.values}
     others = {}
@@ -190,7 +190,7 @@ def _for_other_software(sources: Sources, known: Sequence[Variable]) -> dict[str
 def _with_source(problem: str, sources: Sequence[Source]) -> str:
     """Return a problem, "NAME=value: …", with the profile that the value comes from.
 
-    The line of a profile was not typed by whoever reads this.
+    Whoever reads the message may not have written the profile.
     """
     name = problem.partition("=")[0]
     value = find(sources, name)
@@ -204,7 +204,7 @@ def _validate(given: Mapping[str, Any], known: Sequence[Variable]) -> _Validated
 
     Args:
         given: Values by field, also "device" and "device_reason".
-        known: The variables that there are.
+        known: All variables.
     """
     bad_fields: set[str] = set()
     try:
@@ -214,7 +214,8 @@ def _validate(given: Mapping[str, Any], known: Sequence[Variable]) -> _Validated
     except HanabiGrpoError as error:
         return _Validated(settings=None, problems=[_game_problem(given, known, error)])
 
-    # pydantic makes no defaults once a given value is bad, so bad ones of the game are left out.
+    # pydantic makes no defaults once a given value is invalid, so the game's invalid values are
+    # left out.
     usable = {name: value for name, value in given.items() if name not in bad_fields}
     settings = None
     try:
@@ -240,7 +241,7 @@ def _game_problem(given: Mapping[str, Any], known: Sequence[Variable], error: Ex
 
     Args:
         given: Values by field.
-        known: The variables that there are.
+        known: All variables.
         error: Why they do not go together.
     """
     fields = registry.get(given.get("env", HANABI)).Config.model_fields
@@ -252,8 +253,8 @@ def _game_problem(given: Mapping[str, Any], known: Sequence[Variable], error: Ex
             values.append(f"{variable.env}={shown(value)}")
             given_values |= {str(value), shown(value)}
     reason = str(error).removeprefix("env_config: ")
-    # Without the name and the value that it begins with where they are among those: another value
-    # is a line of a file, or a file of a folder.
+    # Remove the leading name and value if the value is a given one. Any other value is a line of a
+    # file, or a file of a folder, and stays.
     beginning = re.match(r"\w+=(?P<value>[^:]*): ", reason)
     if beginning is not None and beginning["value"] in given_values:
         reason = reason[beginning.end() :]
@@ -261,7 +262,7 @@ def _game_problem(given: Mapping[str, Any], known: Sequence[Variable], error: Ex
 
 
 def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
-    """Return a sentence for each problem of settings that are right by themselves."""
+    """Return a sentence for each problem of settings that are valid individually."""
     problems = []
     try:
         _check_preset(settings)
@@ -273,7 +274,7 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
     reason = why_key_is_needed(settings.host, key)
     if reason is not None:
         problems.append(
-            f"HANABI_HOST={settings.host!r}: {reason}. Set the same in both terminals, e.g. "
+            f"HANABI_HOST={settings.host!r}: {reason}. Set the same key in both terminals, e.g. "
             'export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
     for check in (check_judge, check_sleep):

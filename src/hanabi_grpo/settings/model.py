@@ -1,6 +1,6 @@
 """The settings of a run.
 
-Every default of the project is written here, but for those of an environment's own fields.
+All defaults of the project are defined here, except those of an environment's own fields.
 """
 
 import functools
@@ -70,9 +70,9 @@ from hanabi_grpo.types import SHARED_ADAPTER
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
 RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(str(rank) for rank in LORA_RANKS)
-"""What LORA_RANK may be, as messages say it."""
+"""Allowed values of LORA_RANK, for messages."""
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
-"""Values of DEEPSPEED that are no file; the position is ZeRO's stage, 0 without DeepSpeed."""
+"""Values of DEEPSPEED that are not a file; the index is ZeRO's stage, 0 without DeepSpeed."""
 Schedule = Literal[
     "constant",
     "constant_with_warmup",
@@ -83,8 +83,8 @@ Schedule = Literal[
     "inverse_sqrt",
     "warmup_stable_decay",
 ]
-"""Values of LR_SCHEDULER_TYPE: transformers' schedules that are functions of the number of updates
-and need nothing but their name."""
+"""Values of LR_SCHEDULER_TYPE: transformers' schedules that depend only on the number of updates
+and need only their name."""
 _WITH_CRITIC = " and ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
 """Estimators that read HANABI_GAE_LAMBDA."""
 _WITH_CREDIT = " and ".join(names_needing(Learned.CREDIT_SUM, Learned.CREDIT_MIXER))
@@ -94,12 +94,12 @@ _STEPS_OF_BOOLEAN = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0
 _MAX_STEPS = 500
 """Steps of a run without MAX_STEPS and NUM_TRAIN_EPOCHS."""
 _GUEST_TOKENS = 1_000_000
-"""Tokens that guests may have a model count that needs a key, and so may cost money."""
+"""Token budget of guests at a model that needs a key, and so may cost money."""
 _DEEPSPEED_ALLOWED = (
     "one of " + ", ".join(DEEPSPEED_STAGES) + ", or the path of a .json file that exists"
 )
 _PHASES = AffectsWhen(field="update", value="best_response", affects=Affects.LEARNING)
-"""Validations end a run early; with HANABI_UPDATE=best_response they also say who is trained."""
+"""Validations end a run early; with HANABI_UPDATE=best_response they also decide who is trained."""
 
 
 def _is_deepspeed(text: str) -> bool:
@@ -116,7 +116,7 @@ def _is_sequential_limit(limit: float) -> bool:
 
 
 def _number_of_steps(value: object) -> object:
-    """Read HANABI_OVERLAP as it was typed before 0.3, true or false, too."""
+    """Also read HANABI_OVERLAP as it was typed before 0.3, true or false."""
     if isinstance(value, str):
         return _STEPS_OF_BOOLEAN.get(value.strip().lower(), value)
     return value
@@ -127,7 +127,7 @@ def _default_max_steps(given: dict[str, Any]) -> int | None:
 
 
 def _default_games_at_once(given: dict[str, Any]) -> int:
-    # As many as all copies sample at once. What is not valid is absent, and reported by itself.
+    # As many as all copies sample at once. Invalid values are absent, and reported separately.
     return int(given.get("max_num_seqs", 1) * given.get("vllm_data_parallel_size", 1))
 
 
@@ -142,17 +142,17 @@ def _default_task_seed(given: dict[str, Any]) -> int:
 
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
-"""A tuple that is typed as a comma list."""
+"""A tuple that is typed as a comma-separated list."""
 
 
 class Settings(BaseModel):
     """Resolved settings; a field is named like its variable in lower case, without `HANABI_`.
 
-    Fields that the user gave are in `model_fields_set`; the others hold the default of `device`.
-    Those of the chosen environment stand beside the fields below: `settings.max_turns`, or all of
-    them in `env_config`.
+    Fields that the user gave are in `model_fields_set`; the others have the default of `device`.
+    Fields of the chosen environment are attributes like those below, e.g. `settings.max_turns`;
+    `env_config` has all of them.
 
-    Each field says what it `affects`; see `settings.affects`.
+    Each field declares what it `affects`; see `settings.affects`.
     """
 
     # "allow": the fields of the environment, which `_add_the_game` checks.
@@ -161,28 +161,29 @@ class Settings(BaseModel):
     )
 
     device: Literal["cpu", "gpu"] = "cpu"
-    """Which defaults hold."""
+    """Which defaults apply."""
     device_reason: str = ""
-    """Why, for the terminal."""
+    """The reason, for the terminal."""
 
-    # What defaults of others follow from comes first.
+    # Fields that the defaults of others depend on come first.
     dataset: str | None = run(
         "DATASET",
-        "File of rows that say which boards are played (data/README.md); unset: the board below.",
+        "Dataset file whose rows select the boards to play (data/README.md); unset: the board "
+        "configured below.",
         affects=Affects.PLAY,
     )
     env: str = game(
         "HANABI_ENV",
-        "What is played (docs/environments.md).",
+        "Environment to play (docs/environments.md).",
         HANABI,
         both=True,
         allowed="an environment",
         affects=Affects.PLAY,
     )
     preset: str | None = None
-    """A variable of the environment, see `settings.game`; None: a dataset's rows say it."""
+    """A variable of the environment, see `settings.game`; None: a dataset's rows name it."""
     players: int = 2
-    """A variable of the environment, too."""
+    """Also a variable of the environment."""
 
     # run
     model: str = run(
@@ -201,7 +202,7 @@ class Settings(BaseModel):
     )
     profile: Path | None = run(
         "HANABI_PROFILE",
-        "File of settings, such as tools/profiles/gpu-1.env, or one of YAML (below).",
+        "Settings file, such as tools/profiles/gpu-1.env, or a YAML file (below).",
         both=True,
         affects=Affects.MACHINE,
     )
@@ -216,15 +217,15 @@ class Settings(BaseModel):
 
     debug: Literal["server", "trainer"] | None = run(
         "HANABI_DEBUG",
-        "The terminal that waits for a debugger at port 5678 of this machine (CONTRIBUTING.md); "
-        "unset: none.",
+        "Terminal that waits for a debugger on port 5678 of this machine (CONTRIBUTING.md); unset: "
+        "none.",
         affects=Affects.PLACE,
     )
 
     # server
     host: str = server(
         "HANABI_HOST",
-        "Address to listen on; all but this machine need a key.",
+        "Address to listen on; any address that other machines can reach needs a key.",
         "127.0.0.1",
         affects=Affects.PLACE,
     )
@@ -238,7 +239,7 @@ class Settings(BaseModel):
     )
     api_key: values.HeaderSafe | None = server(
         "HANABI_API_KEY",
-        "Key that every request must carry; 16 characters or more where other machines reach the "
+        "API key required in every request; at least 16 characters if other machines can reach the "
         "server.",
         allowed="printable ASCII without spaces",
         both=True,
@@ -246,14 +247,14 @@ class Settings(BaseModel):
     )
     vllm_tensor_parallel_size: int = server(
         "VLLM_TENSOR_PARALLEL_SIZE",
-        "GPUs of a copy of the model.",
+        "GPUs per copy of the model.",
         1,
         ge=1,
         affects=Affects.MACHINE,
     )
     vllm_data_parallel_size: int = server(
         "VLLM_DATA_PARALLEL_SIZE",
-        "Copies of the model; 1 with VLLM_TENSOR_PARALLEL_SIZE alone.",
+        "Copies of the model; 1 if only VLLM_TENSOR_PARALLEL_SIZE is set.",
         1,
         gpu=4,
         ge=1,
@@ -261,7 +262,7 @@ class Settings(BaseModel):
     )
     max_model_len: int = server(
         "HANABI_MAX_MODEL_LEN",
-        "Tokens of one private conversation, replies included.",
+        "Maximum length in tokens of one player's private conversation, replies included.",
         1024,
         gpu=40960,
         ge=64,
@@ -269,7 +270,7 @@ class Settings(BaseModel):
     )
     gpu_memory_utilization: float = server(
         "HANABI_GPU_MEMORY_UTILIZATION",
-        "Share of each GPU's memory for the engine.",
+        "Fraction of each GPU's memory for the engine.",
         0.9,
         gt=0,
         le=1,
@@ -277,7 +278,7 @@ class Settings(BaseModel):
     )
     sleep: bool = server(
         "HANABI_SLEEP",
-        "On a GPU that both terminals share: the engine hands its memory back while the trainer "
+        "For a GPU that both terminals share: the engine releases its memory while the trainer "
         "learns (docs/hardware.md).",
         False,
         both=True,
@@ -285,22 +286,22 @@ class Settings(BaseModel):
     )
     max_num_seqs: int = server(
         "HANABI_MAX_NUM_SEQS",
-        "Replies sampled at once.",
+        "Maximum number of replies sampled at once.",
         256,
         ge=1,
         affects=Affects.MACHINE,
     )
     guest_slots: int = server(
         "HANABI_GUEST_SLOTS",
-        "Guest adapters that one batch of the engine may mix, beside those of the run's players. "
-        "Requests for more of them wait.",
+        "Guest adapters that one engine batch may mix, in addition to those of the run's players. "
+        "Requests for more wait.",
         4,
         ge=0,
         affects=Affects.MACHINE,
     )
     dtype: Literal["float32", "bfloat16", "float16"] = server(
         "HANABI_DTYPE",
-        "Number format of the base model.",
+        "Data type of the base model.",
         "float32",
         gpu="bfloat16",
         both=True,
@@ -308,7 +309,7 @@ class Settings(BaseModel):
     )
     die_with_parent: bool = server(
         "HANABI_DIE_WITH_PARENT",
-        "The server ends with the process that started it.",
+        "Stop the server when the process that started it ends.",
         False,
         affects=Affects.PLACE,
     )
@@ -321,103 +322,104 @@ class Settings(BaseModel):
     )
     games_at_once: int = server(
         "HANABI_GAMES_AT_ONCE",
-        "Games in play at once, each of which waits for a reply or two. Unset: "
-        "HANABI_MAX_NUM_SEQS for each copy of the model.",
+        "Games in play at once; each waits for one or two replies. Unset: HANABI_MAX_NUM_SEQS per "
+        "copy of the model.",
         ge=1,
         factory=_default_games_at_once,
         affects=Affects.MACHINE,
     )
     game_timeout: float = server(
         "HANABI_GAME_TIMEOUT",
-        "Seconds until a game that has not ended is dropped.",
+        "Seconds after which an unfinished game is dropped.",
         900.0,
         gt=0,
         affects=Affects.MACHINE,
     )
     call_timeout: float = server(
         "HANABI_CALL_TIMEOUT",
-        "Seconds for one call of an environment or script that may block.",
+        "Time limit in seconds for one call to an environment or script that may block.",
         120.0,
         gt=0,
         affects=Affects.MACHINE,
     )
     game_workers: int = server(
         "HANABI_GAME_WORKERS",
-        "Processes for games of environments and scripts that may block.",
+        "Worker processes for environments and scripts that may block.",
         2,
         ge=1,
         affects=Affects.MACHINE,
     )
     engine_timeout: float = server(
         "HANABI_ENGINE_TIMEOUT",
-        "Seconds without an answer until the engine counts as hung.",
+        "Seconds without a response after which the engine is considered hung.",
         300.0,
         gt=0,
         affects=Affects.PLACE,
     )
     engine_restarts: int = server(
         "HANABI_ENGINE_RESTARTS",
-        "Restarts after deaths without ten healthy minutes in between; 0: it exits.",
+        "Engine restarts after crashes with less than ten healthy minutes between them; 0: the "
+        "server exits instead.",
         3,
         ge=0,
         affects=Affects.PLACE,
     )
     partner_urls: values.PartnerUrls = server(
         "HANABI_PARTNER_URLS",
-        "Models behind OpenAI-compatible URLs that may take a seat, as url:NAME, a comma list "
-        "(docs/evaluation.md).",
+        "Models behind OpenAI-compatible URLs that may take a seat as url:NAME; a comma-separated "
+        "list (docs/evaluation.md).",
         (),
         allowed=values.PARTNER_URLS_ALLOWED,
         affects=Affects.MACHINE,
     )
     partner_key: values.HeaderSafe | None = server(
         "HANABI_PARTNER_KEY",
-        "Key that these URLs are sent; all the same.",
+        "API key sent to these URLs; the same for all of them.",
         allowed="printable ASCII without spaces",
         affects=Affects.PLACE,
     )
     partner_timeout: float = server(
         "HANABI_PARTNER_TIMEOUT",
-        "Seconds for one call of such a URL.",
+        "Time limit in seconds for one call to such a URL.",
         60.0,
         gt=0,
         affects=Affects.PLACE,
     )
     partner_tokens: int = server(
         "HANABI_PARTNER_TOKENS",
-        "Tokens that these URLs may count for the session's trainer, prompts and replies, until "
-        "this server restarts; 0: no limit.",
+        "Token budget (prompts and replies) at these URLs for the session's trainer until this "
+        "server restarts; 0: no limit.",
         0,
         ge=0,
         affects=Affects.MACHINE,
     )
     partner_guest_tokens: int | None = server(
         "HANABI_PARTNER_GUEST_TOKENS",
-        "The same for all others together, evaluations among them; 0: they may not seat these "
-        "URLs. Unset: as many as HANABI_PARTNER_TOKENS; with HANABI_PARTNER_KEY alone 1000000; "
-        "else no limit.",
+        "The same budget for all other clients together, evaluations included; 0: they may not "
+        "seat these URLs. Unset: HANABI_PARTNER_TOKENS if that is set, 1000000 if only "
+        "HANABI_PARTNER_KEY is set, otherwise no limit.",
         ge=0,
         factory=_default_guest_tokens,
         affects=Affects.MACHINE,
     )
     partner_requests: int = server(
         "HANABI_PARTNER_REQUESTS",
-        "Calls of these URLs at the same time.",
+        "Concurrent calls to these URLs.",
         8,
         ge=1,
         affects=Affects.MACHINE,
     )
     judge: Annotated[str | None, where(is_judge)] = server(
         "HANABI_JUDGE",
-        "Frozen model of HANABI_PARTNER_URLS that scores every game that is learned from, as the "
-        "reward part judge (docs/judge.md); unset: none.",
+        "Frozen model from HANABI_PARTNER_URLS that scores every training game; the score is the "
+        "reward part judge (docs/judge.md). Unset: no judge.",
         allowed="url:NAME, with the name of one of the server's HANABI_PARTNER_URLS",
         both=True,
         affects=Affects.PLAY,
     )
     judge_template: Annotated[str, BeforeValidator(read_template), where(is_template)] = server(
         "HANABI_JUDGE_TEMPLATE",
-        "What the judge is asked.",
+        "Prompt template of the judge.",
         "answer",
         allowed=TEMPLATE_ALLOWED,
         both=True,
@@ -425,50 +427,50 @@ class Settings(BaseModel):
     )
     judge_weight: float = server(
         "HANABI_JUDGE_WEIGHT",
-        "Reward of every player for the judge's best score, 10.",
+        "Reward of each player for the judge's best score, 10.",
         1.0,
         both=True,
         affects=Affects.PLAY,
     )
     judge_failure: Literal["drop", "mean"] = server(
         "HANABI_JUDGE_FAILURE",
-        "What happens to a game that the judge gives no score: it is dropped, or gets the mean of "
-        "the other games of its task.",
+        "What to do with a game that the judge does not score: drop it, or give it the mean score "
+        "of the other games of its task.",
         "drop",
         both=True,
         affects=Affects.PLAY,
     )
     judge_timeout: float = server(
         "HANABI_JUDGE_TIMEOUT",
-        "Seconds for one call of the judge.",
+        "Time limit in seconds for one call to the judge.",
         60.0,
         gt=0,
         affects=Affects.PLACE,
     )
     judge_tokens: int = server(
         "HANABI_JUDGE_TOKENS",
-        "Tokens that the judge may count, questions and answers, until this server restarts; apart "
-        "from HANABI_PARTNER_TOKENS; 0: no limit.",
+        "Token budget of the judge (prompts and replies) until this server restarts, separate from "
+        "HANABI_PARTNER_TOKENS; 0: no limit.",
         0,
         ge=0,
         affects=Affects.MACHINE,
     )
     judge_reply_tokens: int = server(
         "HANABI_JUDGE_REPLY_TOKENS",
-        "Longest answer of the judge, in tokens.",
+        "Maximum length of the judge's reply in tokens.",
         1024,
         ge=1,
         affects=Affects.MACHINE,
     )
     judge_requests: int = server(
         "HANABI_JUDGE_REQUESTS",
-        "Calls of the judge at the same time.",
+        "Concurrent calls to the judge.",
         8,
         ge=1,
         affects=Affects.MACHINE,
     )
 
-    # game, beside what the environment adds
+    # game, in addition to the environment's settings
     thinking: bool = game(
         "HANABI_THINKING",
         "Let the model think before it moves.",
@@ -495,7 +497,8 @@ class Settings(BaseModel):
     )
     top_p: float = game(
         "TOP_P",
-        "Only the likeliest tokens are drawn, until their probabilities sum up to this; 1: all.",
+        "Sample only from the most likely tokens whose probabilities add up to this value; 1: all "
+        "tokens.",
         1.0,
         gt=0,
         le=1,
@@ -503,7 +506,7 @@ class Settings(BaseModel):
     )
     top_k: int = game(
         "TOP_K",
-        "Only so many of the likeliest tokens are drawn; 0: all.",
+        "Sample only from this many of the most likely tokens; 0: all tokens.",
         0,
         ge=0,
         affects=Affects.PLAY,
@@ -514,7 +517,7 @@ class Settings(BaseModel):
         "VLLM_MODE",
         "Where replies are sampled.",
         "server",
-        allowed="only server: the games are played by the rollout server's process; start it in "
+        allowed="only server: games are played in the rollout server's process; start it in "
         "another terminal",
         affects=Affects.PLACE,
     )
@@ -542,14 +545,14 @@ class Settings(BaseModel):
     )
     rollout_timeout: float = trainer(
         "HANABI_ROLLOUT_TIMEOUT",
-        "Seconds to wait for the games of one request, 4096 at most.",
+        "Seconds to wait for the games of one request (at most 4096 games).",
         1800.0,
         gt=0,
         affects=Affects.PLACE,
     )
     nproc_per_node: int = trainer(
         "NPROC_PER_NODE",
-        "Trainer processes, one a GPU.",
+        "Trainer processes, one per GPU.",
         1,
         gpu=4,
         ge=1,
@@ -557,7 +560,7 @@ class Settings(BaseModel):
     )
     trainer_memory: float = trainer(
         "HANABI_TRAINER_MEMORY",
-        "Share of each GPU's memory for the trainer; less than 1 where the engine is on the same "
+        "Fraction of each GPU's memory for the trainer; less than 1 if the engine uses the same "
         "GPU.",
         1.0,
         gt=0,
@@ -566,14 +569,14 @@ class Settings(BaseModel):
     )
     num_generations: int = trainer(
         "NUM_GENERATIONS",
-        "Games of each task (the group); 1 where HANABI_ADVANTAGE compares more than a group.",
+        "Games per task (the group size); may be 1 if HANABI_ADVANTAGE compares more than a group.",
         16,
         ge=1,
         affects=Affects.PLAY,
     )
     tasks_per_step: int = trainer(
         "HANABI_TASKS_PER_STEP",
-        "Tasks of one step.",
+        "Tasks per step.",
         8,
         gpu=4,
         ge=1,
@@ -582,18 +585,18 @@ class Settings(BaseModel):
     )
     task_seed: int = trainer(
         "HANABI_TASK_SEED",
-        "Seed of the fresh tasks of training; unset: SEED. 0: the tasks of runs that are older "
-        "than this variable.",
+        "Seed of the training tasks; unset: SEED. 0: the tasks of runs from before this variable "
+        "existed.",
         ge=0,
         le=_MAX_SEED,
         factory=_default_task_seed,
         affects=Affects.SEED,
         renamed_from="HANABI_DEAL_SEED",
     )
-    # These may change at a resume, since the trainer's state is saved per parameter.
+    # These may change on resume, because the trainer's state is saved per parameter.
     per_device_train_batch_size: int = trainer(
         "PER_DEVICE_TRAIN_BATCH_SIZE",
-        "Trajectories of one micro-batch; unset: by tokens.",
+        "Trajectories per micro-batch; unset: micro-batches are sized by tokens.",
         64,
         gpu=1,
         ge=1,
@@ -601,7 +604,8 @@ class Settings(BaseModel):
     )
     tokens_per_micro_batch: int = trainer(
         "HANABI_TOKENS_PER_MICRO_BATCH",
-        "Tokens of one micro-batch; 0, or PER_DEVICE_TRAIN_BATCH_SIZE alone: by trajectories.",
+        "Tokens per micro-batch; 0, or only PER_DEVICE_TRAIN_BATCH_SIZE set: micro-batches are "
+        "sized by trajectories.",
         2048,
         gpu=16384,
         ge=0,
@@ -609,20 +613,20 @@ class Settings(BaseModel):
     )
     num_train_epochs: float | None = trainer(
         "NUM_TRAIN_EPOCHS",
-        "Passes over the dataset; a row without seeds, and a run without DATASET, counts as one "
-        "step. MAX_STEPS wins when both are set.",
+        "Passes over the dataset; a row without seeds counts as one step, and so does a run "
+        "without DATASET. MAX_STEPS wins if both are set.",
         gt=0,
         affects=Affects.SCHEDULE,
     )
     max_steps: int | None = trainer(
         "MAX_STEPS",
-        "Steps: each plays its games and learns.",
+        "Training steps; each step plays its games and learns from them.",
         _MAX_STEPS,
         ge=1,
         factory=_default_max_steps,
         affects=Affects.SCHEDULE,
     )
-    # One may lower learning rate and norm on the way, e.g. when gradients overflow.
+    # Learning rate and norm may be lowered during a run, e.g. when gradients overflow.
     learning_rate: Rate = trainer(
         "LEARNING_RATE",
         "Peak learning rate.",
@@ -633,27 +637,28 @@ class Settings(BaseModel):
     )
     lr_scheduler_type: Schedule = trainer(
         "LR_SCHEDULER_TYPE",
-        "Schedule, by its transformers name; warmup_stable_decay falls to 0 in the last third.",
+        "Learning rate schedule, by its name in transformers; warmup_stable_decay falls to 0 in "
+        "the last third.",
         "constant",
         affects=Affects.SCHEDULE,
     )
     warmup_steps: int = trainer(
         "WARMUP_STEPS",
-        "Steps of linear warm-up, which all schedules but constant have.",
+        "Steps of linear warmup, for every schedule except constant.",
         0,
         ge=0,
         affects=Affects.SCHEDULE,
     )
     max_grad_norm: float = trainer(
         "MAX_GRAD_NORM",
-        "Largest norm of one player's gradient.",
+        "Maximum norm of one player's gradient.",
         1.0,
         gt=0,
         affects=Affects.SCHEDULE,
     )
     lora_rank: Annotated[int | str, whole_numbers(_is_lora_rank)] = trainer(
         "LORA_RANK",
-        "Rank of each adapter; the server has room for the largest.",
+        "LoRA rank of each adapter; the server reserves room for the largest.",
         16,
         allowed=RANK_ALLOWED + "; " + FORM.format(example="player_0=8,player_1=16"),
         both=True,
@@ -661,7 +666,7 @@ class Settings(BaseModel):
     )
     lora_alpha: Annotated[int | str, whole_numbers(lambda alpha: alpha >= 1)] = trainer(
         "LORA_ALPHA",
-        "LoRA's alpha; what an adapter adds is multiplied by alpha over rank.",
+        "LoRA alpha; an adapter's output is scaled by alpha / rank.",
         32,
         allowed="a whole number, at least 1, " + FORM.format(example="player_0=16,player_1=32"),
         affects=Affects.WEIGHTS,
@@ -676,7 +681,8 @@ class Settings(BaseModel):
     )
     updates_per_step: int = trainer(
         "HANABI_UPDATES_PER_STEP",
-        "Updates from one step's games; the clips act from the second on.",
+        "Number of updates on the episodes of one step; clipping takes effect from the second "
+        "update on.",
         1,
         ge=1,
         le=64,
@@ -684,8 +690,8 @@ class Settings(BaseModel):
     )
     minibatches: int = trainer(
         "HANABI_MINIBATCHES",
-        "Parts of a step's games, whole groups each, with an update for every part; the clips act "
-        "from the second on.",
+        "Minibatches of a step's episodes, each made of whole groups and followed by an update; "
+        "clipping takes effect from the second on.",
         1,
         ge=1,
         affects=Affects.LEARNING,
@@ -721,35 +727,35 @@ class Settings(BaseModel):
     )
     kl_in: Literal["loss", "reward"] = trainer(
         "HANABI_KL_IN",
-        "Where the KL term is: a term of the loss, or a cost of each reply in its reward.",
+        "Where the KL term goes: into the loss, or into the reward as a cost of each reply.",
         "loss",
         affects=Affects.LEARNING,
     )
     kl_target: float | None = trainer(
         "HANABI_KL_TARGET",
-        "KL in nats per token that each player's weight is adapted to, starting from BETA; unset: "
-        "the weight is BETA throughout.",
+        "Target KL in nats per token; each player's KL weight starts at BETA and adapts to reach "
+        "it. Unset: the weight stays at BETA.",
         gt=0,
         affects=Affects.LEARNING,
     )
     reference: Annotated[str, where(values.is_reference)] = trainer(
         "HANABI_REFERENCE",
-        "Reference policy of the KL: the base model, the adapters that the run began with, or "
-        "those of the last step that K divides.",
+        "Reference policy of the KL term: the base model, the adapters at the start of the run, or "
+        "those of the last step divisible by K.",
         "base",
         allowed="base, start, or every:K with a whole number K from 1, e.g. every:50",
         affects=Affects.LEARNING,
     )
     train_thoughts: bool = trainer(
         "HANABI_TRAIN_THOUGHTS",
-        "Whether the tokens of <think>…</think> carry loss; they stay in the conversation.",
+        "Whether the tokens of <think>…</think> contribute to the loss; they stay in the "
+        "conversation either way.",
         True,
         affects=Affects.LEARNING,
     )
     entropy_bonus: float = trainer(
         "HANABI_ENTROPY_BONUS",
-        "Weight of the policy's entropy, as a part of each token's advantage; 0.1 in zero-sum "
-        "games.",
+        "Weight of the policy's entropy, added to each token's advantage; 0.1 in zero-sum games.",
         0.0,
         factory=defaults.entropy_bonus,
         ge=0,
@@ -757,8 +763,8 @@ class Settings(BaseModel):
     )
     entropy_target: float | None = trainer(
         "HANABI_ENTROPY_TARGET",
-        "Nats a token at which a player's bonus is 0, growing to the whole below; falls with the "
-        "learning rate. Unset: the whole always.",
+        "Entropy in nats per token at which a player's bonus is 0; the bonus grows to its full "
+        "size below it. The target falls with the learning rate. Unset: always the full bonus.",
         None,
         gt=0,
         affects=Affects.LEARNING,
@@ -767,21 +773,23 @@ class Settings(BaseModel):
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = trainer(
         "HANABI_SAMPLER_CORRECTION",
-        "Importance weights of trainer over sampler: truncated at the limit, or masked above it.",
+        "Importance sampling weights of trainer over sampler: truncated at the limit, or masked "
+        "above it.",
         "none",
         affects=Affects.LEARNING,
     )
     sampler_correction_limit: float = trainer(
         "HANABI_SAMPLER_CORRECTION_LIMIT",
-        "Largest such weight.",
+        "Limit of these importance weights.",
         2.0,
         ge=1,
         affects=Affects.LEARNING,
     )
     overlap: Annotated[int, BeforeValidator(_number_of_steps)] = trainer(
         "HANABI_OVERLAP",
-        "Steps whose games are played ahead while the trainer learns; their weights are as many "
-        "steps old (max_async_level, maximum staleness). The server makes room for their versions.",
+        "Steps whose games are played ahead while the trainer learns; the weights that play them "
+        "are that many steps old (max_async_level, maximum staleness). The server reserves room "
+        "for these versions.",
         0,
         ge=0,
         le=defaults.MAX_OVERLAP,
@@ -790,89 +798,90 @@ class Settings(BaseModel):
     )
     decoupled_loss: bool = trainer(
         "HANABI_DECOUPLED_LOSS",
-        "With HANABI_OVERLAP, the clip compares with the policy at the beginning of the step, not "
-        "with the older one that sampled; HANABI_SAMPLER_CORRECTION weighs the difference.",
+        "With HANABI_OVERLAP, clip against the policy at the beginning of the step, not against "
+        "the older policy that sampled; HANABI_SAMPLER_CORRECTION corrects for the difference.",
         False,
         affects=Affects.LEARNING,
     )
     adapters: Literal["per_player", "shared"] = trainer(
         "HANABI_ADAPTERS",
-        "One adapter for each player, or one for all.",
+        "One adapter per player, or one shared by all.",
         "per_player",
         both=True,
         affects=Affects.WEIGHTS,
     )
     update: Literal["independent", "sequential", "best_response"] = trainer(
         "HANABI_UPDATE",
-        "Who is updated: all players, one after the other, or one until it stops improving.",
+        "Which players are updated: all at once, one after another, or one until it stops "
+        "improving.",
         "independent",
         affects=Affects.LEARNING,
     )
     sequential_factor: Literal["game", "step"] = trainer(
         "HANABI_SEQUENTIAL_FACTOR",
-        "With HANABI_UPDATE=sequential, which replies of earlier players a token's factor is of: "
-        "those of the whole game, or those of the same step of the game (HAPPO's own).",
+        "With HANABI_UPDATE=sequential, which replies of earlier players enter a token's factor: "
+        "those of the whole game, or those of the same step of the game (as in HAPPO).",
         "game",
         affects=Affects.LEARNING,
     )
     sequential_limit: Annotated[float, where(_is_sequential_limit)] = trainer(
         "HANABI_SEQUENTIAL_LIMIT",
-        "Largest such factor; its inverse is the smallest. 0: no limit, which is exact.",
+        "Upper limit of that factor; its inverse is the lower limit. 0: no limit, which is exact.",
         2.0,
         allowed="0, or a number above 1",
         affects=Affects.LEARNING,
     )
     swap_every: int = trainer(
         "HANABI_SWAP_EVERY",
-        "Steps after which every player moves to the next seat; 0: each stays in its own.",
+        "Steps after which every player moves to the next seat; 0: players keep their seats.",
         0,
         ge=0,
         affects=Affects.PLAY,
     )
     freeze: CommaList = trainer(
         "HANABI_FREEZE",
-        "Players that play and are not trained.",
+        "Players that play but are not trained.",
         (),
-        allowed="a comma list of players, e.g. player_1",
+        allowed="a comma-separated list of players, e.g. player_1",
         affects=Affects.LEARNING,
     )
-    # A resumed run does not read it: its weights come from its checkpoint.
+    # A resumed run ignores it: its weights come from its checkpoint.
     start_from: CommaList = trainer(
         "HANABI_START_FROM",
-        "Adapters to start from instead of new ones, a comma list.",
+        "Adapters to start from instead of new ones; a comma-separated list.",
         (),
         allowed="a run, RUN@best, its checkpoint-N, or a wandb: or hf: reference, for all players "
-        "or with player_0= before it; :player_1 behind it chooses another of its adapters",
+        "or with the prefix player_0=; the suffix :player_1 chooses another of its adapters",
         affects=Affects.SCHEDULE,
     )
     partners: CommaList = trainer(
         "HANABI_PARTNERS",
-        "Who takes a player's seat in some tasks, without being trained, a comma list; unset: "
-        "self-play alone.",
+        "Policies that take a player's seat in some tasks without being trained; a comma-separated "
+        "list. Unset: self-play only.",
         (),
         allowed="scripts (iggi), base, earlier (this run's kept checkpoints), url:NAME (of the "
         "server's HANABI_PARTNER_URLS), folders with a slash (a run, RUN@best, its checkpoint-N), "
-        "wandb: or hf: references; :player_0 behind those chooses an adapter, player_1= before "
-        "a seat, *3 at the end weighs it",
+        "wandb: or hf: references; the suffix :player_0 chooses an adapter of these, the prefix "
+        "player_1= a seat, and *3 at the end sets a weight",
         affects=Affects.PLAY,
     )
     partner_draw: Literal["uniform", "worst"] = trainer(
         "HANABI_PARTNER_DRAW",
-        "How partners are drawn: by their weights alone, or those with whom the run's recent games "
-        "scored least more often (prioritised fictitious self-play).",
+        "How partners are drawn: by their weights alone, or more often if the run's recent games "
+        "with them scored low (prioritized fictitious self-play).",
         "uniform",
         affects=Affects.PLAY,
     )
     partner_power: float = trainer(
         "HANABI_PARTNER_POWER",
-        "With HANABI_PARTNER_DRAW=worst, the p of (1 - normalised mean score)^p; 0: weights alone.",
+        "With HANABI_PARTNER_DRAW=worst, the p of (1 - normalized mean score)^p; 0: weights alone.",
         2.0,
         ge=0,
         affects=Affects.PLAY,
     )
     partner_share: float = trainer(
         "HANABI_PARTNER_SHARE",
-        "Share of the tasks that have a partner.",
+        "Fraction of the tasks that have a partner.",
         0.5,
         gt=0,
         le=1,
@@ -880,8 +889,8 @@ class Settings(BaseModel):
     )
     teacher: CommaList = trainer(
         "HANABI_TEACHER",
-        "Who teaches: a script says what it would do on each turn of a player, a model how likely "
-        "it finds what the player said (docs/learning.md); unset: nobody.",
+        "Teacher of each player: a script shows what it would do on each of the player's turns, a "
+        "model scores how likely the player's replies are (docs/learning.md). Unset: no teacher.",
         (),
         allowed="a script of the environment, base, or a checkpoint as in HANABI_PARTNERS, for all "
         "players that learn, or for each as in player_0=iggi,player_1=outputs/run",
@@ -889,22 +898,22 @@ class Settings(BaseModel):
     )
     teacher_weight: Annotated[PerPlayer, per_player(float, lambda weight: weight >= 0)] = trainer(
         "HANABI_TEACHER_WEIGHT",
-        "Weight of what the teacher teaches beside the reward; 0: the player is only compared "
-        "with it.",
+        "Weight of the teacher's signal, in addition to the reward; 0: the player is only compared "
+        "with the teacher.",
         1.0,
         allowed="a number, at least 0, " + FORM.format(example="player_0=1,player_1=0.3"),
         affects=Affects.LEARNING,
     )
     teacher_steps: int = trainer(
         "HANABI_TEACHER_STEPS",
-        "Steps in which that weight falls to 0, evenly; 0: it stays.",
+        "Steps over which that weight falls linearly to 0; 0: it stays constant.",
         0,
         ge=0,
         affects=Affects.LEARNING,
     )
     teacher_plays: Annotated[PerPlayer, per_player(float, lambda share: 0 <= share <= 1)] = trainer(
         "HANABI_TEACHER_PLAYS",
-        "Share of a player's turns on which its teacher's move is played in the place of its own.",
+        "Fraction of a player's turns on which its teacher's move is played instead of its own.",
         0.0,
         allowed="a number from 0 to 1, " + FORM.format(example="player_0=0.5,player_1=0"),
         affects=Affects.PLAY,
@@ -926,33 +935,34 @@ class Settings(BaseModel):
     )
     advantage: Annotated[str, where(ESTIMATORS.__contains__)] = trainer(
         "HANABI_ADVANTAGE",
-        "How much better a turn was than others: the estimator.",
+        "Advantage estimator.",
         "turn",
         allowed="one of " + ", ".join(ESTIMATORS),
         affects=Affects.LEARNING,
     )
     advantage_scale: Scale | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
-        "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
+        "Divide advantages by the standard deviation of what is compared; unset: as in the "
+        "estimator's source.",
         affects=Affects.LEARNING,
     )
     normalize: Method | None = trainer(
         "HANABI_NORMALIZE",
-        "What is done to credits that are compared: the mean subtracted, divided by the deviation, "
-        "both, or neither; unset: as the estimator's source.",
+        "How the compared credits are normalized: subtract the mean, divide by the standard "
+        "deviation, both, or neither; unset: as in the estimator's source.",
         allowed="one of " + ", ".join(Method),
         affects=Affects.LEARNING,
     )
     normalize_over: Over | None = trainer(
         "HANABI_NORMALIZE_OVER",
-        "Which credits are compared: of the group, of the task, on the same board, or all of the "
-        "step; unset: as the estimator's source.",
+        "Which credits are compared: those of the group, of the task, of the same board, or of the "
+        "whole step; unset: as in the estimator's source.",
         allowed="one of " + ", ".join(Over),
         affects=Affects.LEARNING,
     )
     gamma: float = trainer(
         "HANABI_GAMMA",
-        "Discount from one of a player's turns to its next, with " + ", ".join(DISCOUNTED) + ".",
+        "Discount factor between successive turns of a player, with " + ", ".join(DISCOUNTED) + ".",
         1.0,
         gt=0,
         le=1,
@@ -960,31 +970,32 @@ class Settings(BaseModel):
     )
     reward_clip: float | None = trainer(
         "HANABI_REWARD_CLIP",
-        "Limit of the absolute reward of a player in one game; unset: none.",
+        "Limit on the absolute reward of a player in one game; unset: no limit.",
         gt=0,
         affects=Affects.LEARNING,
     )
     whiten_rewards: bool = trainer(
         "HANABI_WHITEN_REWARDS",
-        "Rewards of turns with mean 0 and deviation 1 over a player's tokens of the step.",
+        "Whiten the rewards of turns to mean 0 and standard deviation 1 over a player's tokens in "
+        "the step.",
         False,
         affects=Affects.LEARNING,
     )
     whiten_advantages: bool = trainer(
         "HANABI_WHITEN_ADVANTAGES",
-        "Advantages with mean 0 and deviation 1 over a player's tokens of the step.",
+        "Whiten advantages to mean 0 and standard deviation 1 over a player's tokens in the step.",
         False,
         affects=Affects.LEARNING,
     )
     advantage_clip: float | None = trainer(
         "HANABI_ADVANTAGE_CLIP",
-        "Limit of the absolute advantage, after whitening; unset: none.",
+        "Limit on the absolute advantage, after whitening; unset: no limit.",
         gt=0,
         affects=Affects.LEARNING,
     )
     gae_lambda: float = trainer(
         "HANABI_GAE_LAMBDA",
-        f"What each turn further ahead weighs, with {_WITH_CRITIC}.",
+        f"Weight of each turn further ahead (lambda), with {_WITH_CRITIC}.",
         0.95,
         ge=0,
         le=1,
@@ -992,15 +1003,15 @@ class Settings(BaseModel):
     )
     gae_unit: Literal["turn", "token"] = trainer(
         "HANABI_GAE_UNIT",
-        "What has an advantage of its own with ippo: a turn, or, with HANABI_CRITIC=adapter, each "
+        "Unit that gets its own advantage with ippo: a turn, or, with HANABI_CRITIC=adapter, each "
         "token.",
         "turn",
         affects=Affects.LEARNING,
     )
     critic: Literal["head", "adapter"] = trainer(
         "HANABI_CRITIC",
-        f"What learns values for {_WITH_CRITIC}: a small head on the model's features, or, with "
-        "ippo, a LoRA adapter of the critic's own on the base model.",
+        f"Value model of {_WITH_CRITIC}: a small head on the model's features, or, with ippo, a "
+        "separate LoRA adapter on the base model.",
         "head",
         affects=Affects.LEARNING,
     )
@@ -1015,7 +1026,8 @@ class Settings(BaseModel):
     )
     resample_flat: int = trainer(
         "HANABI_RESAMPLE_FLAT",
-        "Rounds of dynamic sampling, in which further tasks replace zero-variance groups; 0: none.",
+        "Rounds of dynamic sampling, each of which replaces zero-variance groups with new tasks; "
+        "0: off.",
         0,
         ge=0,
         le=15,
@@ -1029,7 +1041,7 @@ class Settings(BaseModel):
     )
     parity_tolerance: float = trainer(
         "HANABI_PARITY_TOLERANCE",
-        "Mean logprob difference to the sampler that stops a run.",
+        "Mean logprob difference between trainer and sampler above which a run stops.",
         0.001,
         gpu=0.05,
         gt=0,
@@ -1037,14 +1049,15 @@ class Settings(BaseModel):
     )
     resume: str | None = trainer(
         "RESUME",
-        "What to resume from; unset: a new run. With another OUTPUT_DIR: a new run from that "
-        "checkpoint. An artifact of UPLOAD_CKPT_TO_WANDB=full becomes a run folder first.",
+        "Run or checkpoint to resume from; unset: a new run. With a different OUTPUT_DIR: a new "
+        "run from that checkpoint. An artifact of UPLOAD_CKPT_TO_WANDB=full is restored as a run "
+        "folder first.",
         allowed="latest, the folder of a run or of one of its checkpoints, "
         "wandb:entity/project/name:alias, or the folder of such an artifact",
         affects=Affects.PLACE,
     )
-    # These two change no update, although they decide which earlier versions of the run a pool with
-    # HANABI_PARTNERS=earlier holds.
+    # These two do not change updates, although they decide which earlier versions of the run are in
+    # the pool of HANABI_PARTNERS=earlier.
     save_steps: int = trainer(
         "SAVE_STEPS",
         "Steps between checkpoints.",
@@ -1054,37 +1067,37 @@ class Settings(BaseModel):
     )
     save_total_limit: int = trainer(
         "SAVE_TOTAL_LIMIT",
-        "Checkpoints kept.",
+        "Maximum number of checkpoints to keep.",
         3,
         ge=1,
         affects=Affects.RECORD,
     )
     episodes_every: int = trainer(
         "HANABI_EPISODES_EVERY",
-        "Steps between recorded steps of games.",
+        "Steps between recordings of a step's episodes.",
         10,
         ge=1,
         affects=Affects.RECORD,
     )
     exploit_every: int = trainer(
         "HANABI_EXPLOIT_EVERY",
-        "Steps between measurements of what a best responder wins, in small zero-sum games of "
-        "OpenSpiel; 0: none.",
+        "Steps between measurements of exploitability (what a best response wins) in small "
+        "zero-sum games of OpenSpiel; 0: never.",
         0,
         ge=0,
         affects=Affects.RECORD,
     )
     beliefs_every: int = trainer(
         "HANABI_BELIEFS_EVERY",
-        "Steps between measurements of what players believe about hidden cards and should, on "
-        "boards with few decks (docs/beliefs.md); 0: none.",
+        "Steps between measurements of what players believe about hidden cards and what they "
+        "should believe, on boards with few decks (docs/beliefs.md); 0: never.",
         0,
         ge=0,
         affects=Affects.RECORD,
     )
     eval_steps: int = trainer(
         "HANABI_EVAL_STEPS",
-        "Steps between validations, in which the current players play tasks of their own; 0: none.",
+        "Steps between validations, in which the current players play separate tasks; 0: never.",
         0,
         allowed="0, or a multiple of SAVE_STEPS",
         ge=0,
@@ -1093,7 +1106,7 @@ class Settings(BaseModel):
     )
     eval_tasks: int = trainer(
         "HANABI_EVAL_TASKS",
-        "Tasks of a validation, of each curve.",
+        "Tasks per validation and curve.",
         200,
         ge=2,
         affects=Affects.SCHEDULE,
@@ -1102,15 +1115,15 @@ class Settings(BaseModel):
     )
     eval_dataset: str | None = trainer(
         "HANABI_EVAL_DATASET",
-        "File of rows to validate on, each different game a curve of its own; unset: the games of "
-        "training, one curve.",
+        "Dataset file to validate on, with one curve for each different game; unset: the training "
+        "games, as one curve.",
         affects=Affects.SCHEDULE,
         affects_when=_PHASES,
     )
     eval_lineups: str = trainer(
         "HANABI_EVAL_LINEUPS",
-        "Who plays in validations, lineups with semicolons between them, e.g. served;served,iggi; "
-        "each a curve of its own.",
+        "Lineups that play in validations, separated by semicolons, e.g. served;served,iggi; one "
+        "curve per lineup.",
         "served",
         allowed="lineups with a served seat; other seats: base, scripts, url:NAME, folders",
         affects=Affects.SCHEDULE,
@@ -1118,7 +1131,7 @@ class Settings(BaseModel):
     )
     eval_best: str | None = trainer(
         "HANABI_EVAL_BEST",
-        "The curve that chooses the best version, and counts for HANABI_EVAL_PATIENCE; unset: the "
+        "Curve that selects the best version and counts for HANABI_EVAL_PATIENCE; unset: the "
         "first.",
         allowed="the name of a curve: training, the preset of a row, or a lineup, as preset:lineup "
         "with a row",
@@ -1127,8 +1140,8 @@ class Settings(BaseModel):
     )
     eval_patience: int = trainer(
         "HANABI_EVAL_PATIENCE",
-        "Validations without a better one after which a run stops, or a phase of "
-        "HANABI_UPDATE=best_response; 0: none.",
+        "Validations without improvement after which a run stops, or a phase of "
+        "HANABI_UPDATE=best_response; 0: never.",
         0,
         ge=0,
         affects=Affects.SCHEDULE,
@@ -1138,7 +1151,7 @@ class Settings(BaseModel):
         "REWARD_FUNCS",
         "Must stay empty: rewards come from the environment.",
         "",
-        allowed="leave it empty: rewards come from the environment; weigh them with "
+        allowed="leave it empty: rewards come from the environment; weight them with "
         "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, HANABI_REWARD_OUT_OF_TOKENS and the "
         "environment's own",
         affects=Affects.PLAY,
@@ -1147,16 +1160,16 @@ class Settings(BaseModel):
     # tracking
     report_to: values.Monitors = tracking(
         "REPORT_TO",
-        "Where metrics go besides the run folder: tensorboard, wandb, both as a comma list, or "
-        "none; also those of collect and evaluate.",
+        "Where metrics go in addition to the run folder: tensorboard, wandb, both as a "
+        "comma-separated list, or none; also applies to collect and evaluate.",
         (values.NO_MONITOR,),
         allowed=values.MONITORS_ALLOWED,
         affects=Affects.RECORD,
     )
     logging_steps: int = tracking(
         "LOGGING_STEPS",
-        "Steps that one line of the terminal and one point of TensorBoard and W&B stand for, by "
-        "their mean; metrics.jsonl has every step.",
+        "Steps averaged into one terminal line and one point in TensorBoard and W&B; metrics.jsonl "
+        "has every step.",
         1,
         ge=1,
         affects=Affects.RECORD,
@@ -1187,30 +1200,30 @@ class Settings(BaseModel):
     )
     wandb_log_model: values.LogModel = tracking(
         "WANDB_LOG_MODEL",
-        "Artifacts: every checkpoint, the last, or none by this setting.",
+        "Which checkpoints this setting uploads as artifacts: every one, the last, or none.",
         "checkpoint",
         allowed=values.LOG_MODEL_ALLOWED,
         affects=Affects.RECORD,
     )
     upload_ckpt_to_wandb: bool | Literal["full"] = tracking(
         "UPLOAD_CKPT_TO_WANDB",
-        "The last adapters become an artifact; full: every artifact of the run also holds the "
-        "trainer's state and the run's records, so that RESUME=wandb:… continues from it "
-        "elsewhere.",
+        "Upload the last adapters as an artifact; full: every artifact of the run also holds the "
+        "trainer's state and the run's records, so that RESUME=wandb:… can continue from it on "
+        "another machine.",
         True,
         allowed="true, false, full",
         affects=Affects.RECORD,
     )
     ckpt_artifact_name: values.ArtifactName | None = tracking(
         "CKPT_ARTIFACT_NAME",
-        "Its name; unset: after the run folder.",
+        "Name of that artifact; unset: after the run folder.",
         allowed=values.ARTIFACT_ALLOWED,
         affects=Affects.RECORD,
     )
     ckpt_artifact_aliases: values.Aliases = tracking(
         "CKPT_ARTIFACT_ALIASES",
-        "Its aliases, besides checkpoint_global_step_N and, for a team's best version so far, "
-        "best.",
+        "Aliases of that artifact, in addition to checkpoint_global_step_N and, for a team's best "
+        "version so far, best.",
         ("latest", "end"),
         allowed=values.ALIASES_ALLOWED,
         affects=Affects.RECORD,
@@ -1224,7 +1237,7 @@ class Settings(BaseModel):
         if unknown:
             raise ValueError(f"no such setting: {', '.join(unknown)}")
         values = {**data, **game}
-        # Whoever divides the model and says no more means one copy of it.
+        # If only the tensor parallel size is set, a single copy is meant.
         if "vllm_tensor_parallel_size" in values:
             values.setdefault("vllm_data_parallel_size", 1)
         board = changed_board(values)
@@ -1263,12 +1276,12 @@ class Settings(BaseModel):
         return value_of(self.belief_weight, self.adapter_of(player), "HANABI_BELIEF_WEIGHT")
 
     def adapter_of(self, player: str) -> str:
-        """Return the adapter that a player is in this run: its own, or that of all."""
+        """Return the adapter of a player in this run: its own, or the shared one."""
         return SHARED_ADAPTER if self.adapters == SHARED_ADAPTER else player
 
     @property
     def largest_rank(self) -> int:
-        """The largest LORA_RANK, which a server has to have room for."""
+        """The largest LORA_RANK, for which a server must reserve room."""
         return int(max(entries(self.lora_rank).values()))
 
     @property
@@ -1293,14 +1306,14 @@ class Settings(BaseModel):
     def env_config(self) -> dict[str, Any]:
         """The fields of the environment's config, without those that are unset.
 
-        `preset` is there always; None where a dataset's rows have to name it.
+        `preset` is always included; None if a dataset's rows have to name it.
         """
         return self.config_row({})
 
     def config_row(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `env_config` with some fields chosen otherwise.
+        """Return `env_config` with some fields changed.
 
-        With another preset, fields that the user did not give are what that preset sets.
+        With a different preset, fields that the user did not give take that preset's values.
 
         Args:
             chosen: Fields of the environment's config with their values, e.g. {"preset": "mini"}.
@@ -1319,9 +1332,9 @@ class Settings(BaseModel):
 
     @property
     def board(self) -> str | None:
-        """Name of what is played, as records have it; None where a dataset's rows say it.
+        """Name of the board in records; None if a dataset's rows name it.
 
-        It is HANABI_PRESET's, unless other settings change the board.
+        It is HANABI_PRESET, unless other settings change the board.
         """
         return None if self.preset is None else self.setup().spec.preset
 
@@ -1333,7 +1346,7 @@ class Settings(BaseModel):
 
 @functools.cache
 def variables(env: str = HANABI) -> tuple[Variable, ...]:
-    """Return every variable, those of an environment after HANABI_ENV."""
+    """Return every variable; those of the environment come after HANABI_ENV."""
     of_every_run = variables_of(Settings)
     fields = [variable.field for variable in of_every_run]
     position = fields.index("env") + 1
@@ -1342,7 +1355,7 @@ def variables(env: str = HANABI) -> tuple[Variable, ...]:
 
 @functools.cache
 def renamed_variables() -> Mapping[str, str]:
-    """Return the variables that had another name: the earlier name to that of now."""
+    """Return the renamed variables: earlier name to current name."""
     return {
         variable.renamed_from: variable.env for variable in variables() if variable.renamed_from
     }

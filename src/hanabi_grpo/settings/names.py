@@ -1,4 +1,4 @@
-"""Names of variables: unknown and renamed ones are refused, misspelt ones recognised."""
+"""Names of variables: unknown and renamed ones are refused, misspelled ones recognized."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ from hanabi_grpo.settings.sources import COMMAND_LINE, DOTENV, SHELL, Source, re
 from hanabi_grpo.settings.variables import PASSED_THROUGH
 
 ENV = "HANABI_ENV"
-"""Names the environment, and with it the variables that there are."""
+"""Selects the environment, and with it the available variables."""
 PREFIX = "HANABI_"
-"""Every name that begins with it is ours."""
+"""Every name that begins with it is one of ours."""
 RENAMED_IN = "0.3"
 """Version in which variables were renamed."""
 _SHORT = 7
-"""Letters below which only a moved letter counts: MODE, SPEED and PORTS are words of their own."""
+"""Names with fewer letters match only if a letter moved: MODE, SPEED and PORTS are real words."""
 _CUSTOMARY = {
     "LR": "LEARNING_RATE",
     "BATCH_SIZE": "PER_DEVICE_TRAIN_BATCH_SIZE",
@@ -28,19 +28,19 @@ _CUSTOMARY = {
     "NUM_EPOCHS": "NUM_TRAIN_EPOCHS",
     "NUM_STEPS": "MAX_STEPS",
 }
-"""What other trainers call a setting of ours."""
+"""Names that other trainers use for our settings."""
 _OF_OTHERS = frozenset({"VLLM_MODEL", "WANDB_MODEL"})
 """Names of other software that are one letter from a setting."""
 
 
 def unknown_names(sources: Sequence[Source], env: str) -> list[str]:
-    """Return a sentence for each variable that looks like ours and is none.
+    """Return a sentence for each variable that looks like a setting but is not one.
 
     Args:
         sources: The sources, the winning one first.
         env: Name of the chosen environment, whose variables count.
     """
-    # Without the prefix that all share, and that would make any two names look alike.
+    # Without the prefix, which all names share and which would make any two look alike.
     known = {variable.env.removeprefix(PREFIX): variable.env for variable in variables(env)}
     renamed = renamed_variables()
     problems = []
@@ -57,7 +57,7 @@ def unknown_names(sources: Sequence[Source], env: str) -> list[str]:
                 )
             if source.origin == COMMAND_LINE and name in secrets:
                 problems.append(
-                    f"{name} (from {label}): a key on a command line is shown to everybody on "
+                    f"{name} (from {label}): a key on a command line is visible to everybody on "
                     f"this machine; export {name} instead."
                 )
             continue
@@ -72,7 +72,7 @@ def unknown_names(sources: Sequence[Source], env: str) -> list[str]:
             continue
         if name.upper() in renamed:
             problems.append(
-                f"{name}={source.values[name]} (from {label}): this setting is called "
+                f"{name}={source.values[name]} (from {label}): this setting has been called "
                 f"{renamed[name.upper()]} since {RENAMED_IN}; rename it."
             )
             continue
@@ -83,10 +83,10 @@ def unknown_names(sources: Sequence[Source], env: str) -> list[str]:
 
 
 def misspelt_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names that are nearly a setting's, and the setting that each was meant for.
+    """Return the names that are probably misspelled, each with the setting that was meant.
 
-    One letter is missing, added, wrong, or moved a little; case and underscores do not count. Or
-    other trainers call the setting so. A setting that is itself among the names was not meant.
+    One letter is missing, added, wrong, or moved a little; case and underscores do not count. Names
+    that other trainers use count too. A setting that is itself among the names was not meant.
 
     Example:
         misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}
@@ -103,9 +103,9 @@ def misspelt_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> None:
-    """Refuse variables that look misspelt, of the shell, `.env` and the profile.
+    """Refuse variables of the shell, `.env` and the profile that look misspelled.
 
-    Names that begin with HANABI_ are left to `load_settings`, which refuses every unknown one.
+    Names that begin with HANABI_ are left to `load_settings`, which refuses all unknown ones.
 
     Args:
         environ: The shell's variables; None: this process's.
@@ -121,14 +121,14 @@ def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DO
             continue
         source = by_name[name]
         if source.is_strict:
-            # `load_settings` refuses every unknown name of these.
+            # `load_settings` refuses every unknown name from this source.
             continue
         away = f"remove its line from {source.label}"
         if source.origin == SHELL:
             away = f"unset {name}"
         lines.append(
             f"{name} (from {source.label}): no such setting; did you mean {meant}? Rename it; if "
-            f"it is meant for other software, keep it from this command: {away}."
+            f"it is meant for other software, hide it from this command: {away}."
         )
     if lines:
         raise SettingsError("\n".join(lines))
@@ -154,7 +154,7 @@ def _hint(bare: str, known: Mapping[str, str], env: str) -> str:
     owners = [name for name in registry.names() if bare.lower() in _fields_of(name)]
     if owners and bare not in known:
         return (
-            f"it belongs to {' and '.join(owners)}, and {ENV}={env}; unset it, or set "
+            f"it belongs to {' and '.join(owners)}, but {ENV}={env}; unset it, or set "
             f"{ENV}={owners[0]}."
         )
     if bare in _CUSTOMARY:
@@ -162,7 +162,7 @@ def _hint(bare: str, known: Mapping[str, str], env: str) -> str:
     close = difflib.get_close_matches(bare, known, n=1)
     if close:
         return f"did you mean {known[close[0]]}?"
-    return "hanabi-grpo settings lists what there is."
+    return "hanabi-grpo settings lists them."
 
 
 def _fields_of(env: str) -> Collection[str]:
@@ -173,7 +173,7 @@ def _fields_of(env: str) -> Collection[str]:
 
 
 def _meant_name(name: str, known: Mapping[str, str]) -> str | None:
-    """Return the variable that a name was meant for; None where it is none of ours.
+    """Return the variable that a name was meant for; None if it resembles none of ours.
 
     Args:
         name: The name.
@@ -195,7 +195,7 @@ def _letters(name: str) -> str:
 
 
 def _is_slip(name: str, right: str) -> bool:
-    """Tell whether a name is one letter from the right one: without one letter both are equal."""
+    """Tell whether a name is one letter off: without one letter, both are equal."""
     if name == right:
         return False
     if len(right) < _SHORT and sorted(name) != sorted(right):

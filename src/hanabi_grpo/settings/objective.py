@@ -47,7 +47,7 @@ def _check_beliefs(settings: Settings) -> None:
     if settings.thinking and any(entries(settings.belief_weight).values()):
         raise SettingsError(
             f"HANABI_BELIEF_WEIGHT={settings.belief_weight} with HANABI_THINKING=1: right answers "
-            "have no thoughts, so a player would learn to leave its own out; unset one."
+            "have no thoughts, so a player would learn to skip its own; unset one."
         )
 
 
@@ -56,13 +56,13 @@ def _check_normalization(settings: Settings) -> None:
     if settings.advantage_scale is not None and given:
         raise SettingsError(
             f"HANABI_ADVANTAGE_SCALE={settings.advantage_scale} with {given}: both set whether "
-            "advantages are divided; unset HANABI_ADVANTAGE_SCALE, and set HANABI_NORMALIZE=mean "
+            "advantages are scaled; unset HANABI_ADVANTAGE_SCALE, and set HANABI_NORMALIZE=mean "
             "or mean_std."
         )
 
 
 def _given_normalization(settings: Settings) -> str:
-    """Return the settings of normalisation that are set, as messages name them; "" for none."""
+    """Return the normalization settings that are set, as messages name them; "" for none."""
     given = []
     if settings.normalize is not None:
         given.append(f"HANABI_NORMALIZE={settings.normalize}")
@@ -75,8 +75,8 @@ def _check_discount(settings: Settings) -> None:
     if settings.gamma == 1 or settings.advantage in DISCOUNTED:
         return
     raise SettingsError(
-        f"HANABI_GAMMA={settings.gamma:g} with HANABI_ADVANTAGE={settings.advantage}: its credits "
-        "are not discounted, so it would have no effect; unset it, or take one of "
+        f"HANABI_GAMMA={settings.gamma:g} with HANABI_ADVANTAGE={settings.advantage}: this "
+        "estimator does not discount, so gamma would have no effect; unset it, or use one of "
         f"{', '.join(DISCOUNTED)}."
     )
 
@@ -88,43 +88,43 @@ def _check_group_size(settings: Settings) -> None:
     given = _given_normalization(settings)
     raise SettingsError(
         f"NUM_GENERATIONS=1 with HANABI_ADVANTAGE={settings.advantage}"
-        f"{' ' + given if given else ''}: a game is compared with the others of its group, and "
-        "there are none, so there would be no gradient; set 2 or more, or take one of "
+        f"{' ' + given if given else ''}: a game is compared with the other games of its group, "
+        "so a group of one gives no gradient; set 2 or more, or use one of "
         f"{', '.join(others)}, or HANABI_NORMALIZE_OVER=environment."
     )
 
 
 def _check_minibatches(settings: Settings) -> None:
-    """Refuse more parts of a step than it has groups."""
+    """Refuse more minibatches than a step has groups."""
     if settings.minibatches <= settings.tasks_per_step:
         return
     raise SettingsError(
         f"HANABI_MINIBATCHES={settings.minibatches} with HANABI_TASKS_PER_STEP="
-        f"{settings.tasks_per_step}: a part has at least one whole group, the games of one task; "
-        f"set 1 to {settings.tasks_per_step}, or more tasks (with a smaller NUM_GENERATIONS the "
-        "games of a step stay as many)."
+        f"{settings.tasks_per_step}: a minibatch needs at least one whole group, the games of one "
+        f"task; set 1 to {settings.tasks_per_step}, or more tasks (a smaller NUM_GENERATIONS "
+        "keeps the number of games per step the same)."
     )
 
 
 def _check_paid(settings: Settings) -> None:
-    """Refuse changed rewards where what is learned beside the model is in points."""
+    """Refuse changed rewards if a critic or credit network predicts points."""
     needs = ESTIMATORS[settings.advantage].needs
     if settings.reward_clip is not None and needs.is_credit:
         raise SettingsError(
             f"HANABI_REWARD_CLIP={settings.reward_clip:g} with HANABI_ADVANTAGE="
-            f"{settings.advantage}: its shares are of what the whole team is paid, and a clip is "
-            "of one player's; unset it, or take another estimator."
+            f"{settings.advantage}: this estimator divides the reward of the whole team, but the "
+            "clip limits the reward of one player; unset it, or use another estimator."
         )
     if settings.whiten_rewards and needs is not Learned.NOTHING:
         raise SettingsError(
-            f"HANABI_WHITEN_REWARDS=1 with HANABI_ADVANTAGE={settings.advantage}: what it learns "
-            "beside the model is in points, which whitening changes in every step; set "
-            "HANABI_WHITEN_ADVANTAGES=1 instead, or take another estimator."
+            f"HANABI_WHITEN_REWARDS=1 with HANABI_ADVANTAGE={settings.advantage}: this estimator "
+            "trains a network that predicts points, and whitening changes their scale in every "
+            "step; set HANABI_WHITEN_ADVANTAGES=1 instead, or use another estimator."
         )
 
 
 def _check_kl(settings: Settings) -> None:
-    """Refuse choices of the KL term that nothing reads, or that cannot be kept."""
+    """Refuse settings of the KL term that have no effect, or that the estimator cannot honor."""
     choices = {
         f"HANABI_KL_IN={settings.kl_in}": settings.kl_in != "loss",
         f"HANABI_KL_TARGET={settings.kl_target}": settings.kl_target is not None,
@@ -134,29 +134,30 @@ def _check_kl(settings: Settings) -> None:
         for name, is_given in choices.items():
             if is_given:
                 raise SettingsError(
-                    f"{name} with BETA=0: there is no KL term, so it has no effect; set BETA, "
-                    "its weight (with HANABI_KL_TARGET the first one), e.g. 0.01, or unset it."
+                    f"{name} with BETA=0: there is no KL term, so it has no effect; set BETA, the "
+                    "weight of that term (with HANABI_KL_TARGET its initial value), e.g. 0.01, or "
+                    "unset it."
                 )
     if settings.kl_in == "reward" and ESTIMATORS[settings.advantage].needs.is_credit:
         raise SettingsError(
-            f"HANABI_KL_IN=reward with HANABI_ADVANTAGE={settings.advantage}: its shares are of "
-            "what the whole team is paid, and the KL is one player's cost; set HANABI_KL_IN=loss, "
-            "or take another estimator."
+            f"HANABI_KL_IN=reward with HANABI_ADVANTAGE={settings.advantage}: this estimator "
+            "divides the reward of the whole team, but the KL is a cost of one player; set "
+            "HANABI_KL_IN=loss, or use another estimator."
         )
 
 
 def _check_token_filter(settings: Settings) -> None:
-    """Refuse a filter under which every game of a task is the same."""
+    """Refuse a filter that makes all games of a task the same."""
     if settings.top_k != 1:
         return
     raise SettingsError(
-        "TOP_K=1: always the likeliest token, so all games of a task are the same and nothing "
-        "could be learned; allowed in training are 0 (all tokens) and 2 or more."
+        "TOP_K=1: only the most likely token is sampled, so all games of a task are the same and "
+        "nothing could be learned; allowed in training are 0 (all tokens) and 2 or more."
     )
 
 
 def _check_sequential(settings: Settings) -> None:
-    """Refuse choices of sequential updates where there are none."""
+    """Refuse settings of sequential updates without sequential updates."""
     if settings.update == "sequential":
         return
     choices = {
@@ -178,13 +179,13 @@ def _check_critic(settings: Settings) -> None:
     with_own_critic = ", ".join(names_needing(Learned.CRITIC))
     if settings.critic == "adapter" and settings.advantage not in names_needing(Learned.CRITIC):
         raise SettingsError(
-            f"HANABI_CRITIC=adapter with HANABI_ADVANTAGE={settings.advantage}: it has no critic "
-            "that reads one player's conversation; unset it, or set HANABI_ADVANTAGE="
+            f"HANABI_CRITIC=adapter with HANABI_ADVANTAGE={settings.advantage}: this estimator has "
+            "no critic that reads one player's conversation; unset it, or set HANABI_ADVANTAGE="
             f"{with_own_critic}."
         )
     if settings.gae_unit == "token" and settings.critic != "adapter":
         raise SettingsError(
-            f"HANABI_GAE_UNIT=token with HANABI_CRITIC={settings.critic}: it has no value of the "
-            "states between two tokens of a reply; set HANABI_CRITIC=adapter (with "
+            f"HANABI_GAE_UNIT=token with HANABI_CRITIC={settings.critic}: this critic has no "
+            "values between the tokens of a reply; set HANABI_CRITIC=adapter (with "
             f"HANABI_ADVANTAGE={with_own_critic}), or unset it."
         )

@@ -1,8 +1,8 @@
 """Partners in training: their pool, their tasks and seats, and the seats that a run trains.
 
 A task is self-play, or exactly one of its seats belongs to a partner: a script, the base model, a
-frozen adapter or a model behind a URL. All games of a task have the same seats, so that a player's
-baseline compares games against the same partner.
+frozen adapter or a model behind a URL. All games of a task have the same seats, so a player's
+baseline compares games with the same partner.
 
 Everything here is a function of its arguments; nothing is read or sent.
 """
@@ -34,7 +34,7 @@ from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name, player_na
 MAX_GUEST_ADAPTERS = 16
 """Guest adapters that a rollout server holds at once."""
 BLOCK = 16
-"""Tasks within which the share of tasks with a partner is kept to the next whole number."""
+"""Size of a block of tasks; each block keeps the share of tasks with a partner, up to rounding."""
 MAX_CYCLE = 1000
 """Largest sum of a pool's weights as whole numbers: 2 and 0.5 count as 4 and 1."""
 
@@ -61,7 +61,7 @@ class Partner:
 
     @property
     def place(self) -> Place | None:
-        """Location of its checkpoint; None where it has none, or is an earlier version."""
+        """Location of its checkpoint; None if it has none, or is an earlier version."""
         return self.ref.place if isinstance(self.ref, CheckpointRef) else None
 
     @property
@@ -81,8 +81,8 @@ def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> t
     """Read HANABI_PARTNERS.
 
     Args:
-        entries: Each is a script, `base`, `earlier`, a URL or a checkpoint, with `player_1=` before
-            it where it takes only that seat, and `*` with a weight behind it, e.g. ("iggi*3",
+        entries: Each is a script, `base`, `earlier`, a URL or a checkpoint, optionally with the
+            prefix `player_1=` for its only seat, and `*` with a weight at the end, e.g. ("iggi*3",
             "player_1=outputs/run").
         num_players: Seats of the game.
         env: Name of the environment, whose scripts are allowed.
@@ -97,14 +97,14 @@ def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> t
         if count > 1:
             entry = spec if seat is None else f"{player_name(seat)}={spec}"
             raise SettingsError(
-                f"HANABI_PARTNERS: {entry!r} is in it {count} times; name each partner once. "
-                "A weight says how often it plays, as in iggi*2."
+                f"HANABI_PARTNERS: {entry!r} is listed {count} times; name each partner once. "
+                "A weight sets how often it plays, as in iggi*2."
             )
     cycle = sum(_whole_weights(pool))
     if cycle > MAX_CYCLE:
         raise SettingsError(
-            f"HANABI_PARTNERS: the weights are a cycle of {cycle} tasks as whole numbers; at most "
-            f"{MAX_CYCLE} are possible. Give simpler ones, e.g. iggi*3,piers*0.5."
+            f"HANABI_PARTNERS: as whole numbers, the weights make a cycle of {cycle} tasks; at "
+            f"most {MAX_CYCLE} are possible. Use simpler weights, e.g. iggi*3,piers*0.5."
         )
     return _with_distinct_names(pool)
 
@@ -121,9 +121,9 @@ def draw(
     """Return the partner of a task and its seat; None: self-play.
 
     In each block of 16 tasks the given share, rounded so that the sum over blocks is right, has a
-    partner; a hash decides which tasks. They go through all pairs of partner and seat before a pair
-    repeats, each time in another order; a partner of weight 3 is there three times as often as one
-    of weight 1. With chances each task draws a pair by them instead.
+    partner; a hash decides which tasks. These tasks cycle through all pairs of partner and seat, in
+    a different order each time; a partner of weight 3 appears three times as often as one of weight
+    1. With `chances`, each task draws its pair by these instead.
 
     Args:
         pool: The partners; empty: self-play alone.
@@ -168,7 +168,7 @@ def pairs(pool: Sequence[Partner], num_players: int) -> list[Draw]:
 
 
 def _draw_by(chances: Sequence[float], seed: int, task: int) -> int:
-    """Return an index of `chances`, each as likely as it says; the same for the same task."""
+    """Return an index drawn in proportion to `chances`, the same for the same task."""
     number = int.from_bytes(_hash(seed, "chance", task)[:8], "big")
     point = number / 2**64 * math.fsum(chances)
     total = 0.0
@@ -185,7 +185,7 @@ def _draw_by(chances: Sequence[float], seed: int, task: int) -> int:
 
 
 def _copies(pool: Sequence[Partner], num_players: int) -> list[int]:
-    """Return how often each of `pairs` comes up in a cycle."""
+    """Return how often each of `pairs` appears in a cycle."""
     copies = []
     for weight in _whole_weights(pool):
         copies += [weight] * num_players
@@ -203,7 +203,7 @@ def _whole_weights(pool: Sequence[Partner]) -> list[int]:
 def choose_step(steps: Sequence[int], task: int, *, seed: int) -> int:
     """Return which of several earlier versions plays in a task, each with the same probability.
 
-    A step's rank in a task does not depend on the others: where a version is missing, only its
+    A step's rank in a task does not depend on the others: if a version is missing, only its
     tasks are reassigned (rendezvous hashing, Thaler and Ravishankar 1998).
 
     Args:
@@ -224,7 +224,7 @@ def without_weight(entry: str) -> str:
 
 
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
-    """Return the player whose seat a partner takes in every task, None where there is none."""
+    """Return the player whose seat a partner takes in every task; None if there is no such seat."""
     seats = {partner.seat for partner in pool}
     if share != 1 or len(seats) != 1:
         return None
@@ -307,7 +307,7 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
 
     Raises:
         SettingsError: As `parse_pool`; or a step may need more frozen adapters than a server holds;
-            or earlier versions are partners and none is ever kept.
+            or earlier versions are partners but none is ever kept.
     """
     pool = parse_pool(settings.partners, settings.players, settings.env)
     needed = num_adapters(
@@ -320,16 +320,16 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
     in_one_step = min(needed, settings.tasks_per_step)
     if in_one_step > MAX_GUEST_ADAPTERS:
         raise SettingsError(
-            f"HANABI_PARTNERS: up to {in_one_step} different frozen adapters in one step "
-            f"({needed} in the pool, HANABI_TASKS_PER_STEP={settings.tasks_per_step}); "
+            f"HANABI_PARTNERS: one step needs up to {in_one_step} different frozen adapters "
+            f"({needed} in the pool, HANABI_TASKS_PER_STEP={settings.tasks_per_step}), but "
             f"a server holds {MAX_GUEST_ADAPTERS}. Name fewer, fix their seats (player_1=…), or "
             "lower SAVE_TOTAL_LIMIT or HANABI_TASKS_PER_STEP."
         )
     keeps_no_earlier = settings.save_steps == 1 and settings.save_total_limit == 1
     if keeps_no_earlier and any(partner.is_earlier for partner in pool):
         raise SettingsError(
-            "HANABI_PARTNERS=earlier with SAVE_STEPS=1 SAVE_TOTAL_LIMIT=1: the one checkpoint "
-            "that is kept is the version that plays, never an earlier one. "
+            "HANABI_PARTNERS=earlier with SAVE_STEPS=1 SAVE_TOTAL_LIMIT=1: the only checkpoint "
+            "kept is the version that plays, never an earlier one. "
             "Set SAVE_TOTAL_LIMIT=2 or more."
         )
     return pool
@@ -363,7 +363,8 @@ def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Pa
     weight = Fraction(typed_weight or 1)
     if weight == 0:
         raise SettingsError(
-            f"HANABI_PARTNERS: {entry!r}: a weight is a number above 0; leave out who never plays."
+            f"HANABI_PARTNERS: {entry!r}: a weight must be a number above 0; remove a partner that "
+            "never plays."
         )
     names = player_names(num_players)
     if player is not None and player not in names:
@@ -387,8 +388,8 @@ def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Pa
 def _with_distinct_names(pool: Sequence[Partner]) -> tuple[Partner, ...]:
     """Give different partners different names in metrics.
 
-    Two runs may both have a checkpoint-50: the run's name is put before it, and names that are
-    still the same get a number.
+    Two runs may both have a checkpoint-50: such names get the run's name as a prefix, and names
+    that are still the same get a number.
     """
     specs_by_name: dict[str, set[str]] = {}
     for partner in pool:
@@ -407,7 +408,7 @@ def _with_distinct_names(pool: Sequence[Partner]) -> tuple[Partner, ...]:
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name, with a number appended where it is taken, e.g. "checkpoint-50-2"."""
+    """Return a name, with a number appended if it is taken, e.g. "checkpoint-50-2"."""
     free = name
     number = 2
     while free in taken:

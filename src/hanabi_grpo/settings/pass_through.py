@@ -1,8 +1,8 @@
 """Options of ms-swift and vLLM that are not passed through, because they break a guarantee.
 
-Which they are, and what to use instead, is written in `refused_options.md` beside this file, for
-people and for this code. Everything that it does not name is passed through: options of the
-trainer's terminal to ms-swift, those of the server's to vLLM.
+`refused_options.md` beside this file lists them and what to use instead, for people and for this
+code. All other options are passed through: those of the trainer's terminal to ms-swift, those of
+the server's terminal to vLLM.
 """
 
 import functools
@@ -21,7 +21,7 @@ PAGE = "docs/pass-through.md"
 TABLES = Path(__file__).with_name("refused_options.md")
 """The tables that this code reads."""
 SOFTWARE: dict[Terminal, str] = {"trainer": "ms-swift", "server": "vLLM"}
-"""What takes the options of each terminal; also the heading of its table."""
+"""The software that receives each terminal's options; also the heading of its table."""
 _ROW = "| `"
 """Begins a row of a table that names options."""
 
@@ -39,16 +39,16 @@ class Refusal:
 
 
 class OptionTables(NamedTuple):
-    """What `refused_options.md` says of one terminal."""
+    """What `refused_options.md` says about one terminal."""
 
     refusals: tuple[Refusal, ...]
     passed: tuple[str, ...]
-    """Options that are passed through, although their name begins that of a refused one."""
+    """Options that are passed through although their name is a prefix of a refused one."""
 
 
 @functools.cache
 def option_tables(terminal: Terminal) -> OptionTables:
-    """Return a terminal's refusals, and the options that are passed through all the same."""
+    """Return a terminal's refusals, and the options that are passed through anyway."""
     text = TABLES.read_text(encoding="utf-8")
     section = text.partition(f"## {SOFTWARE[terminal]}\n")[2].partition("\n## ")[0]
     refusals = []
@@ -67,15 +67,15 @@ def option_tables(terminal: Terminal) -> OptionTables:
 def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
     """Refuse options on a terminal's command line that would break a guarantee.
 
-    Options may be written as their software takes them: with dashes for underscores, `=` before the
-    value, `no-` before a switch, cut short.
+    Options may be written in any form that their software accepts: with dashes for underscores, `=`
+    before the value, `no-` before a switch, abbreviated.
 
     Args:
         terminal: Whose command line it is.
-        extra_args: What stands behind our own options.
+        extra_args: The arguments after our own options.
 
     Raises:
-        SettingsError: Has a sentence for each refused option.
+        SettingsError: An option is refused; the message has a sentence for each.
     """
     problems = []
     for argument in extra_args:
@@ -95,11 +95,11 @@ def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
 
 
 def _find_refusal(terminal: Terminal, name: str) -> Refusal | None:
-    """Return why an option is refused; None where it is passed through.
+    """Return why an option is refused; None if it is passed through.
 
     Args:
         terminal: Whose command line it is on.
-        name: The option's name with underscores, perhaps cut short.
+        name: The option's name with underscores, perhaps abbreviated.
     """
     tables = option_tables(terminal)
     if not name or name in tables.passed:

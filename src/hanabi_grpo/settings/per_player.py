@@ -1,7 +1,7 @@
 """Settings that may differ from player to player: one number, or NAME=VALUE for each.
 
-As a field such a setting is a number, or the text of its entries in one form, so that everything
-that stores and compares settings can.
+The field of such a setting holds a number, or its entries as text in a canonical form, so that it
+can be stored and compared like any other setting.
 
 Example:
     LEARNING_RATE=2e-5
@@ -22,16 +22,16 @@ from hanabi_grpo.types import MAX_PLAYERS, player_names
 _Number = TypeVar("_Number", int, float)
 
 OTHERS = ""
-"""In the place of a player's name: the entry is of those who are not named."""
+"""Instead of a player's name: the entry for all players that are not named."""
 FORM = "for all players, or for each as in {example}"
-"""How `allowed` says that a setting may be typed so."""
+"""How `allowed` describes this form."""
 
 
 def entries(value: float | str) -> dict[str, float]:
     """Return the numbers of a per-player setting by player; `OTHERS` for all that are not named.
 
     Raises:
-        ValueError: It is no such text.
+        ValueError: The text is malformed.
     """
     if not isinstance(value, str):
         return {OTHERS: value}
@@ -50,33 +50,33 @@ def value_of(value: float | str, adapter: str, variable: str) -> float:
     """Return the number that holds for an adapter.
 
     Args:
-        value: Of the setting.
+        value: The setting's value.
         adapter: E.g. "player_0", or the shared one.
         variable: The setting's name, for the message.
 
     Raises:
-        SettingsError: No entry is the adapter's.
+        SettingsError: The adapter has no entry.
     """
     numbers = entries(value)
     if adapter in numbers:
         return numbers[adapter]
     if OTHERS not in numbers:
         raise SettingsError(
-            f"{variable}={value}: adapter {adapter} has none; name it too, or give a number "
-            "without a name for those that are not named."
+            f"{variable}={value}: adapter {adapter} has no value; add an entry for it, or a number "
+            "without a player's name for all players that are not named."
         )
     return numbers[OTHERS]
 
 
 def check_per_player(values: Mapping[str, float | str], names: Sequence[str]) -> None:
-    """Refuse entries that are of nobody, or that leave somebody out.
+    """Refuse entries that name no player, or that leave a player out.
 
     Args:
         values: Per-player settings, by variable.
-        names: The run's adapters; one alone is that of all players.
+        names: The run's adapters; a single one is shared by all players.
 
     Raises:
-        SettingsError: An entry is of nobody, or an adapter has no number.
+        SettingsError: An entry names no player, or an adapter has no value.
     """
     for variable, value in values.items():
         numbers = entries(value)
@@ -84,8 +84,8 @@ def check_per_player(values: Mapping[str, float | str], names: Sequence[str]) ->
         strangers = [name for name in named if name not in names]
         if strangers and len(names) == 1:
             raise SettingsError(
-                f"{variable}={value} with HANABI_ADAPTERS=shared: the players are one adapter, "
-                "which has one number; set a number alone, or HANABI_ADAPTERS=per_player."
+                f"{variable}={value} with HANABI_ADAPTERS=shared: the players share one adapter, "
+                "which has one value; set a single number, or HANABI_ADAPTERS=per_player."
             )
         if strangers:
             raise SettingsError(
@@ -105,7 +105,7 @@ def per_player(number: Callable[[Any], _Number], is_right: Callable[[_Number], b
     """Return the type of a field that holds one number, or one for each player.
 
     Args:
-        number: Returns the number of a value, e.g. `float`; raises a ValueError where it is none.
+        number: Converts a value to a number, e.g. `float`; raises a ValueError if it cannot.
         is_right: Tells whether a number may be set.
     """
 

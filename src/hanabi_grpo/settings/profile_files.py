@@ -1,12 +1,12 @@
-"""Files of settings: NAME=value lines, and YAML with a base, sections and lists.
+"""Settings files: NAME=value lines, and YAML with a base, sections and lists.
 
-    base: gpu-8.yaml              # another file, relative to this one; its values yield
-    trainer:                      # a section of docs/settings.md; names may stand outside, too
+    base: gpu-8.yaml              # another file, relative to this one; this file's values win
+    trainer:                      # a section of docs/settings.md; names may be outside, too
       LEARNING_RATE: 1e-5
       HANABI_PARTNERS: [iggi, outputs/first]
     HANABI_PRESET: marshal-mini
 
-Scalars are read as they are typed: 1e-5 stays 1e-5, and no version number becomes a date.
+Scalars are read as typed: 1e-5 stays 1e-5, and a version number does not become a date.
 """
 
 import os
@@ -23,7 +23,7 @@ from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_text
 
 YAML_SUFFIXES = (".yaml", ".yml")
 BASE = "base"
-"""Key of the file that a YAML file is based on."""
+"""Key that names the file that a YAML file is based on."""
 SECTION_KEYS = ("run", "server", "game", "trainer", "tracking")
 """Keys that group settings, as the tables of docs/settings.md do."""
 EVAL_LINEUPS = "HANABI_EVAL_LINEUPS"
@@ -32,7 +32,7 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 _BOOL_TAG = "tag:yaml.org,2002:bool"
 _TRUE = ("true", "yes", "on")
 _MOST_BASES = 16
-"""Files in one chain of bases."""
+"""Maximum number of files in a chain of bases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +42,18 @@ class SettingsFile:
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Name to value."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Name to the file that gives its value, where that is a base."""
+    """Name to the file that gives its value, if that file is a base."""
     sections: Mapping[str, str] = field(default_factory=dict)
-    """Name to the section in which it stands, where it stands in one."""
+    """Name to the section that contains it, if any."""
     is_strict: bool = False
-    """Whether it may hold nothing but settings: YAML is written for this package alone."""
+    """Whether it may hold nothing but settings: a YAML file is for this package only."""
 
 
 def read_settings_file(path: Path) -> SettingsFile:
-    """Read a file of settings; YAML by its suffix, else NAME=value lines.
+    """Read a settings file; YAML by its suffix, else NAME=value lines.
 
     Raises:
-        SettingsError: It cannot be read, is malformed, or its bases are missing or run in a cycle.
+        SettingsError: It cannot be read, is malformed, or its bases are missing or form a cycle.
     """
     if path.suffix in YAML_SUFFIXES:
         return _read_yaml(path, ())
@@ -64,7 +64,7 @@ def read_lines(path: Path) -> dict[str, str]:
     """Read NAME=value lines.
 
     Raises:
-        SettingsError: The file cannot be read, or a line is no assignment.
+        SettingsError: The file cannot be read, or a line is not an assignment.
     """
     text = _read_text(path, "NAME=value lines")
     if "\0" in text:
@@ -86,7 +86,7 @@ def read_lines(path: Path) -> dict[str, str]:
 
 
 def non_empty(values: Mapping[str, str]) -> dict[str, str]:
-    """Return values without spaces around them; without those that are empty then."""
+    """Return the values without surrounding spaces, and without empty values."""
     return {name: value.strip() for name, value in values.items() if value.strip()}
 
 
@@ -95,19 +95,19 @@ def _read_yaml(path: Path, derived: Sequence[Path]) -> SettingsFile:
 
     Args:
         path: The file.
-        derived: The files that are based on it, the first one first.
+        derived: The files that are based on it, in the order in which they were read.
     """
     chain = [*derived, path]
     resolved = [os.path.realpath(each) for each in chain]
     if resolved[-1] in resolved[:-1]:
         shown = " → ".join(map(str, chain))
         raise SettingsError(
-            f"{derived[-1]}: {BASE}: {path}: a cycle of bases ({shown}); take the line out of one "
+            f"{derived[-1]}: {BASE}: {path}: a cycle of bases ({shown}); remove the line from one "
             "of these files."
         )
     if len(chain) > _MOST_BASES:
         raise SettingsError(
-            f"{path}: more than {_MOST_BASES} files in a chain of bases; put some together."
+            f"{path}: more than {_MOST_BASES} files in a chain of bases; merge some of them."
         )
     text = _read_text(path, "YAML")
     try:
@@ -115,7 +115,7 @@ def _read_yaml(path: Path, derived: Sequence[Path]) -> SettingsFile:
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise SettingsError(
-            f"{path}: not YAML ({reason}). Example of a line: HANABI_PLAYERS: 2"
+            f"{path}: not YAML ({reason}). Example line: HANABI_PLAYERS: 2"
         ) from error
     if root is None:
         return SettingsFile(is_strict=True)
@@ -127,8 +127,8 @@ def _read_yaml(path: Path, derived: Sequence[Path]) -> SettingsFile:
     if not base.is_file():
         there = sorted(each.name for each in path.parent.glob("*") if _is_settings_file(each))
         raise SettingsError(
-            f"{path}: {BASE}: {reader.base}: no such file; it is looked for beside {path.name}, "
-            f"where there are {', '.join(there)}. Correct the line, or take it out."
+            f"{path}: {BASE}: {reader.base}: no such file next to {path.name}; files there are "
+            f"{', '.join(there)}. Correct the line, or remove it."
         )
     if base.suffix in YAML_SUFFIXES:
         return reader.file(_read_yaml(base, chain), base)
@@ -144,7 +144,7 @@ def _read_text(path: Path, content: str) -> str:
         return read_text(path, MAX_DOCUMENT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"{path}: cannot be read ({error}); it holds {content} in UTF-8."
+            f"{path}: cannot be read ({error}); it must contain {content} in UTF-8."
         ) from error
 
 
@@ -155,15 +155,15 @@ class _YamlReader:
         self._path = path
         self.base: str | None = None
         self._values: dict[str, str] = {}
-        """Empty values, too: they take away what a base says."""
+        """Including empty values, which remove a value of the base."""
         self._sections: dict[str, str] = {}
 
     def file(self, base: SettingsFile, path: Path | None = None) -> SettingsFile:
         """Return this file's values over those of its base.
 
         Args:
-            base: What the base holds.
-            path: The base; None: there is none.
+            base: The content of the base.
+            path: Path of the base; None: there is no base.
         """
         labels = dict(base.labels)
         if path is not None:
@@ -181,12 +181,12 @@ class _YamlReader:
     def read(self, root: yaml.Node) -> None:
         """Read the whole document."""
         if not isinstance(root, yaml.MappingNode):
-            raise self._problem(root, "the file must hold names with values, as HANABI_PLAYERS: 2")
+            raise self._problem(root, "the file must map names to values, as in HANABI_PLAYERS: 2")
         for key, value in self._pairs(root):
             if key == BASE:
                 self.base = self._scalar(value, BASE)
                 if not self.base:
-                    raise self._problem(value, f"{BASE}: names a file; take the line out")
+                    raise self._problem(value, f"{BASE}: must name a file; add one, or remove it")
             elif key in SECTION_KEYS:
                 self._read_section(key, value)
             else:
@@ -196,14 +196,14 @@ class _YamlReader:
         if isinstance(node, yaml.ScalarNode) and node.tag == _NULL_TAG:
             return
         if not isinstance(node, yaml.MappingNode):
-            raise self._problem(node, f"the section {section} must hold names with values")
+            raise self._problem(node, f"the section {section} must map names to values")
         for name, value in self._pairs(node):
             self._read_setting(name, value)
             self._sections[name] = section
 
     def _read_setting(self, name: str, node: yaml.Node) -> None:
         if name in self._values:
-            raise self._problem(node, f"{name} is in this file twice; once is enough")
+            raise self._problem(node, f"{name} is in this file twice; remove one")
         if name.islower() and isinstance(node, yaml.MappingNode):
             raise self._problem(
                 node,
@@ -213,13 +213,13 @@ class _YamlReader:
         self._values[name] = self._value(node, name)
 
     def _value(self, node: yaml.Node, name: str) -> str:
-        """Return a setting's value as somebody would type it."""
+        """Return a setting's value as a user would type it."""
         if isinstance(node, yaml.SequenceNode):
             parts = [self._scalar(part, name) for part in node.value]
             separator = ";" if name == EVAL_LINEUPS else ","
             for part in parts:
                 if separator in part:
-                    raise self._problem(node, f"{name}: a part of the list holds {separator!r}")
+                    raise self._problem(node, f"{name}: an item of the list contains {separator!r}")
             return separator.join(parts)
         if isinstance(node, yaml.MappingNode):
             # As LEARNING_RATE=player_0=1e-5,player_1=3e-5 is typed.
@@ -229,7 +229,7 @@ class _YamlReader:
 
     def _scalar(self, node: yaml.Node, name: str) -> str:
         if not isinstance(node, yaml.ScalarNode):
-            raise self._problem(node, f"{name}: a list or a mapping within another is no setting")
+            raise self._problem(node, f"{name}: nested lists and mappings are not allowed")
         if node.tag == _NULL_TAG:
             return ""
         if node.tag == _BOOL_TAG:
@@ -242,7 +242,7 @@ class _YamlReader:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._problem(key, "a key must be a name")
             if key.value in pairs:
-                raise self._problem(key, f"{key.value} is in this file twice; once is enough")
+                raise self._problem(key, f"{key.value} is in this file twice; remove one")
             pairs[key.value] = value
         return list(pairs.items())
 

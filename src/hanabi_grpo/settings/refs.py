@@ -1,4 +1,4 @@
-"""Policy specs: which policy plays, in one language for settings, commands, requests and records.
+"""Policy specs: which policy plays, in one syntax for settings, commands, requests and records.
 
 | text | value | which policy plays |
 |---|---|---|
@@ -20,14 +20,14 @@
 
 The entity and the alias of an artifact may be left out.
 
-A spec is parsed once, where it enters the program, and carried as a value (`Ref`) from there on;
-`str` gives the text again. `parse_ref` reads what people type, `parse_seat` what stands in a
-request or a record. On the wire and in records a seat stays text, and there it is one of four: a
-script, `base`, `url:big`, or an adapter at a version. That adapter may be a guest: one that a
-client uploaded beside those of the session. Its name is a digest of its weights, e.g.
+A spec is parsed once, where it enters the program, and is a value (`Ref`) from there on; `str`
+returns the text. `parse_ref` reads what people type, `parse_seat` what a request or a record
+contains. On the wire and in records a seat stays text, and is one of four: a script, `base`,
+`url:big`, or an adapter at a version. That adapter may be a guest: one that a client uploaded in
+addition to those of the session. Its name is a digest of its weights, e.g.
 `frozen_0123456789abcdef@50`.
 
-What a checkpoint's place holds is found by `tracking.checkpoints`.
+`tracking.checkpoints` finds what is stored at a checkpoint's place.
 """
 
 import difflib
@@ -51,7 +51,7 @@ NOT_HELD = "upload it again"
 _MAX_SHOWN = 80
 """Characters of a bad spec in an error."""
 _MAX_FOLDER_NAME = 255
-"""Characters of a text that may name a folder; the file system refuses longer names."""
+"""Maximum length of a text that may name a folder; the file system refuses longer names."""
 _OWN_ADAPTERS = (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
 _AT_BEST = "@best"
 _PLAYER = rf"player_[0-9]+|{SHARED_ADAPTER}"
@@ -123,7 +123,7 @@ class AdapterRef:
 
     @property
     def is_guest(self) -> bool:
-        """True when a client uploaded the adapter beside those of the session."""
+        """True when a client uploaded the adapter in addition to those of the session."""
         return self.adapter.startswith(FROZEN_PREFIX)
 
 
@@ -131,7 +131,7 @@ class AdapterRef:
 class BestPlace:
     """The checkpoint of a run that validation chose.
 
-    While the run goes on, it may become another one.
+    It may change while the run continues.
     """
 
     run: Path
@@ -161,9 +161,9 @@ class WandbPlace:
             is_only_dots = part != "" and part.strip(".") == ""
             if has_separator or is_only_dots:
                 raise SettingsError(
-                    f"wandb:{self.path}: {part!r} names no folder; give "
+                    f"wandb:{self.path}: {part!r} cannot be a folder name; give "
                     "wandb:entity/project/name:alias, e.g. "
-                    "wandb:team/hanabi-grpo/laptop-adapters:best, and look at WANDB_ENTITY."
+                    "wandb:team/hanabi-grpo/laptop-adapters:best, and check WANDB_ENTITY."
                 )
 
     def __str__(self) -> str:
@@ -197,7 +197,7 @@ class HubPlace:
 
 
 Moving = BestPlace | WandbPlace | HubPlace
-"""A name for a checkpoint that may later mean another one."""
+"""A name that may later refer to a different checkpoint."""
 Place = Path | Moving
 """Where a checkpoint is: a folder, or a name for one."""
 
@@ -219,7 +219,7 @@ class CheckpointRef:
 
     @property
     def label(self) -> str:
-        """What a table or a chart calls it: a folder by the last two parts of its path."""
+        """Its name in tables and charts: a folder by the last two parts of its path."""
         text = str(self.place)
         if isinstance(self.place, Path | BestPlace):
             text = "/".join(Path(text).parts[-2:])
@@ -227,7 +227,7 @@ class CheckpointRef:
 
     @property
     def metric_name(self) -> tuple[str, str]:
-        """What metrics call it, e.g. ("run", "checkpoint-50.player_1").
+        """Its name in metrics, e.g. ("run", "checkpoint-50.player_1").
 
         The first part, its parent, tells checkpoints of the same name apart.
         """
@@ -276,7 +276,7 @@ def parse_ref(
         The value; `str` of it is read as the same value again.
 
     Raises:
-        SettingsError: It is no spec; the message says what is allowed and what is near.
+        SettingsError: It is not a spec; the message lists what is allowed and a close match.
     """
     if text in scripts:
         return ScriptRef(name=text)
@@ -309,13 +309,13 @@ def _unknown_spec(text: str, where: str, *, known: Sequence[str], adapters: bool
     return SettingsError(
         f"{where}: {text[:_MAX_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, "
         "url:NAME, or a checkpoint: a folder with a slash in it (./checkpoint-50), "
-        "zoo:NAME, wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 behind it."
+        "zoo:NAME, wandb:team/project/name:alias or hf:org/repo, optionally followed by :player_1."
         f"{hint}"
     )
 
 
 def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
-    """Read the spec of a checkpoint, perhaps with `:player_1` behind it.
+    """Read the spec of a checkpoint, optionally followed by `:player_1`.
 
     Args:
         text: A folder, `RUN@best`, `zoo:NAME`, `wandb:entity/project/name:alias` or
@@ -323,7 +323,7 @@ def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
         where: What errors begin with.
 
     Raises:
-        SettingsError: A `wandb:` or `hf:` spec that is none.
+        SettingsError: A `wandb:` or `hf:` spec is malformed.
     """
     chosen = _CHOSEN_ADAPTER_PATTERN.fullmatch(text)
     if chosen is None:
@@ -388,31 +388,31 @@ def is_remote(text: str) -> bool:
 
 
 def parse_seat(text: object) -> SeatRef:
-    """Read the policy of a seat as requests and answers have it, e.g. "player_0@7".
+    """Read the policy of a seat as in requests and responses, e.g. "player_0@7".
 
     Raises:
-        SettingsError: It is none.
+        SettingsError: It is not such a policy.
     """
     ref = find_seat(text) if isinstance(text, str) else None
     if ref is None:
         raise SettingsError(
             f"seat {str(text)[:_MAX_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, "
-            "url:NAME, or the name of a script of the environment, in small letters."
+            "url:NAME, or the name of a script of the environment, in lowercase."
         )
     return ref
 
 
 def find_seat(text: str) -> SeatRef | None:
-    """Return the policy of a seat as records have it.
+    """Return the policy of a seat as in records.
 
-    None is what no server seats: a person ("human"), or a spec that a table shows as it was typed.
+    None for what no server seats: a person ("human"), or a spec that a table shows as typed.
     """
     if text == BASE:
         return Role.BASE
     url = _URL_PATTERN.fullmatch(text)
     if url is not None:
         return UrlRef(name=url["name"])
-    # A script is known by the form of its name alone: which ones there are, the environment says.
+    # A script is recognized by the form of its name; only the environment knows which ones exist.
     if _SCRIPT_PATTERN.fullmatch(text) and text not in tuple(Role):
         return ScriptRef(name=text)
     adapter = _ADAPTER_PATTERN.fullmatch(text)
@@ -436,7 +436,7 @@ def unknown_url(ref: UrlRef, known: Collection[str], where: str = "") -> Setting
 
 
 def check_seat(seat: object) -> str:
-    """Return the text of a seat as it is; SettingsError where it is none, see `parse_seat`."""
+    """Return the text of a seat unchanged; SettingsError if it is invalid, see `parse_seat`."""
     parse_seat(seat)
     return str(seat)
 

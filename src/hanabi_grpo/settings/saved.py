@@ -1,7 +1,7 @@
-"""Settings of a run as its `settings.json` holds them, also those of earlier versions.
+"""Settings of a run from its `settings.json`, including files of earlier versions.
 
-Whatever reads a run's settings reads them here, so that a variable that was renamed has its name of
-now everywhere.
+All code reads a run's settings through this module, so renamed variables have their current name
+everywhere.
 """
 
 import json
@@ -16,15 +16,15 @@ from hanabi_grpo.settings.model import renamed_variables
 SETTINGS_FILE = "settings.json"
 """Name of the file in a run folder."""
 VALUES = "settings"
-"""Its key of every setting's value, by the variable's name."""
+"""Key of the file: every setting's value, by the variable's name."""
 ORIGINS = "origins"
-"""Its key of where each value came from, by the variable's name."""
+"""Key of the file: where each value came from, by the variable's name."""
 RESUME_COMMAND = "resume_command"
-"""Its key of what to type to continue the run."""
+"""Key of the file: the command that continues the run."""
 
 
 def read_settings_document(path: Path) -> dict[str, Any]:
-    """Return the content of a `settings.json`, with the names of variables of now.
+    """Return the content of a `settings.json`, with the current names of variables.
 
     Raises:
         OSError: It cannot be read.
@@ -47,7 +47,7 @@ def read_settings_document(path: Path) -> dict[str, Any]:
 
 
 def with_current_names(by_variable: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping by variable whose keys have their names of now, in the same order.
+    """Return a mapping by variable with current names as keys, in the same order.
 
     Example:
         with_current_names({"HANABI_DEALS_PER_STEP": 8}) == {"HANABI_TASKS_PER_STEP": 8}
@@ -57,7 +57,7 @@ def with_current_names(by_variable: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _command_with_current_names(command: str) -> str:
-    """Return a command line whose NAME=value words have the names of now."""
+    """Return a command line whose NAME=value words have current names."""
     for old, new in renamed_variables().items():
         command = re.sub(rf"\b{old}=", f"{new}=", command)
     return command

@@ -1,9 +1,9 @@
-"""Which environment variables hold secrets, so that other software's processes start without them.
+"""Which environment variables hold secrets, so that processes of other software start without them.
 
-Ours are known by their type, those of other software by their names, as the field writes them
-(`HF_TOKEN`, `OPENAI_API_KEY`, `AWS_SECRET_ACCESS_KEY`, `PGPASSWORD`), or by their value, an address
-with a user and a password. A list of what is allowed would be tighter, but would leave out what a
-cluster needs for its network, certificates and libraries.
+Our own are identified by their type, those of other software by their usual names (`HF_TOKEN`,
+`OPENAI_API_KEY`, `AWS_SECRET_ACCESS_KEY`, `PGPASSWORD`), or by their value, an address with a user
+and a password. A list of allowed variables would be stricter, but would omit what a cluster needs
+for its network, certificates and libraries.
 """
 
 import re
@@ -32,22 +32,22 @@ _WORDS = frozenset(
         "TOKEN",
     }
 )
-"""Words of names that stand for a secret; words are what underscores separate."""
+"""Words that mark a name as a secret; underscores separate words."""
 _PARTS = ("PASSWORD", "SECRET", "APIKEY")
-"""The same within a word, e.g. in PGPASSWORD."""
+"""Parts of words that do the same, e.g. in PGPASSWORD."""
 _SUFFIXES = ("_PWD", "TOKEN")
-"""The same at the end of a name; PWD alone is a folder."""
+"""Ends of names that do the same; PWD alone is a folder."""
 _ADDRESS_WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
 
 
 def without_secrets(environ: Mapping[str, str], *, keep: tuple[str, ...] = ()) -> dict[str, str]:
     """Return an environment without secrets.
 
-    Proxies stay, also with a password: without them nothing behind them is reached.
+    Proxies stay, even with a password: they may be the only way to the network.
 
     Args:
         environ: The environment.
-        keep: Beginnings of names that stay whatever they hold, e.g. "WANDB_".
+        keep: Prefixes of names that always stay, e.g. "WANDB_".
 
     Example:
         without_secrets({"HOME": "/root", "HF_TOKEN": "hf_x"}) == {"HOME": "/root"}

@@ -1,4 +1,4 @@
-"""Commands as somebody types them in a shell: with the settings that only this shell knows."""
+"""Commands as typed in a shell, with the settings that only this shell knows."""
 
 import shlex
 import sys
@@ -29,7 +29,7 @@ def server_command(loaded: LoadedSettings) -> str:
 
 
 def start_words(script: str, command: str) -> list[str]:
-    """Return what starts a terminal: the script of this checkout, elsewhere the command itself.
+    """Return the words that start a terminal: the checkout's script, or else the command itself.
 
     Example:
         start_words(TRAIN_SCRIPT, "train") == ["bash", "tools/train/train_grpo_msswift.sh"]
@@ -44,7 +44,7 @@ def shell_assignments(
 ) -> list[str]:
     """Return NAME=value for every setting that only this shell or its command line knows.
 
-    Every terminal reads `.env`, so what it holds is left out. Keys are named, not shown.
+    Every terminal reads `.env`, so its values are omitted. Keys are named, not shown.
 
     Args:
         loaded: The settings.

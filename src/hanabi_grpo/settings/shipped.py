@@ -1,19 +1,19 @@
-"""What comes with this package: in a checkout folders of it, else folders of the wheel."""
+"""Data that comes with this package: in folders of the checkout, or else of the wheel."""
 
 from pathlib import Path
 
 TINY_MODEL = "data/tiny-model"
-"""Where a checkout has the tiny model, seen from its root."""
+"""The tiny model in a checkout, relative to its root."""
 TINY_MODEL_COUNTED = "data/tiny-model-counted"
-"""Where a checkout has the tiny model of the demo, whose prompts count the possible cards."""
+"""The tiny model of the demo in a checkout; its prompts count the possible cards."""
 ZOO = "data/zoo"
-"""Where a checkout has the trained teams, seen from its root."""
+"""The trained teams in a checkout, relative to its root."""
 _IN_WHEEL = Path(__file__).parents[1] / "shipped"
-"""Where an installed package has them, by the last part of their paths; not in a checkout."""
+"""Their folder in an installed package, by the last part of their paths; not in a checkout."""
 
 
 def shipped_folder(in_checkout: str) -> str:
-    """Return a shipped folder: the checkout's where a command runs in one, else the wheel's.
+    """Return a shipped folder: the checkout's if a command runs in one, else the wheel's.
 
     Args:
         in_checkout: `TINY_MODEL`, `TINY_MODEL_COUNTED` or `ZOO`.

@@ -14,9 +14,9 @@ from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, t
 from hanabi_grpo.terminal import ColumnKind, FittedTable
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-]+(?<![-.+])", re.ASCII)
-"""Texts that need no quotes in YAML, but for `_YAML_WORDS`."""
+"""Texts that need no quotes in YAML, except `_YAML_WORDS`."""
 _YAML_WORDS = ("null", "yes", "no", "on", "off", "y", "n")
-"""Words that YAML reads as something else; true and false are read as they stand."""
+"""Words that YAML reads as something else; true and false are read as meant."""
 _TITLES = {
     "run": "Both terminals",
     "server": "Rollout server",
@@ -67,15 +67,14 @@ def settings_table(
 
 
 def settings_yaml(loaded: LoadedSettings) -> str:
-    """Return a profile that sets what is given here; HANABI_PROFILE reads it back equal.
+    """Return a profile with the given settings; HANABI_PROFILE reads the same settings from it.
 
-    Defaults stand beside in comments: they follow from what is given. Keys are left to the
-    environment.
+    Defaults are comments, because they depend on what is given. Keys are left to the environment.
     """
     settings = loaded.settings
     lines = [
         f"# Settings of hanabi-grpo, {settings.device}: {settings.device_reason}",
-        "# HANABI_PROFILE=this-file.yaml reads it; the shell and --set win over it.",
+        "# HANABI_PROFILE=this-file.yaml reads it; the shell and --set override it.",
     ]
     for section in SECTIONS:
         lines += ["", f"{section}:"]
@@ -87,7 +86,7 @@ def settings_yaml(loaded: LoadedSettings) -> str:
             is_given = not loaded.origins[variable.field].startswith("default")
             if variable.secret:
                 if is_given:
-                    lines.append(f"  # {variable.env}: a key, left to the environment")
+                    lines.append(f"  # {variable.env}: a key, set it in the environment")
             elif is_given:
                 lines.append(f"  {variable.env}: {_yaml_value(value, variable.env)}")
             else:
@@ -110,7 +109,7 @@ def _yaml_value(value: Any, name: str) -> str:
 
 
 def _yaml_scalar(text: str) -> str:
-    """Return a text that YAML reads as it is: plain where that is the same, else in quotes."""
+    """Return a scalar that YAML reads as this text: plain if possible, else in quotes."""
     if not text:
         return "null"
     if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS:
@@ -168,7 +167,7 @@ def _markdown_row(variable: Variable) -> str:
         f"`{variable.env}`",
         f"`{variable.cpu}`" if variable.cpu else "unset",
         f"`{variable.gpu}`" if variable.gpu else "unset",
-        # A docstring of two lines would end the row.
+        # A line break in the description would end the row.
         " ".join(variable.description.split()),
         variable.allowed,
     ]

@@ -1,4 +1,4 @@
-"""HANABI_SLEEP: where it can work."""
+"""HANABI_SLEEP: where it is supported."""
 
 from typing import TYPE_CHECKING
 
@@ -10,27 +10,27 @@ if TYPE_CHECKING:
 
 
 def check_sleep(settings: "Settings") -> None:
-    """Refuse HANABI_SLEEP=1 where the engine cannot sleep, or the trainer would not gain by it.
+    """Refuse HANABI_SLEEP=1 if the engine cannot sleep, or if it would not help the trainer.
 
     Raises:
-        SettingsError: With the reason and the way out.
+        SettingsError: With the reason and what to do.
     """
     if not settings.sleep:
         return
     if settings.device != "gpu":
         raise SettingsError(
-            "HANABI_SLEEP=1 without a GPU: the engine hands back a GPU's memory, and on a CPU it "
-            "shares the machine's with the trainer anyway; unset HANABI_SLEEP."
+            "HANABI_SLEEP=1 without a GPU: a sleeping engine releases GPU memory, and on a CPU "
+            "engine and trainer share the machine's memory anyway; unset HANABI_SLEEP."
         )
     if settings.overlap:
         raise SettingsError(
-            f"HANABI_SLEEP=1 with HANABI_OVERLAP={settings.overlap}: then games are played while "
-            "the trainer learns, so the engine never sleeps; unset one of them."
+            f"HANABI_SLEEP=1 with HANABI_OVERLAP={settings.overlap}: games are played while the "
+            "trainer learns, so the engine would never sleep; unset one of them."
         )
     if len(base_models(settings)) > 1:
         raise SettingsError(
-            f"HANABI_SLEEP=1 with MODEL={settings.model}: it is for one engine, and a server has "
-            "one for each base model; unset HANABI_SLEEP, or set one MODEL."
+            f"HANABI_SLEEP=1 with MODEL={settings.model}: only a single engine can sleep, and a "
+            "server has one for each base model; unset HANABI_SLEEP, or set one MODEL."
         )
     sizes = {
         "VLLM_TENSOR_PARALLEL_SIZE": settings.vllm_tensor_parallel_size,
@@ -40,7 +40,7 @@ def check_sleep(settings: "Settings") -> None:
     for variable, size in sizes.items():
         if size > 1:
             raise SettingsError(
-                f"HANABI_SLEEP=1 with {variable}={size}: it is for one GPU that one engine process "
-                "and one trainer process share, as in tools/profiles/gpu-1.env; give server and "
-                "trainer GPUs of their own and unset HANABI_SLEEP."
+                f"HANABI_SLEEP=1 with {variable}={size}: it requires one GPU, shared by one engine "
+                "process and one trainer process, as in tools/profiles/gpu-1.env; give server and "
+                "trainer separate GPUs and unset HANABI_SLEEP."
             )

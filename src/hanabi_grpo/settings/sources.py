@@ -19,12 +19,11 @@ DOTENV = ".env"
 PROFILE = "profile"
 """Origins as tables show them, the winning one first."""
 TYPED = (COMMAND_LINE, SHELL)
-"""Origins of what only this process was given, which other terminals cannot read."""
+"""Origins that only this process has, and that other terminals cannot read."""
 COMMAND_LINE_NAMES = "SETTINGS_OF_COMMAND_LINE"
-"""Variable that names those of a process's variables that --set gave it; processes that it starts
-inherit both."""
+"""Variable that lists the variables that --set gave a process; its child processes inherit both."""
 PROFILE_VARIABLE = "HANABI_PROFILE"
-"""Names the profile; it may stand in the shell and in `.env`."""
+"""Names the profile; it may be set in the shell and in `.env`."""
 PROFILES = Path("tools/profiles")
 """Folder of the profiles that come with the repository."""
 
@@ -40,14 +39,14 @@ class Source:
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Name to value, without spaces around it."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Name to the file of its value where that is another one: the base of a profile."""
+    """Name to the file of its value if that is a different file: the base of a profile."""
     sections: Mapping[str, str] = field(default_factory=dict)
-    """Name to the section of the profile in which it stands."""
+    """Name to the section of the profile that contains it."""
     is_strict: bool = False
     """Whether every name must be a setting or a variable that is passed through."""
 
     def label_of(self, name: str) -> str:
-        """Return where a variable's value stands, for messages."""
+        """Return where a variable's value is set, for messages."""
         return self.labels.get(name, self.label)
 
 
@@ -123,14 +122,14 @@ def split_assignments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def set_on_command_line(assignments: Sequence[str], environ: dict[str, str]) -> None:
-    """Put the values of --set into an environment, over what it holds.
+    """Put the values of --set into an environment, replacing existing ones.
 
     Args:
-        assignments: NAME=VALUE, as typed; of a name that is given twice the last one holds.
+        assignments: NAME=VALUE, as typed; the last one wins if a name is given twice.
         environ: The environment, which is changed.
 
     Raises:
-        SettingsError: One is no assignment, or holds what no variable can.
+        SettingsError: An assignment is malformed, or its value contains a NUL character.
     """
     names = [name for name in environ.get(COMMAND_LINE_NAMES, "").split(",") if name]
     for assignment in assignments:
@@ -168,14 +167,14 @@ def _read_profile(profile: str, named_in: str) -> Source:
         shipped = sorted(str(file) for file in PROFILES.glob("*.*"))
         there = ", ".join(shipped) or f"none in {PROFILES} below this folder"
         raise SettingsError(
-            f"{given}: no such file; there are {there}; any file of NAME=value lines will do, or "
-            f"one of YAML that ends in {' or '.join(YAML_SUFFIXES)}."
+            f"{given}: no such file; there are {there}; any file of NAME=value lines works, or "
+            f"a YAML file that ends in {' or '.join(YAML_SUFFIXES)}."
         )
     content = read_settings_file(path)
     if PROFILE_VARIABLE in content.values:
         label = content.labels.get(PROFILE_VARIABLE, path)
         raise SettingsError(
-            f"{given}: names a profile itself; one profile holds, so take that line out of {label}."
+            f"{given}: names a profile itself; only one is read, so remove that line from {label}."
         )
     return Source(
         origin=PROFILE,

@@ -1,4 +1,4 @@
-"""What one optimizer step is: its tasks, games and micro-batches, and who is trained in it."""
+"""What one optimizer step consists of: tasks, games and micro-batches, and the trained players."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 ZERO_3 = 3
-"""DeepSpeed's stage that divides the weights of the base model as well."""
+"""DeepSpeed's stage that also shards the weights of the base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,66 +23,66 @@ class BatchPlan:
     """The sizes of one step."""
 
     tasks: int
-    """Tasks that are played."""
+    """Tasks to play."""
     games: int
-    """tasks × games of each task."""
+    """tasks × games per task."""
     sequences: int
     """games × players: one trajectory each."""
     micro_batches_per_player: int
-    """Of each trainer process, as Hugging Face's loop counts them.
+    """Micro-batches of each trainer process, as Hugging Face's loop counts them.
 
-    By tokens it is one, which is cut further.
+    If sized by tokens, it is one, which is split further.
     """
     gradient_accumulation_steps: int
     """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player.
 
-    A micro-batch holds one player only.
+    A micro-batch contains a single player.
     """
     per_device_train_batch_size: int
     """Trajectories of one micro-batch.
 
-    By tokens the most that one of a player can be, in whole groups.
+    If sized by tokens, the most that a player's micro-batch can have, in whole groups.
     """
     tokens_per_micro_batch: int = 0
-    """Padding included; 0: micro-batches are cut by trajectories."""
+    """Padding included; 0: micro-batches are sized by trajectories."""
 
 
 def batch_plan(settings: Settings) -> BatchPlan:
     """Return the sizes of one step.
 
     Raises:
-        SettingsError: The games do not divide, or settings do not go together.
+        SettingsError: The games do not divide evenly, or settings contradict each other.
     """
     check_updates(settings)
     _check_decoupled_loss(settings)
     if settings.overlap and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
             f"HANABI_OVERLAP={settings.overlap} with DEEPSPEED={settings.deepspeed}: under ZeRO-3 "
-            "no process holds whole adapters, so those of the version that sampled cannot be kept; "
-            "take zero2, or unset HANABI_OVERLAP."
+            "no process holds whole adapters, so the version that sampled cannot be kept; use "
+            "zero2, or unset HANABI_OVERLAP."
         )
     if settings.reference != "base" and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
             f"HANABI_REFERENCE={settings.reference} with DEEPSPEED={settings.deepspeed}: under "
-            "ZeRO-3 no process holds whole adapters, so earlier ones cannot be kept; take zero2, "
+            "ZeRO-3 no process holds whole adapters, so earlier ones cannot be kept; use zero2, "
             "or HANABI_REFERENCE=base."
         )
     if settings.critic == "adapter" and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
             f"HANABI_CRITIC=adapter with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process "
-            "holds whole weights, on which the critic's adapter would be computed; take zero2, or "
+            "holds the whole weights that the critic's adapter needs; use zero2, or "
             "HANABI_CRITIC=head."
         )
     if settings.critic == "adapter" and len(base_models(settings)) > 1:
         raise SettingsError(
             f"HANABI_CRITIC=adapter with MODEL={settings.model}: a critic's adapter belongs to one "
-            "base model, and reads what players of several are shown; take HANABI_CRITIC=head, or "
-            "one MODEL."
+            "base model, but would read the conversations of players with several; use "
+            "HANABI_CRITIC=head, or one MODEL."
         )
     if len(base_models(settings)) > 1 and deepspeed_stage(settings) == ZERO_3:
         raise SettingsError(
-            f"MODEL={settings.model} with DEEPSPEED={settings.deepspeed}: ZeRO-3 divides the "
-            "weights of one model; take zero2, or one MODEL."
+            f"MODEL={settings.model} with DEEPSPEED={settings.deepspeed}: ZeRO-3 shards the "
+            "weights of a single model; use zero2, or one MODEL."
         )
     tasks = settings.tasks_per_step
     group = settings.num_generations
@@ -96,8 +96,8 @@ def batch_plan(settings: Settings) -> BatchPlan:
         )
     tokens = tokens_per_micro_batch(settings)
     if tokens:
-        # What ms-swift multiplies must be whole groups; which rank has how many trajectories is
-        # `cut_by_tokens`'s.
+        # What ms-swift multiplies must be whole groups; `cut_by_tokens` decides how many
+        # trajectories each rank gets.
         tasks_per_process = -(-tasks // processes)
         batch = tasks_per_process * group
         micro_batches = 1
@@ -106,10 +106,10 @@ def batch_plan(settings: Settings) -> BatchPlan:
         micro_batches, rest = divmod(games, processes * batch)
         if rest:
             raise SettingsError(
-                f"{tasks} tasks × {group} games = {games} games do not divide by "
+                f"{tasks} tasks × {group} games = {games} games are not divisible by "
                 f"NPROC_PER_NODE={processes} × PER_DEVICE_TRAIN_BATCH_SIZE={batch} = "
-                f"{processes * batch}: choose HANABI_TASKS_PER_STEP or NUM_GENERATIONS so that "
-                "they do, a smaller batch, or unset it: micro-batches by tokens always fit."
+                f"{processes * batch}: change HANABI_TASKS_PER_STEP or NUM_GENERATIONS, lower the "
+                "batch size, or unset it: micro-batches sized by tokens always fit."
             )
     return BatchPlan(
         tasks=tasks,
@@ -123,9 +123,9 @@ def batch_plan(settings: Settings) -> BatchPlan:
 
 
 def tokens_per_micro_batch(settings: Settings) -> int:
-    """Return the most tokens of a micro-batch, see `training.batching`; 0: trajectories count.
+    """Return the maximum tokens of a micro-batch, see `training.batching`; 0: count trajectories.
 
-    They do where PER_DEVICE_TRAIN_BATCH_SIZE is given alone.
+    Trajectories are counted if PER_DEVICE_TRAIN_BATCH_SIZE is given alone.
     """
     given = settings.model_fields_set
     if "per_device_train_batch_size" in given and "tokens_per_micro_batch" not in given:
@@ -154,9 +154,9 @@ def deepspeed_stage(settings: Settings) -> int:
     if optimizer_device not in ("none", None):
         raise SettingsError(
             f"DEEPSPEED={settings.deepspeed}: offload_optimizer is {optimizer_device!r}; allowed "
-            "is 'none'. The optimizer holds adapters alone, which are small, and DeepSpeed's own "
-            "optimizer for the CPU would bypass the separate update of each player. "
-            "offload_param moves the base model's weights."
+            "is 'none'. The optimizer holds only the adapters, which are small, and DeepSpeed's "
+            "CPU optimizer would bypass the separate update of each player. "
+            "Use offload_param to move the base model's weights."
         )
     return stage
 
@@ -168,7 +168,7 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int, reason: str = "")
         settings: The run's settings.
         plan: What `batch_plan` made of them.
         steps: Optimizer steps of the run.
-        reason: Why so many, where that is not plain.
+        reason: Why this many, if that is not obvious.
     """
     cut = f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
     if plan.tokens_per_micro_batch:
@@ -194,9 +194,8 @@ def check_updates(settings: Settings) -> None:
     _check_players(settings)
     if settings.eval_steps % settings.save_steps:
         raise SettingsError(
-            f"HANABI_EVAL_STEPS={settings.eval_steps} with SAVE_STEPS={settings.save_steps}: a "
-            "version that is validated is kept as a checkpoint when it is the best; set a "
-            "multiple of SAVE_STEPS."
+            f"HANABI_EVAL_STEPS={settings.eval_steps} with SAVE_STEPS={settings.save_steps}: the "
+            "best validated version is kept as a checkpoint; set a multiple of SAVE_STEPS."
         )
     if not settings.eval_steps:
         for field in ("eval_dataset", "eval_lineups", "eval_best"):
@@ -212,8 +211,8 @@ def check_updates(settings: Settings) -> None:
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):
         raise SettingsError(
             f"HANABI_UPDATE=best_response with HANABI_EVAL_STEPS={settings.eval_steps} "
-            f"HANABI_EVAL_PATIENCE={settings.eval_patience}: a player is trained until so many "
-            "validations in a row were no better; set both, e.g. HANABI_EVAL_STEPS=50 "
+            f"HANABI_EVAL_PATIENCE={settings.eval_patience}: a player is trained until that many "
+            "validations in a row show no improvement; set both, e.g. HANABI_EVAL_STEPS=50 "
             "HANABI_EVAL_PATIENCE=3."
         )
     if settings.eval_patience and not settings.eval_steps:
@@ -225,12 +224,12 @@ def check_updates(settings: Settings) -> None:
     if settings.warmup_steps and settings.lr_scheduler_type == "constant":
         raise SettingsError(
             f"WARMUP_STEPS={settings.warmup_steps} with LR_SCHEDULER_TYPE=constant: that schedule "
-            "has no warm-up, so it would do nothing; set LR_SCHEDULER_TYPE=constant_with_warmup, "
-            "or unset WARMUP_STEPS."
+            "has no warmup, so it would have no effect; set "
+            "LR_SCHEDULER_TYPE=constant_with_warmup, or unset WARMUP_STEPS."
         )
     if settings.start_from and settings.resume not in (None, "latest"):
         raise SettingsError(
-            f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run "
+            f"HANABI_START_FROM with RESUME={settings.resume}: both set the weights that the run "
             "starts with; unset one. RESUME=latest may stay: it wins once the run has a checkpoint."
         )
 
@@ -238,13 +237,13 @@ def check_updates(settings: Settings) -> None:
 def trained_players(settings: Settings) -> tuple[str, ...]:
     """Return the players that are not frozen, in turn order, e.g. ("player_0",).
 
-    With HANABI_UPDATE=best_response the data of one of these counts, which `training.phases` says.
+    With HANABI_UPDATE=best_response only one of these is trained; see `training.phases`.
     """
     return tuple(name for name in player_names(settings.players) if name not in settings.freeze)
 
 
 def _check_players(settings: Settings) -> None:
-    """Refuse settings that name players who do not play, or cannot be told apart."""
+    """Refuse settings that name players who do not play, or who cannot be told apart."""
     names = player_names(settings.players)
     is_shared = settings.adapters == SHARED_ADAPTER
     check_per_player(settings.per_player_values, (SHARED_ADAPTER,) if is_shared else names)
@@ -262,7 +261,7 @@ def _check_players(settings: Settings) -> None:
         for name, is_given in by_player.items():
             if is_given:
                 raise SettingsError(
-                    f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which "
+                    f"{name} with HANABI_ADAPTERS=shared: the players share one adapter and "
                     "cannot be told apart; unset it, or set HANABI_ADAPTERS=per_player."
                 )
     if not trained_players(settings):
@@ -273,44 +272,44 @@ def _check_players(settings: Settings) -> None:
 
 
 def _check_decoupled_loss(settings: Settings) -> None:
-    """Refuse HANABI_DECOUPLED_LOSS where it does nothing, or where nothing corrects for age."""
+    """Refuse HANABI_DECOUPLED_LOSS if it has no effect, or if nothing corrects for staleness."""
     if not settings.decoupled_loss:
         return
     if not settings.overlap:
         raise SettingsError(
             "HANABI_DECOUPLED_LOSS=1 with HANABI_OVERLAP=0: games are sampled by the policy that "
-            "learns from them, so both losses are one; set HANABI_OVERLAP, or unset "
+            "learns from them, so both losses are the same; set HANABI_OVERLAP, or unset "
             "HANABI_DECOUPLED_LOSS."
         )
     if settings.sampler_correction == "none":
         raise SettingsError(
-            "HANABI_DECOUPLED_LOSS=1 with HANABI_SAMPLER_CORRECTION=none: nothing would weigh "
-            "games by how likely they are under the policy of now; take "
+            "HANABI_DECOUPLED_LOSS=1 with HANABI_SAMPLER_CORRECTION=none: nothing would weight "
+            "games by their likelihood under the current policy; set "
             "HANABI_SAMPLER_CORRECTION=token_truncate, or unset HANABI_DECOUPLED_LOSS."
         )
 
 
 def _check_resampling(settings: Settings) -> None:
-    """Refuse HANABI_RESAMPLE_FLAT where it makes no sense."""
+    """Refuse HANABI_RESAMPLE_FLAT if it makes no sense."""
     if not settings.resample_flat:
         return
     given = f"HANABI_RESAMPLE_FLAT={settings.resample_flat}"
     if settings.overlap:
         raise SettingsError(
-            f"{given} with HANABI_OVERLAP={settings.overlap}: a step's games are of an older "
-            "version when they show which tasks are flat, and the server plays further ones with a "
-            "newer one; unset one of them."
+            f"{given} with HANABI_OVERLAP={settings.overlap}: games of an older version show which "
+            "groups are flat, but the server would play the new ones with a newer version; unset "
+            "one of them."
         )
     if settings.advantage not in GROUP_ESTIMATORS:
         raise SettingsError(
-            f"{given} with HANABI_ADVANTAGE={settings.advantage}: it learns from games of "
-            "different tasks, so a flat group teaches too, and a step without any is biased; unset "
-            f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
+            f"{given} with HANABI_ADVANTAGE={settings.advantage}: this estimator compares games of "
+            "different tasks, so flat groups count too, and a step without them is biased; unset "
+            f"HANABI_RESAMPLE_FLAT, or use one of {', '.join(GROUP_ESTIMATORS)}."
         )
     if run_estimator(settings).compares_more_than_a_group():
         raise SettingsError(
             f"{given} with HANABI_NORMALIZE={settings.normalize or 'unset'} "
             f"HANABI_NORMALIZE_OVER={settings.normalize_over or 'unset'}: credits are compared "
-            "beyond the group, so a flat group teaches too; unset HANABI_RESAMPLE_FLAT, or set "
+            "across groups, so flat groups count too; unset HANABI_RESAMPLE_FLAT, or set "
             "HANABI_NORMALIZE_OVER=group."
         )

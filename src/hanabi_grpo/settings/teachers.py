@@ -1,4 +1,4 @@
-"""HANABI_TEACHER: which player learns from whom, and what cannot work with a teacher.
+"""HANABI_TEACHER: which player learns from whom, and which settings rule out a teacher.
 
 Everything here is a function of its arguments; nothing is read or sent.
 """
@@ -31,8 +31,8 @@ from hanabi_grpo.training.estimators import ESTIMATORS, Learned, names_needing
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 LabelKind = Literal["reply", "distribution", "logprobs"]
-"""What a teacher's labels are: what it would do, how likely it does each thing, or how likely it
-finds what the player said."""
+"""Labels of a teacher: its reply, the probabilities of its replies, or its logprobs of the player's
+reply."""
 Teacher = ScriptRef | Role | CheckpointRef
 """Who may teach: a script, the base model, or an adapter of a checkpoint."""
 VARIABLE = "HANABI_TEACHER"
@@ -42,22 +42,22 @@ _UNREAD = {
     "teacher_plays": "HANABI_TEACHER_PLAYS",
     "reward_weight": "HANABI_REWARD_WEIGHT",
 }
-"""Settings that nothing reads without a teacher, by field."""
+"""Settings that have no effect without a teacher, by field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatTeacher:
-    """Who teaches in a seat, also on the wire."""
+    """The teacher of a seat, also on the wire."""
 
     policy: str
     """A script of the environment, or a model that scores what the player says: "base", or an
     adapter at a version."""
     plays: float = 0.0
-    """Share of the turns on which it plays in its player's place."""
+    """Fraction of the turns on which it plays instead of its player."""
 
     @property
     def is_script(self) -> bool:
-        """Whether it says what it would do, and gives no logprobs."""
+        """Whether it replies itself instead of scoring the player's replies."""
         return isinstance(parse_seat(self.policy), ScriptRef)
 
 
@@ -70,7 +70,7 @@ def parse_teachers(settings: Settings) -> dict[str, Teacher]:
         HANABI_TEACHER=player_1=iggi gives {"player_1": ScriptRef(name="iggi")}
 
     Raises:
-        SettingsError: An entry can teach nobody, or is of nobody, or a second one.
+        SettingsError: An entry cannot teach, names no player, or names a player twice.
     """
     names = player_names(settings.players)
     named: dict[str, Teacher] = {}
@@ -81,8 +81,8 @@ def parse_teachers(settings: Settings) -> dict[str, Teacher]:
         if player is None:
             if others is not None:
                 raise SettingsError(
-                    f"{_typed(settings)}: {others} and {teacher} both for everybody; name one, or "
-                    f"the player before it, e.g. {names[0]}={others}."
+                    f"{_typed(settings)}: both {others} and {teacher} are for all players; keep "
+                    f"one, or put a player's name before it, e.g. {names[0]}={others}."
                 )
             others = teacher
             continue
@@ -113,16 +113,16 @@ def seat_teachers(
     version: int,
     guest: Callable[[CheckpointRef, str], str] | None = None,
 ) -> tuple[SeatTeacher | None, ...]:
-    """Return who teaches in each seat at a version; () where there is no teacher.
+    """Return the teacher of each seat at a version; () if the run has no teacher.
 
     Args:
-        settings: The run's.
+        settings: The run's settings.
         version: Optimizer steps made so far, after which players may have moved to other seats.
-        guest: (checkpoint, player) -> the seat of the adapter of it that teaches the player; None:
-            no checkpoint teaches.
+        guest: (checkpoint, player) -> the seat of the checkpoint's adapter that teaches the player;
+            None: no checkpoint teaches.
 
     Returns:
-        Per seat its teacher, None where there is none.
+        The teacher of each seat; None for a seat without a teacher.
     """
     teachers = parse_teachers(settings)
     if not teachers:
@@ -142,12 +142,12 @@ def seat_teachers(
 
 
 def label_kinds(settings: Settings) -> dict[str, LabelKind]:
-    """Return of each player with a teacher what its labels are.
+    """Return the kind of labels of each player with a teacher.
 
-    A script's are a distribution where it draws and says how likely each reply is.
+    A script's labels are a distribution if it samples and gives the probability of each reply.
 
     Args:
-        settings: The run's.
+        settings: The run's settings.
     """
     kinds: dict[str, LabelKind] = {}
     for player, teacher in parse_teachers(settings).items():
@@ -160,10 +160,10 @@ def label_kinds(settings: Settings) -> dict[str, LabelKind]:
 
 
 def check_teacher(settings: Settings) -> None:
-    """Refuse teachers that cannot be asked, and settings that would do nothing.
+    """Refuse teachers that cannot teach, and settings that would have no effect.
 
     Raises:
-        SettingsError: There are such.
+        SettingsError: There are some.
     """
     if not settings.teacher:
         _check_unread(settings)
@@ -174,7 +174,7 @@ def check_teacher(settings: Settings) -> None:
     if settings.thinking and scripts:
         raise SettingsError(
             f"{_typed(settings)} with HANABI_THINKING=1: a script has no thoughts, so a player "
-            "would learn to leave its own out; unset one."
+            "would learn to skip its own; unset one."
         )
     _check_models(settings, teachers)
     _check_plays(settings, teachers)
@@ -185,8 +185,8 @@ def _check_unread(settings: Settings) -> None:
     for field, variable in _UNREAD.items():
         if field in settings.model_fields_set:
             raise SettingsError(
-                f"{variable}={getattr(settings, field)} without {VARIABLE}: nobody has a teacher, "
-                f"so it would do nothing; set {VARIABLE} to a script, e.g. "
+                f"{variable}={getattr(settings, field)} without {VARIABLE}: no player has a "
+                f"teacher, so it would have no effect; set {VARIABLE} to a script, e.g. "
                 f"{_scripts(settings)[0] if _scripts(settings) else 'of a game that has some'}, or "
                 f"unset {variable}."
             )
@@ -209,20 +209,20 @@ def _check_learners(settings: Settings, teachers: Mapping[str, Teacher]) -> None
 
 
 def _check_models(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
-    """Refuse models as teachers where they cannot score, or have no room on the server."""
+    """Refuse models as teachers that cannot score, or that the server has no room for."""
     models = {name: ref for name, ref in teachers.items() if not isinstance(ref, ScriptRef)}
     for player, ref in models.items():
         if settings.temperature != 1:
             raise SettingsError(
                 f"{_typed(settings)} with TEMPERATURE={settings.temperature:g}: {ref} scores "
-                f"replies at temperature 1, and {player} samples at another; set TEMPERATURE=1, or "
-                "take a script."
+                f"replies at temperature 1, but {player} samples at another; set TEMPERATURE=1, or "
+                "use a script."
             )
         if settings.teacher_plays_of(player):
             raise SettingsError(
                 f"{_typed(settings)} with HANABI_TEACHER_PLAYS={settings.teacher_plays}: {ref} "
-                f"scores what {player} says and makes no replies; set HANABI_TEACHER_PLAYS=0, or "
-                "take a script."
+                f"scores what {player} says but does not reply; set HANABI_TEACHER_PLAYS=0, or "
+                "use a script."
             )
     checkpoints = {str(ref) for ref in models.values() if isinstance(ref, CheckpointRef)}
     pool = read_pool(settings)
@@ -235,24 +235,24 @@ def _check_models(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
     if needed > MAX_GUEST_ADAPTERS:
         raise SettingsError(
             f"{_typed(settings)} with HANABI_PARTNERS={','.join(settings.partners)}: up to {needed}"
-            f" adapters of other runs; a server holds {MAX_GUEST_ADAPTERS}. Name fewer."
+            f" adapters of other runs, but a server holds {MAX_GUEST_ADAPTERS}; name fewer."
         )
 
 
 def _check_plays(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
-    """Refuse a teacher that plays where values or credit are learned of every turn."""
+    """Refuse a teacher that plays if a critic or credit network learns from every turn."""
     needs = ESTIMATORS[settings.advantage].needs
     if needs is not Learned.NOTHING and any(map(settings.teacher_plays_of, teachers)):
         raise SettingsError(
             f"HANABI_TEACHER_PLAYS={settings.teacher_plays} with HANABI_ADVANTAGE="
-            f"{settings.advantage}: what it learns beside the model is of the players' own "
-            f"replies; set HANABI_TEACHER_PLAYS=0, or take one of "
+            f"{settings.advantage}: this estimator trains a network on the players' own "
+            f"replies; set HANABI_TEACHER_PLAYS=0, or use one of "
             f"{', '.join(names_needing(Learned.NOTHING))}."
         )
 
 
 def _check_something_teaches(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
-    """Refuse a reward that is switched off where the teacher is, too."""
+    """Refuse to switch off the reward if the teacher is switched off too."""
     steps = settings.teacher_steps
     for player in teachers:
         if settings.reward_weight_of(player):
@@ -267,7 +267,7 @@ def _check_something_teaches(settings: Settings, teachers: Mapping[str, Teacher]
             raise SettingsError(
                 f"{given} with HANABI_TEACHER_STEPS={steps} MAX_STEPS={settings.max_steps}: "
                 f"{player} would learn nothing from step {steps + 1} on; set "
-                f"HANABI_TEACHER_STEPS=0 or {settings.max_steps} and more, or a reward weight "
+                f"HANABI_TEACHER_STEPS=0, or at least {settings.max_steps}, or a reward weight "
                 "above 0."
             )
 
@@ -277,7 +277,7 @@ def _teacher(spec: str, settings: Settings) -> Teacher:
     if isinstance(ref, ScriptRef | Role | CheckpointRef):
         return ref
     raise SettingsError(
-        f"{VARIABLE}={spec}: a model behind a URL does not say how likely it finds given tokens; "
+        f"{VARIABLE}={spec}: a model behind a URL does not return logprobs of given tokens; "
         f"allowed are base, a checkpoint, and the scripts of {settings.env}: "
         f"{', '.join(_scripts(settings))}. To learn from its games, use hanabi-grpo collect and "
         "warm-start."

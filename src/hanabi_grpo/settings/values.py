@@ -1,7 +1,7 @@
-"""Values of a form of their own: addresses of servers, URLs of partners, and names that W&B takes.
+"""Values with a special format: addresses of servers, URLs of partners, and names at W&B.
 
-They are checked here so that a bad one is found before anybody is asked. W&B's rules are those of
-its `wandb/sdk/artifacts/_validators.py`.
+They are checked here, so an invalid one is found before any request is sent. The rules for W&B are
+those of its `wandb/sdk/artifacts/_validators.py`.
 """
 
 import re
@@ -16,37 +16,37 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from hanabi_grpo.settings.variables import split_list
 
 SERVERS = (
-    "Where the rollout server is; a comma list of host or host:port: several, which share the "
-    "games of training (other commands use the first)."
+    "Host of the rollout server. A comma-separated list of host or host:port: several servers, "
+    "which share the training games (other commands use the first)."
 )
 """Description of VLLM_SERVER_HOST."""
-SERVER_PORT = "Its port; with several servers, of those that name none."
+SERVER_PORT = "Port of the rollout server; with several, of those listed without a port."
 """Description of VLLM_SERVER_PORT."""
 SERVERS_ALLOWED = (
-    "a host name or address without http://, or a comma list of them, each perhaps with :port "
-    "behind it and named once; an IPv6 address with a port is written [::1]:8000"
+    "a host name or address without http://, or a comma-separated list of them, each listed once "
+    "and optionally followed by :port; an IPv6 address with a port is written [::1]:8000"
 )
-PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
+PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not only dots"
 ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
 PARTNER_URLS_ALLOWED = (
-    "a comma list of NAME=URL#MODEL, e.g. big=http://localhost:8001/v1#Qwen/Qwen3-8B: each NAME "
-    "once, of small letters, digits, - and _; an http or https URL without user, password or ?; "
-    "the MODEL as that server calls it"
+    "a comma-separated list of NAME=URL#MODEL, e.g. "
+    "big=http://localhost:8001/v1#Qwen/Qwen3-8B: each NAME once, of lowercase letters, digits, - "
+    "and _; an http or https URL without user, password or ?; the MODEL as that server calls it"
 )
-LOG_MODEL_ALLOWED = "checkpoint, end (or true, as W&B has it), false"
+LOG_MODEL_ALLOWED = "checkpoint, end (or true, as in W&B), false"
 ALIASES_ALLOWED = (
-    "a comma list of words without / and :, none of them a version such as v3, "
-    "which W&B gives itself"
+    "a comma-separated list of words without / and :, none of them a version such as v3, "
+    "which W&B assigns itself"
 )
 KEY_LENGTH = 16
-"""Characters that HANABI_API_KEY needs where other machines reach a server."""
+"""Characters that HANABI_API_KEY needs if other machines can reach a server."""
 NO_MONITOR = "none"
 MONITORS = ("tensorboard", "wandb")
 """What REPORT_TO may name."""
-MONITORS_ALLOWED = f"{NO_MONITOR}, or a comma list of {' and '.join(MONITORS)}"
+MONITORS_ALLOWED = f"{NO_MONITOR}, or a comma-separated list of {' and '.join(MONITORS)}"
 _LARGEST_PORT = 65535
 _ADDRESS = re.compile(r"(\[[^]]+\]|[^\s:/?#@\\\[\]]+)(?::([0-9]{1,6}))?")
-"""A host, an IPv6 address in brackets, and perhaps a port."""
+"""A host, or an IPv6 address in brackets, and optionally a port."""
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[\w.-]+)?", re.ASCII)
 """What an IPv6 address consists of, with its zone; `ip_address` takes any text for a zone."""
 _PARTNER_URL = re.compile(
@@ -66,7 +66,7 @@ class Address(NamedTuple):
 
     host: str
     port: int | None
-    """None where it is not named."""
+    """None if it is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,18 @@ class PartnerUrl:
     name: str
     """What it is called in lineups: url:NAME."""
     base: str
-    """E.g. "http://localhost:8001/v1"; "/chat/completions" comes behind it."""
+    """E.g. "http://localhost:8001/v1"; "/chat/completions" is appended."""
     model: str
-    """As the server behind the URL calls it."""
+    """The model's name on the server behind the URL."""
 
 
 def where(is_right: Callable[[Any], object]) -> AfterValidator:
-    """Return a validator that refuses other values than those that are right.
+    """Return a validator that refuses invalid values.
 
-    The setting's `allowed` says which these are.
+    The setting's `allowed` describes the valid ones.
 
     Args:
-        is_right: Returns a false value, or raises a ValueError, for a value that is not.
+        is_right: Returns a false value, or raises a ValueError, for an invalid value.
     """
 
     def check(value: Any) -> Any:
@@ -105,7 +105,7 @@ def split_address(text: str) -> Address:
     colons or more and no brackets is an IPv6 address.
 
     Raises:
-        ValueError: It is no such text, or the port is none.
+        ValueError: The text is malformed, or the port is invalid.
     """
     text = text.strip()
     if text.count(":") > 1 and not text.startswith("["):
@@ -113,7 +113,7 @@ def split_address(text: str) -> Address:
     match = _ADDRESS.fullmatch(text)
     if match is None or not _is_address(match[1], int(match[2] or 1)):
         raise ValueError(
-            f"{text!r}: give host or host:port, without http://, the port from 1 to "
+            f"{text!r}: give host or host:port, without http://, with a port from 1 to "
             f"{_LARGEST_PORT}, as in [::1]:8001"
         )
     return Address(host=match[1].strip("[]"), port=int(match[2]) if match[2] else None)
@@ -136,7 +136,7 @@ def split_partner_url(text: str) -> PartnerUrl:
     """Return the parts of one entry of HANABI_PARTNER_URLS.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The entry is malformed.
     """
     match = _PARTNER_URL.fullmatch(text)
     if match is None or not urlsplit(match[2]).hostname or urlsplit(match[2]).port == 0:
@@ -148,7 +148,7 @@ def reference_steps(text: str) -> int | None:
     """Return K of the HANABI_REFERENCE every:K; None for base and start.
 
     Raises:
-        ValueError: It is none of the three.
+        ValueError: It is none of these.
     """
     if text in ("base", "start"):
         return None
@@ -176,14 +176,14 @@ def why_key_is_needed(host: str, key: str) -> str | None:
         key: HANABI_API_KEY; "": there is none.
 
     Returns:
-        The reason; None where it may start.
+        The reason; None if it may start.
     """
     if is_loopback(host) or len(key) >= KEY_LENGTH:
         return None
-    needed = "one"
+    needed = ""
     if key:
-        needed = f"one of {KEY_LENGTH} characters or more; this one has {len(key)}"
-    return f"an address that other machines reach needs HANABI_API_KEY, {needed}"
+        needed = f" of at least {KEY_LENGTH} characters; this one has {len(key)}"
+    return f"an address that other machines can reach needs HANABI_API_KEY{needed}"
 
 
 def is_reference(text: str) -> bool:
@@ -232,7 +232,7 @@ Servers = Annotated[str, where(_are_addresses)]
 
 
 def _log_model(value: Any) -> Any:
-    """Return WANDB_LOG_MODEL in its own words: W&B takes "true" for "end"."""
+    """Return WANDB_LOG_MODEL with "end" for "true", as in W&B."""
     return "end" if str(value).strip().lower() == "true" else value
 
 

@@ -16,26 +16,29 @@ SECTIONS = ("run", "server", "game", "trainer", "tracking")
 
 PASSED_THROUGH: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": (
-        "GPUs of this process. More than it uses are taken for a list that both terminals were "
-        "given: the rollout server takes its beginning, training its end. Unset on a GPU machine, "
-        "the scripts give the first half of its GPUs to the server and the others to training."
+        "GPUs of this process. If it lists more than the process uses, both terminals share it: "
+        "the rollout server takes the first ones, training the last ones. If unset on a GPU "
+        "machine, the scripts give the first half of its GPUs to the server and the others to "
+        "training."
     ),
     "CUDA_VISIBLE_DEVICES_SERVER": (
-        "GPUs of the rollout server's terminal, also in files that both terminals read (.env, a "
-        "profile). Wins over CUDA_VISIBLE_DEVICES; in a profile it yields to that of the shell or "
-        ".env."
+        "GPUs of the rollout server's terminal; also works in files that both terminals read "
+        "(.env, a profile). It overrides CUDA_VISIBLE_DEVICES, except that a profile's value "
+        "yields to CUDA_VISIBLE_DEVICES of the shell or .env."
     ),
-    "CUDA_VISIBLE_DEVICES_TRAINER": "The same of the trainer's terminal.",
+    "CUDA_VISIBLE_DEVICES_TRAINER": "The same for the trainer's terminal.",
     "NNODES": (
-        "Machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts the "
-        "processes of each."
+        "Number of machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts "
+        "the processes per machine."
     ),
-    "NODE_RANK": "Which of them this is, from 0.",
-    "MASTER_ADDR": "Address of machine 0, as the others reach it.",
-    "MASTER_PORT": "Port of machine 0 where the processes meet; unset: 29500.",
-    "NCCL_P2P_DISABLE": "1 keeps NCCL off direct GPU-to-GPU copies, for machines where they hang.",
-    "NCCL_IB_DISABLE": "1 keeps NCCL off InfiniBand.",
-    "HF_HOME": "Where downloaded models are kept.",
+    "NODE_RANK": "Rank of this machine, from 0.",
+    "MASTER_ADDR": "Address at which the other machines reach machine 0.",
+    "MASTER_PORT": "Port of machine 0 where the processes connect; unset: 29500.",
+    "NCCL_P2P_DISABLE": (
+        "1 turns off direct GPU-to-GPU copies in NCCL, for machines where they hang."
+    ),
+    "NCCL_IB_DISABLE": "1 turns off InfiniBand in NCCL.",
+    "HF_HOME": "Cache folder of downloaded models.",
 }
 """Variables that are documented and passed through, but read by other software: name to meaning."""
 
@@ -47,7 +50,7 @@ _NOUNS = {int: "a whole number", float: "a number"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """What is known of one variable beyond its type."""
+    """Everything about one variable except its type."""
 
     field: str
     """Name of its field in the settings, e.g. "tasks_per_step"."""
@@ -58,21 +61,21 @@ class Variable:
     description: str
     """One sentence for docs/settings.md."""
     cpu: str
-    """Default on a machine without a GPU, as a user would type it; empty when unset."""
+    """Default on a machine without a GPU, as a user would type it; empty if unset."""
     gpu: str
     """Default on a machine with GPUs."""
     allowed: str
     """What a value must be, as the end of a sentence."""
     affects: Affects
-    """What changes in a run with its value."""
+    """What its value changes in a run."""
     affects_when: AffectsWhen | None = None
-    """Another setting's value for which it affects something else."""
+    """The value of another setting for which it affects something else."""
     both: bool = False
     """The server and the trainer must be given the same value."""
     secret: bool = False
     """The value must never be printed."""
     renamed_from: str = ""
-    """What the variable was called in earlier versions; empty when it always had this name."""
+    """Name of the variable in earlier versions; empty if it always had this name."""
 
     def affects_in(self, settings: BaseModel) -> Affects:
         """Return what the variable affects under the given settings."""
@@ -104,27 +107,27 @@ def setting(
         description: One sentence for docs/settings.md.
         default: Its default; on CPU only when `gpu` is given too.
         section: The table that lists it, one of SECTIONS.
-        affects: What changes in a run with its value. There is no default, so that no new setting
-            is forgotten by a resume or a comparison.
-        affects_when: Another setting's value for which it affects something else.
+        affects: What its value changes in a run. It has no default, so that resumes and comparisons
+            cannot miss a new setting.
+        affects_when: The value of another setting for which it affects something else.
         gpu: Its default on a machine with GPUs.
-        allowed: What a value must be, as the end of a sentence; empty: what its type and
-            `constraints` say.
+        allowed: What a value must be, as the end of a sentence; empty: derived from its type and
+            `constraints`.
         both: Whether both terminals must agree on it.
-        renamed_from: Its name in earlier versions: refused with a hint in the environment, read in
-            `settings.json` of an earlier run.
+        renamed_from: Its name in earlier versions: refused with a hint in the environment, accepted
+            in `settings.json` of an earlier run.
         factory: Makes the default from the fields before it; tables show `default` and `gpu`.
-        **constraints: Bounds as pydantic names them: ge, gt, le.
+        **constraints: Bounds with pydantic's names: ge, gt, le.
 
     Returns:
-        What a field of a pydantic model is set to.
+        The value for the field of a pydantic model.
     """
     on_gpu = default if gpu is ... else gpu
 
     def choose(given: dict[str, Any]) -> Any:
         return on_gpu if given.get("device") == "gpu" else default
 
-    # Everything here is read again by `variables_of`.
+    # `variables_of` reads all of this.
     extra: dict[str, Any] = {
         "env": env,
         "section": section,
@@ -177,7 +180,7 @@ def variables_of(model: type[BaseModel]) -> tuple[Variable, ...]:
 
 
 def split_list(value: object) -> object:
-    """Return the parts of a comma list; a value that is no text is returned as it is."""
+    """Return the parts of a comma-separated list; anything but a string is returned unchanged."""
     if not isinstance(value, str):
         return value
     parts = (part.strip() for part in value.split(","))

@@ -1,7 +1,7 @@
 """The zoo: trained teams that come with this package, to play with and to compare with.
 
-`zoo:laptop` names one as a policy spec. A team is a folder with a checkpoint's adapters, the base
-model that they belong to, and `zoo.json`: the settings that it plays with and what it scores.
+The policy spec `zoo:laptop` names one. A team is a folder with a checkpoint's adapters, their base
+model, and `zoo.json`: the settings that it plays with and its scores.
 """
 
 import json
@@ -16,7 +16,7 @@ from hanabi_grpo.settings.shipped import ZOO, shipped_folder
 
 PREFIX = "zoo:"
 FACTS = "zoo.json"
-"""Of a team: {"settings": {"HANABI_PRESET": …}, "made": …, "evaluations": {"sampled": …}}."""
+"""File of a team: {"settings": {"HANABI_PRESET": …}, "made": …, "evaluations": {"sampled": …}}."""
 _NAMED = re.compile(rf"(?:^|[=,\s]){PREFIX}(?P<name>[^:,\s]*)")
 
 
@@ -26,13 +26,13 @@ class ZooTeam:
 
     name: str
     folder: Path
-    """Of the adapters."""
+    """Folder of the adapters."""
     settings: Mapping[str, str]
-    """By variable, what the team plays with; MODEL is its base model."""
+    """Settings that the team plays with, by variable; MODEL is its base model."""
 
 
 def zoo_names() -> tuple[str, ...]:
-    """Return the names of the teams that are here."""
+    """Return the names of the available teams."""
     return tuple(sorted(path.parent.name for path in _zoo().glob(f"*/{FACTS}")))
 
 
@@ -40,13 +40,13 @@ def zoo_team(name: str) -> ZooTeam:
     """Return a team of the zoo.
 
     Raises:
-        SettingsError: There is none of this name.
+        SettingsError: There is no team with this name.
     """
     names = zoo_names()
     if name not in names:
         known = ", ".join(names) or "none: run in a checkout, or install the package"
         raise SettingsError(
-            f"{PREFIX}{name}: the zoo has no such team; {did_you_mean(name, names)}there are "
+            f"{PREFIX}{name}: the zoo has no such team; {did_you_mean(name, names)}available are "
             f"{known}."
         )
     folder = _zoo() / name
@@ -56,7 +56,7 @@ def zoo_team(name: str) -> ZooTeam:
 
 
 def zoo_settings(specs: Iterable[str]) -> Mapping[str, str]:
-    """Return the settings that the zoo's teams among some policy specs play with; {} without any.
+    """Return the settings of the zoo's teams among some policy specs; {} if there is no such team.
 
     Args:
         specs: Lineups or entries as they were typed, e.g. "zoo:laptop,iggi" or "a=zoo:laptop".
@@ -81,13 +81,13 @@ def zoo_settings(specs: Iterable[str]) -> Mapping[str, str]:
 
 
 def use_zoo(specs: Iterable[str]) -> bool:
-    """Let this process play with the settings of the zoo's teams among some policy specs.
+    """Set the settings of the zoo's teams among some policy specs in this process.
 
     Args:
         specs: As in `zoo_settings`.
 
     Returns:
-        Whether there is such a team. It needs a server of its own: the team has its own base model.
+        Whether there is such a team. It needs a separate server, because it has its own base model.
 
     Raises:
         SettingsError: As `zoo_settings`, or a variable is set to something else.
