@@ -144,7 +144,7 @@ def test_a_script_that_computes_for_long_does_not_hold_up_the_server(
 def test_a_person_is_told_what_is_wrong_with_a_move_and_may_go_on(app: RunningApp) -> None:
     token, state = new_game(app)
     for move, reason in (
-        ("Dance", "move='Dance': That is not an action. Type its words, e.g. Play 0, or"),
+        ("Dance", "move='Dance': That is not an action. Type an action, e.g. Play 0, or"),
         ("Discard 0", "Discard 0 is not legal now."),
         ("99", "That is not an action."),
         ("", "That is not an action."),

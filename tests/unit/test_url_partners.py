@@ -208,7 +208,7 @@ def says(status: str, *headers: str, body: bytes = b"") -> Behaviour:
         (resets(), r"not reached \((ReadError|RemoteProtocolError)", 3, 60.0),
         (resets(http(b"{", length=50)), "not reached", 3, 60.0),
         (says("401 No", body=KEY.encode()), r"401: .*\*\*.* Set HANABI_PARTNER_KEY", 1, 60.0),
-        (says("404 No"), "is the model named as there", 1, 60.0),
+        (says("404 No"), "that it serves this model", 1, 60.0),
         (says("302 No", "location: /"), "it answered 302", 1, 60.0),
         (says("503 No", "retry-after: 99999"), "it answered 503", 3, 2.0),
     ],
