@@ -175,7 +175,7 @@ class UrlClient:
             return read_struct(kind, response.content)
         except ValueError as error:
             quoted = self._quote(response.content)
-            raise CallFailedError(f"the answer does not fit ({error}): {quoted}.") from None
+            raise CallFailedError(f"the answer is malformed ({error}): {quoted}.") from None
 
     @cached_property
     def _client(self) -> "AsyncOpenAI":
