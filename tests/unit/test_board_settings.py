@@ -81,7 +81,11 @@ def test_without_a_dataset_the_settings_are_the_row(
             2,
             "NUM_TRAIN_EPOCHS=1.5, an epoch is 6 tasks; a row without seeds counts as one step",
         ),
-        ({"NUM_TRAIN_EPOCHS": 20, "MAX_STEPS": 7}, 7, "MAX_STEPS=7 takes precedence over NUM_TRAIN_EPOCHS=20"),
+        (
+            {"NUM_TRAIN_EPOCHS": 20, "MAX_STEPS": 7},
+            7,
+            "MAX_STEPS=7 takes precedence over NUM_TRAIN_EPOCHS=20",
+        ),
         ({"MAX_STEPS": 7}, 7, ""),
     ],
 )

@@ -125,12 +125,14 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
     whole = path.read_text()
     path.write_text(whole + whole[:100])
     recordings, notes = read_recordings([path])
-    assert len(recordings) == 4 and notes == [f"{path}: its last line was cut off and is left out."]
+    assert len(recordings) == 4 and notes == [
+        f"{path}: the last line is truncated and was skipped."
+    ]
     path.write_text(whole[:100] + "\n" + whole)
-    with pytest.raises(SettingsError, match=r"line 1 is no JSON"):
+    with pytest.raises(SettingsError, match=r"line 1 is not JSON"):
         read_recordings([path])
     path.write_text('{"schema": 2, "preset": "laptop"}\n')
-    with pytest.raises(SettingsError, match=r"line 1 is no game of this version: .*env"):
+    with pytest.raises(SettingsError, match=r"line 1 is not a game of this version: .*env"):
         read_recordings([path])
     path.write_text("\n")
     with pytest.raises(SettingsError, match="contains no games"):

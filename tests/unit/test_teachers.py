@@ -601,10 +601,10 @@ def test_a_request_says_who_teaches_the_sessions_own_adapters(
 def test_an_unknown_teacher_a_seat_too_few_and_no_share_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"tasks\.0: 'igi': the environment hanabi has no such"):
         requested(OWN, (SeatTeacher(policy="igi"), None))
-    with pytest.raises(SettingsError, match="2 players, but teachers has 1 seats; name one"):
+    with pytest.raises(SettingsError, match="2 players, but teachers has 1 entries; give one"):
         requested(OWN, (IGGI,))
     for policy in ("url:big", "base"):
-        with pytest.raises(SettingsError, match="a model scores what a player says"):
+        with pytest.raises(SettingsError, match="a model teacher can only score replies"):
             requested(OWN, (SeatTeacher(policy=policy, plays=0.5), None))
     with pytest.raises(SettingsError, match=r"plays=1\.5: give a share from 0 to 1"):
         requested(OWN, (SeatTeacher(policy="iggi", plays=1.5), None))

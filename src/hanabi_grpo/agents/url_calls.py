@@ -212,8 +212,7 @@ class UrlCalls:
             )
         if not completion.text.strip():
             raise CallFailedError(
-                "the reply is empty (its thinking may be longer than "
-                f"{limits.length_variable})."
+                f"the reply is empty (its thinking may be longer than {limits.length_variable})."
             )
         return completion.text, usage
 
