@@ -267,7 +267,7 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
     with running_app(engine=FaultyEngine()) as app, RolloutClient(app.url) as client:
         seat = client.upload_guest(1, adapter_bytes(0.5), PEFT_CONFIG)
         for max_tokens, message in (
-            (3, "the server failed: RuntimeError; its log, in the other terminal, says where."),
+            (3, "the server failed: RuntimeError; see its log in the other terminal."),
             (4, "logprob 0 is"),
         ):
             answer = ask(app, with_fields(seat=seat, max_tokens=max_tokens))

@@ -103,7 +103,7 @@ def _as_variables(values: Mapping[str, Any], below: Mapping[str, str]) -> dict[s
             hint = did_you_mean(name.removeprefix(PREFIX.lower()), known)
             raise SettingsError(
                 f"{name}={shown(value)}: no such setting; {hint}hanabi-grpo settings lists them: "
-                "use the variable's name, or the same in lower case without hanabi_, e.g. max_steps."
+                "use the variable's name, or that in lower case without hanabi_, e.g. max_steps."
             )
         variable_name = by_name[name]
         if variable_name in environ:
