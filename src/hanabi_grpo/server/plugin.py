@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes, where no other code of ours runs.
+"""The vLLM plugin, which runs our code in each of vLLM's processes.
 
 The entry point is `vllm.general_plugins`.
 """
@@ -54,11 +54,11 @@ def _tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
-    # `cli` switches the collector off while it imports; vLLM's modules have been imported by now.
+    # `cli` disables the garbage collector during imports; vLLM's modules are imported by now.
     gc.enable()
     die_with_parent(signal.SIGKILL)
     try:
         os.kill(parent.pid, 0)
     except ProcessLookupError:
-        # The parent died before the kernel was asked: nobody will ever send the signal.
+        # The parent died before `die_with_parent` took effect, so the signal will never be sent.
         os._exit(1)
