@@ -169,7 +169,7 @@ def test_a_request_that_cannot_be_answered_is_422_with_the_reason(app: RunningAp
         (with_fields(turns=[{"prompt": "x", "reply_ids": []}]), "turns.0.reply_ids=[]"),
         (
             with_fields(turns=[{"prompt": "x", "reply_ids": [1, len(TOKENIZER)]}]),
-            f"turns.0.reply_ids holds {len(TOKENIZER)}; this model has ids 0 to "
+            f"turns.0.reply_ids contains {len(TOKENIZER)}; this model has ids 0 to "
             f"{len(TOKENIZER) - 1}",
         ),
         (
@@ -343,7 +343,7 @@ def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
     for asked, name in ((reply, "reply"), (score, "score")):
         with pytest.raises(
             SettingsError,
-            match=rf"{name} request: the chat template .* refuses the conversation "
+            match=rf"{name} request: the chat template .* rejects the conversation "
             r"\(no system\); send system=",
         ):
             asked("Be brief.")
