@@ -156,7 +156,8 @@ async def test_a_failed_load_of_any_player_leaves_the_old_version_of_all_served(
     before = served(store)
     engine.broken.add(f"{position}@2")
     with pytest.raises(
-        AdapterError, match="commit of version 2 failed, the old version is still served: cannot load"
+        AdapterError,
+        match="commit of version 2 failed, the old version is still served: cannot load",
     ):
         await push(store, 2, 2.0)
     assert served(store) == before
@@ -181,9 +182,7 @@ async def test_files_that_change_between_upload_and_commit_are_not_served(
         "adapter_config.json": json.dumps({**CONFIG, "lora_alpha": 400}).encode(),
     }
     (store._staged["player_2"].folder / file).write_bytes(changed[file])
-    with pytest.raises(
-        AdapterError, match="the loaded files are not those that were sent"
-    ):
+    with pytest.raises(AdapterError, match="the loaded files are not those that were sent"):
         await store.commit(2)
     assert served(store) == before
     assert engine.names == ["player_0@1", "player_1@1", "player_2@1"]

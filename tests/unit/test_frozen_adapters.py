@@ -130,7 +130,9 @@ async def test_guests_leave_places_for_the_sessions_trainer_and_never_drop_its_a
     guests = [await add_guest(float(number)) for number in range(MAX_FROZEN - RESERVED)]
     assert len(store.frozen.names()) == MAX_FROZEN - RESERVED + 1
     async with using(store, *guests):
-        with pytest.raises(BusyError, match=r"all 12 slots .* 4 are reserved for the session's train"):
+        with pytest.raises(
+            BusyError, match=r"all 12 slots .* 4 are reserved for the session's train"
+        ):
             await add_guest(50.0)
         for value in (101.0, 102.0, 103.0):
             await add(store, value)

@@ -489,7 +489,11 @@ def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> Non
         (422, {"top_k": 1}, "top_k=1: no such field"),
         (422, {"seed": -1}, "seed=-1: Expected `int` >= 0"),
         (422, {"messages": []}, "messages=[]"),
-        (422, {"messages": [user, reply]}, "messages with roles ['user', 'assistant']; allowed are"),
+        (
+            422,
+            {"messages": [user, reply]},
+            "messages with roles ['user', 'assistant']; allowed are",
+        ),
         (422, {"messages": [user, system]}, "messages with roles ['user', 'system']; allowed are"),
         (
             422,

@@ -205,9 +205,7 @@ def _add_error_handlers(app: FastAPI, engine: EngineHealth) -> None:
         kind = type(error).__name__
         logger.error("%s failed: %s", _describe(request), kind)
         status = UNAVAILABLE if engine.is_dead else INTERNAL_ERROR
-        return problem(
-            status, f"the server failed: {kind}; see its log in the other terminal."
-        )
+        return problem(status, f"the server failed: {kind}; see its log in the other terminal.")
 
 
 def _describe(request: Request) -> str:
