@@ -489,9 +489,9 @@ async def test_each_adapter_of_a_session_has_the_rank_that_was_agreed_on(engine:
     large = {**CONFIG, "r": 4}
     await stage(store, "player_0", 1, upload(rank=4), large)
     await stage(store, "player_1", 1, upload(rank=2))
-    with pytest.raises(AdapterError, match=r"player_1@2: PEFT config: r=4; .* of rank 2\."):
+    with pytest.raises(AdapterError, match=r"player_1@2: PEFT config: r=4; .* LoRA rank 2\."):
         await stage(store, "player_1", 2, upload(rank=4), large)
-    with pytest.raises(AdapterError, match=r"player_2@1: PEFT config: r=2; .* of rank 4\."):
+    with pytest.raises(AdapterError, match=r"player_2@1: PEFT config: r=2; .* LoRA rank 4\."):
         await stage(store, "player_2", 1, upload(rank=2))
     # What such a session pushed is not served on for one with other ranks.
     assert store.ownership.current().serves_the_same(request)

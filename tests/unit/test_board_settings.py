@@ -104,7 +104,7 @@ def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path:
     path = tmp_path / "laptop.jsonl"
     write_dataset(path, [dataset_row("laptop", players=None, suite="train", num_tasks=0)])
     given = {"DATASET": path, "HANABI_PRESET": "marshal-mini"}
-    refusal = r"but HANABI_PRESET='marshal-mini' is set as well\. Unset DATASET,"
+    refusal = r"but HANABI_PRESET='marshal-mini' is set as well\. Unset DATASET to use"
     with pytest.raises(SettingsError, match=refusal):
         training_rows(settings(**given))
     check = only(find(dataset_checks, **given))

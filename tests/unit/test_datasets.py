@@ -332,7 +332,7 @@ def test_any_stretch_of_tasks_has_nearly_the_shares_and_a_whole_block_has_them_e
 def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(
     tmp_path: Path,
 ) -> None:
-    refusal = r"rows\.jsonl: shares 0\.123457, 1: .* in 1123457 tasks, allowed are 10000"
+    refusal = r"rows\.jsonl: shares 0\.123457, 1: .* need 1123457 tasks, but at most 10000 are"
     with pytest.raises(SettingsError, match=refusal):
         rows_of(tmp_path, {"share": 0.123457}, {"share": 1})
     rows = rows_of(tmp_path, {"share": 0.9999}, {"preset": "mini", "share": 0.0001})

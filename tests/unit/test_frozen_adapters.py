@@ -215,8 +215,8 @@ async def test_a_refused_upload_changes_nothing_and_drops_no_other(
         (upload(float("nan")), CONFIG, "not finite"),
         (upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
         (upload(rank=17), {**CONFIG, "r": 17}, "r=17; this server accepts ranks 1 to 16"),
-        (upload(rank=1), {**CONFIG, "r": True}, "r=True; this server takes"),
-        (upload(), {"peft_type": "LORA"}, "r=None; this server takes"),
+        (upload(rank=1), {**CONFIG, "r": True}, "r=True; this server accepts"),
+        (upload(), {"peft_type": "LORA"}, "r=None; this server accepts"),
     ):
         with pytest.raises(AdapterError, match=message):
             await store.frozen.add(sent("guest", 1, body, config))

@@ -99,7 +99,7 @@ def test_games_are_written_and_read_with_deck_and_names(tmp_path: Path) -> None:
     [one], notes = read_recordings([path])
     assert (one.episode, one.names, one.source, notes) == (episode, ("Ann", "Bö"), "games", [])
     assert one.players == ("Ann", "Bö") and make_timeline(one).boards[0].hands[0][0] == deck[0]
-    with pytest.raises(SettingsError, match="exists already"):
+    with pytest.raises(SettingsError, match="already exists"):
         write_recordings(path, [])
 
 
@@ -110,7 +110,7 @@ def test_a_run_folder_stands_for_its_last_recorded_step(tmp_path: Path) -> None:
     assert [path.name for path in recording_files(tmp_path, 10)] == ["step_000010.jsonl"]
     with pytest.raises(SettingsError, match=r"--step 7: not recorded in .*; recorded: 0, 10, 100"):
         recording_files(tmp_path, 7)
-    with pytest.raises(SettingsError, match="is one file"):
+    with pytest.raises(SettingsError, match="is a single file"):
         recording_files(tmp_path / "episodes" / "step_000010.jsonl", 10)
     with pytest.raises(SettingsError, match="no such file or folder"):
         recording_files(tmp_path / "nothing")

@@ -495,7 +495,7 @@ def test_illegal_replies_leave_a_distribution_and_chances_that_are_none_end_the_
         WeightedReply(action="Play 1", chance=0.25),
     )
     for chances in ({"Play_0": 0.5}, {"Play_0": 1.5, "Play_1": -0.5}, {"Play_0": math.nan}):
-        with pytest.raises(ValueError, match=r"a teacher's chances are .* 1 for all together"):
+        with pytest.raises(ValueError, match=r"a teacher's chances are .* their sum must be 1"):
             taught_by(mixing(**chances), BOARD)
     # Nothing known, and one legal reply.
     for chances in ({}, {"Play_0": 0.5, "sing": 0.5}):

@@ -388,8 +388,8 @@ class VllmSampler:
         positions = output.prompt_logprobs
         if positions is None or len(positions) != len(ids):
             raise ServerError(
-                "vLLM scored a different text than the one given; look for the engine's error above "
-                "in this log."
+                "vLLM scored a different text than the one given; look for the engine's error above in "
+                "this log."
             )
         logprobs = []
         for position in range(len(prompt_ids), len(ids)):
