@@ -115,7 +115,7 @@ def test_a_run_folder_stands_for_its_last_recorded_step(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no such file or folder"):
         recording_files(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SettingsError, match="holds no"):
+    with pytest.raises(SettingsError, match="contains no"):
         recording_files(tmp_path / "empty")
 
 

@@ -388,8 +388,8 @@ class VllmSampler:
         positions = output.prompt_logprobs
         if positions is None or len(positions) != len(ids):
             raise ServerError(
-                "vLLM scored a different text than the one given; look for the engine's error above in "
-                "this log."
+                "vLLM scored a different text than given; look for the engine's error above "
+                "in this log."
             )
         logprobs = []
         for position in range(len(prompt_ids), len(ids)):
@@ -418,8 +418,8 @@ class VllmSampler:
         self._pulse.beat()
         if final is None or not final.finished:
             raise ServerError(
-                "vLLM ended a request without an answer; look for the engine's error above in "
-                "this log."
+                "vLLM ended a request without an answer; look for the engine's error above "
+                "in this log."
             )
         return final
 
