@@ -141,7 +141,7 @@ CONFIGS: dict[str, Any] = {
         "preset": "laptop",
         "players": 3,
     },
-    "'share' belongs beside env_config": {"preset": "laptop", "share": 2},
+    "'share' belongs next to env_config": {"preset": "laptop", "share": 2},
     "env_config='laptop': Expected `object`": "laptop",
 }
 """Problem to the env_config that has it."""

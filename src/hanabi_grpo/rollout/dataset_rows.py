@@ -239,7 +239,7 @@ def _parse(line: bytes, settings: Settings, suite: str = "train") -> _ParsedRow:
         config_keys,
         "env_config",
         other_keys=ROW_KEYS,
-        other_place="belongs beside env_config",
+        other_place="belongs next to env_config",
     )
     given_stream: dict[str, Any] = {"suite": suite}
     game = {}
@@ -375,7 +375,7 @@ def _check_keys(
         allowed: The keys that the object may have.
         what: Name of the object, for the message.
         other_keys: Keys that belong elsewhere.
-        other_place: Where those keys belong, e.g. "belongs beside env_config".
+        other_place: Where those keys belong, e.g. "belongs next to env_config".
     """
     may_hold = f"the keys of {what} are {', '.join(allowed)}."
     for key in given:

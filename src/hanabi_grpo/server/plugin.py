@@ -35,7 +35,7 @@ def register() -> None:
 def tie_coordinator() -> None:
     """Tie the coordinator process to the server.
 
-    vLLM (0.32) starts it beside several copies of a model; it loads no plugins.
+    vLLM (0.32) starts it if there are several copies of a model; it loads no plugins.
     """
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
