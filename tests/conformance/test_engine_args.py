@@ -73,7 +73,7 @@ def test_an_option_that_breaks_a_guarantee_does_not_reach_vllm() -> None:
 
 @pytest.mark.parametrize("words", [["--enforce-eager", "true"], ["--max-num-batched-tokens", "x"]])
 def test_what_vllm_does_not_take_is_refused_in_a_sentence(words: list[str]) -> None:
-    with pytest.raises(SettingsError, match=f"{words[0]} {words[1]}: vLLM says") as refusal:
+    with pytest.raises(SettingsError, match=f"{words[0]} {words[1]}: vLLM reports") as refusal:
         engine_args({"dtype": "float32"}, words)
     assert len(str(refusal.value)) < 300
 

@@ -69,7 +69,7 @@ def test_three_number_formats_are_accepted_if_every_value_is_finite(dtype: torch
     check(adapter_bytes(dtype=dtype))
     for value in ("nan", "inf", "-inf"):
         body = adapter_bytes(float(value), dtype=dtype)
-        assert "holds values that are not finite" in refusal(body)
+        assert "contains values that are not finite" in refusal(body)
 
 
 @given(
@@ -87,7 +87,7 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_is(
     flat = tensors[name].flatten()
     flat[choice.randrange(len(flat))] = value
     tensors[name] = flat.view_as(tensors[name])
-    assert f"tensor {name!r} holds values that are not finite" in refusal(
+    assert f"tensor {name!r} contains values that are not finite" in refusal(
         save(tensors), dtype=served
     )
 
@@ -114,7 +114,7 @@ def test_a_malformed_file_is_refused_with_the_reason() -> None:
         (b"", UNREADABLE),
         (struct.pack("<Q", 2**63) + b"{}", UNREADABLE),
         (struct.pack("<Q", 3) + b"{}", UNREADABLE),
-        (struct.pack("<Q", 2) + b"{}", "0 tensors, the base model needs 8; missing"),
+        (struct.pack("<Q", 2) + b"{}", "0 tensors, but the base model needs 8; missing"),
         (struct.pack("<Q", 30000) + b"[" * 30000, UNREADABLE),
         (adapter_bytes()[:-4], UNREADABLE),
         (adapter_bytes() + b"\x00", UNREADABLE),
@@ -122,7 +122,7 @@ def test_a_malformed_file_is_refused_with_the_reason() -> None:
         (with_first_tensor(shape=[6, 8]), "has shape (6, 8), this model needs (8, 6)"),
         (with_first_tensor(data_offsets=[0, 2**60]), UNREADABLE),
         (with_header(**{other_name: overlapping}), UNREADABLE),
-        (save({"x" * 5000: torch.zeros(1)}), "1 tensors, the base model needs 8"),
+        (save({"x" * 5000: torch.zeros(1)}), "1 tensors, but the base model needs 8"),
     ):
         message = refusal(body)
         assert reason in message, body[:200]
@@ -138,12 +138,12 @@ def test_a_configuration_that_is_no_plain_lora_is_refused() -> None:
         ({"lora_alpha": 0}, "lora_alpha=0"),
         ({"lora_alpha": float("nan")}, "lora_alpha=nan"),
         ({"lora_alpha": 1e300}, "lora_alpha=1e+300"),
-        ({"r": 16}, "r=16; this session takes LORA of rank 8"),
+        ({"r": 16}, "r=16; this session requires LoRA rank 8"),
         ({"r": 8.0}, "r=8.0"),
         ({"target_modules": []}, "target_modules=[]"),
         (
             {"target_modules": ["proj"]},
-            "target_modules names 'proj', which the base model does not have",
+            "target_modules names 'proj', which is not a module of the base model",
         ),
         ({"target_modules": ["(a+)+$"]}, "target_modules names '(a+)+$'"),
         ({"target_modules": ["x" * 300]}, "target_modules names 'xxx"),

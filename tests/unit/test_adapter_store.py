@@ -99,13 +99,13 @@ async def test_a_refused_upload_or_commit_leaves_map_files_and_handles_as_they_w
         ("player_9", 6, upload(), CONFIG, "this session trains player_0, player_1, player_2"),
         ("../player_0", 6, upload(), CONFIG, "this session trains"),
         ("player_0", 4, upload(), CONFIG, "player_0@4 is older than the served version 5"),
-        ("player_0", 5, upload(7.0), CONFIG, "player_0@5 is held with other bytes"),
+        ("player_0", 5, upload(7.0), CONFIG, "player_0@5 is already held with a different sha256"),
         (
             "player_0",
             5,
             upload(1.0),
             {**CONFIG, "lora_alpha": 8},
-            "player_0@5 is held with other PEFT config",
+            "player_0@5 is already held with a different PEFT config",
         ),
     ):
         with pytest.raises((AdapterError, VersionError), match=message):
@@ -139,7 +139,7 @@ async def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(
-            AdapterError, match=r"cannot be kept in .* \(No space left on device\).*Free space"
+            AdapterError, match=r"cannot be stored in .* \(No space left on device\).*Free space"
         ):
             await stage(store, "player_0", 2, upload(2.0))
     assert state_of(store, engine) == before
@@ -156,7 +156,8 @@ async def test_a_failed_load_of_any_player_leaves_the_old_version_of_all_served(
     before = served(store)
     engine.broken.add(f"{position}@2")
     with pytest.raises(
-        AdapterError, match="commit of version 2 failed, the old version stays served: cannot load"
+        AdapterError,
+        match="commit of version 2 failed, the old version is still served: cannot load",
     ):
         await push(store, 2, 2.0)
     assert served(store) == before
@@ -181,9 +182,7 @@ async def test_files_that_change_between_upload_and_commit_are_not_served(
         "adapter_config.json": json.dumps({**CONFIG, "lora_alpha": 400}).encode(),
     }
     (store._staged["player_2"].folder / file).write_bytes(changed[file])
-    with pytest.raises(
-        AdapterError, match="the files that were loaded are not those that were sent"
-    ):
+    with pytest.raises(AdapterError, match="the loaded files are not those that were sent"):
         await store.commit(2)
     assert served(store) == before
     assert engine.names == ["player_0@1", "player_1@1", "player_2@1"]
@@ -445,7 +444,7 @@ async def test_of_two_uploads_of_one_version_that_come_together_one_is_held(
     results = await asyncio.gather(first, second, return_exceptions=True)
     [held] = [result for result in results if isinstance(result, HeldAdapter)]
     [refusal] = [result for result in results if isinstance(result, VersionError)]
-    assert str(refusal).startswith("player_0@1 is held with other bytes")
+    assert str(refusal).startswith("player_0@1 is already held with a different sha256")
     assert store._staged == {"player_0": held}
     folders = [path.name for path in store.folder.path.iterdir() if path.is_dir()]
     assert folders == [held.folder.name]
@@ -490,9 +489,9 @@ async def test_each_adapter_of_a_session_has_the_rank_that_was_agreed_on(engine:
     large = {**CONFIG, "r": 4}
     await stage(store, "player_0", 1, upload(rank=4), large)
     await stage(store, "player_1", 1, upload(rank=2))
-    with pytest.raises(AdapterError, match=r"player_1@2: PEFT config: r=4; .* of rank 2\."):
+    with pytest.raises(AdapterError, match=r"player_1@2: PEFT config: r=4; .* LoRA rank 2\."):
         await stage(store, "player_1", 2, upload(rank=4), large)
-    with pytest.raises(AdapterError, match=r"player_2@1: PEFT config: r=2; .* of rank 4\."):
+    with pytest.raises(AdapterError, match=r"player_2@1: PEFT config: r=2; .* LoRA rank 4\."):
         await stage(store, "player_2", 1, upload(rank=2))
     # What such a session pushed is not served on for one with other ranks.
     assert store.ownership.current().serves_the_same(request)

@@ -69,9 +69,9 @@ def test_an_environment_object_needs_no_entry_point() -> None:
     [
         ({"env": "hanabbi"}, "no such environment; did you mean 'hanabi'"),
         ({"preset": "lapptop"}, "lapptop"),
-        ({"playerz": 2}, "is no setting of this environment; did you mean 'players'"),
+        ({"playerz": 2}, "not a setting of this environment; did you mean 'players'"),
         ({"players": 9}, "9"),
-        ({"max_steps": 5}, "is no setting of this environment"),
+        ({"max_steps": 5}, "not a setting of this environment"),
     ],
 )
 def test_an_environment_that_there_is_not_is_refused(arguments: dict, message: str) -> None:

@@ -81,7 +81,11 @@ def test_without_a_dataset_the_settings_are_the_row(
             2,
             "NUM_TRAIN_EPOCHS=1.5, an epoch is 6 tasks; a row without seeds counts as one step",
         ),
-        ({"NUM_TRAIN_EPOCHS": 20, "MAX_STEPS": 7}, 7, "MAX_STEPS=7 wins over NUM_TRAIN_EPOCHS=20"),
+        (
+            {"NUM_TRAIN_EPOCHS": 20, "MAX_STEPS": 7},
+            7,
+            "MAX_STEPS=7 takes precedence over NUM_TRAIN_EPOCHS=20",
+        ),
         ({"MAX_STEPS": 7}, 7, ""),
     ],
 )
@@ -100,7 +104,7 @@ def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path:
     path = tmp_path / "laptop.jsonl"
     write_dataset(path, [dataset_row("laptop", players=None, suite="train", num_tasks=0)])
     given = {"DATASET": path, "HANABI_PRESET": "marshal-mini"}
-    refusal = r"but HANABI_PRESET='marshal-mini' is set as well\. Unset DATASET,"
+    refusal = r"but HANABI_PRESET='marshal-mini' is set as well\. Unset DATASET to use"
     with pytest.raises(SettingsError, match=refusal):
         training_rows(settings(**given))
     check = only(find(dataset_checks, **given))
@@ -111,7 +115,7 @@ def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path:
 def test_rows_that_name_no_board_need_one_that_is_set(tmp_path: Path) -> None:
     bare = tmp_path / "bare.jsonl"
     bare.write_text(json.dumps({"messages": [{"role": "user", "content": ""}], "env_config": {}}))
-    refusal = "no board: put a preset into env_config, or set HANABI_PRESET"
+    refusal = "no board: add a preset to env_config, or set HANABI_PRESET"
     with pytest.raises(SettingsError, match=refusal):
         load_rows(bare, settings(DATASET=bare))
 
@@ -209,7 +213,7 @@ def test_a_dataset_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Pa
     options = ("--preset", "marshal-mini=2", "--preset", "laptop", "--observation", "full")
     code, output = make_dataset(*options, "--out", out)
     assert code == 2
-    refusal = "exists already; choose another name, remove it, or put the rows behind its own"
+    refusal = "already exists; choose another name, remove it, or append the rows with --add"
     assert refusal in output
     code, _ = make_dataset(*options, "--out", out, "--add")
     assert code == 0

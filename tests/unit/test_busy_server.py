@@ -136,7 +136,7 @@ def test_a_request_for_too_many_scores_is_refused() -> None:
         body = score_body(num_prompts=1025, num_replies=64)
         answer = httpx.post(f"{app.url}/score/", content=body, headers=JSON)
         assert answer.status_code == 422
-        assert "1025 prompts with 65600 replies; a request may ask for 65536 scores" in answer.text
+        assert "1025 prompts with 65600 replies; a request may have at most 65536." in answer.text
 
 
 def resume_on_wait(engine: PausableEngine, log: pytest.LogCaptureFixture) -> threading.Thread:

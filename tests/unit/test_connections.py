@@ -209,7 +209,10 @@ def test_an_upload_that_finds_no_descriptor_or_space_is_503_and_comes_again(
         )
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
-        assert "(Too many open files); what is served stays served. End clients that" in answer.text
+        assert (
+            "(Too many open files); adapters already served are not affected. End clients that"
+            in answer.text
+        )
 
 
 def test_a_server_may_open_as_many_files_as_the_machine_allows() -> None:

@@ -122,7 +122,7 @@ def test_a_row_may_differ_from_the_boards_settings(tmp_path: Path) -> None:
     ("row", "reason"),
     [
         ({"env_config": {"suite": "train"}}, "suite='train': training tasks do not measure"),
-        ({"share": 2, "env_config": {}}, "share=2: a validation plays every row; leave share out"),
+        ({"share": 2, "env_config": {}}, "share=2: validation plays every row; omit share"),
         (
             {"env_config": {"players": 3}},
             "env='hanabi' has 3 players, but the run trains HANABI_PLAYERS=2",

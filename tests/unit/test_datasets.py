@@ -131,17 +131,17 @@ CONFIGS: dict[str, Any] = {
     "did you mean 'laptop'": {"preset": "laptpo"},
     "unknown key 'presset'; did you mean 'preset'?": {"preset": "laptop", "presset": "x"},
     "suite='eval': these tasks are held out for evaluation": {"preset": "laptop", "suite": "eval"},
-    "suite='my train': a suite is named by up to 64 letters, digits, '_', '.' and '-'": {
+    "suite='my train': the name of a suite has 1 to 64 letters, digits, '_', '.' and '-'": {
         "preset": "laptop",
         "suite": "my train",
     },
-    "suite='': a suite is named by": {"preset": "laptop", "suite": ""},
+    "suite='': the name of a suite has": {"preset": "laptop", "suite": ""},
     "seeds.1=-1: Expected `int` >= 0": {"preset": "laptop", "seeds": [1, -1]},
     "players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.": {
         "preset": "laptop",
         "players": 3,
     },
-    "'share' belongs beside env_config": {"preset": "laptop", "share": 2},
+    "'share' belongs next to env_config": {"preset": "laptop", "share": 2},
     "env_config='laptop': Expected `object`": "laptop",
 }
 """Problem to the env_config that has it."""
@@ -157,7 +157,7 @@ LINES = {
     "env='../x.py': an environment name consists of lower-case letters": b'{"env": "../x.py"}',
     "messages: this field is missing": b'{"env_config": {}}',
     "messages.0.content: this field is missing": b'{"messages": [{"role": "user"}]}',
-    "'preset' belongs into env_config: a row may hold messages, env, env_config, share": (
+    "'preset' belongs in env_config: the keys of a row are messages, env, env_config, share": (
         b'{"preset": "laptop"}'
     ),
 }
@@ -300,7 +300,7 @@ def test_rows_of_another_environment_are_checked_too(tmp_path: Path) -> None:
     line = dataset_row("kuhn", env="kuhn", suite="train", num_tasks=0)
     with_players = {**line, "env_config": {"preset": "kuhn", "players": 2}}
     path = write_lines(tmp_path / "kuhn.jsonl", with_players)
-    expected = "unknown key 'players'; env_config may hold preset, memory, reward_illegal"
+    expected = "unknown key 'players'; the keys of env_config are preset, memory, reward_illegal"
     assert expected in message(path)
     write_lines(path, line)
     expected = "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn"
@@ -332,7 +332,7 @@ def test_any_stretch_of_tasks_has_nearly_the_shares_and_a_whole_block_has_them_e
 def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(
     tmp_path: Path,
 ) -> None:
-    refusal = r"rows\.jsonl: shares 0\.123457, 1: .* in 1123457 tasks, allowed are 10000"
+    refusal = r"rows\.jsonl: shares 0\.123457, 1: .* need 1123457 tasks, but at most 10000 are"
     with pytest.raises(SettingsError, match=refusal):
         rows_of(tmp_path, {"share": 0.123457}, {"share": 1})
     rows = rows_of(tmp_path, {"share": 0.9999}, {"preset": "mini", "share": 0.0001})
@@ -397,7 +397,7 @@ def test_no_two_runs_share_a_fresh_task_up_to_the_last_of_the_last_seed(tmp_path
     shuffled_deck(make_spec("laptop"), "train", seeds_of(tmp_path, of_the_last)[-1])
     rows = rows_of(tmp_path, {}, settings=of_the_last)
     assert tasks(rows, 2**32 - 1, 1)[0].seed == 2**63 - 1
-    refusal = "a run has 4294967296 fresh tasks; set another HANABI_TASK_SEED"
+    refusal = "a run has at most 4294967296 fresh tasks; set another HANABI_TASK_SEED"
     with pytest.raises(SettingsError, match=refusal):
         tasks(rows, 2**32, 1)
 

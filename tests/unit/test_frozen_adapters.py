@@ -130,7 +130,9 @@ async def test_guests_leave_places_for_the_sessions_trainer_and_never_drop_its_a
     guests = [await add_guest(float(number)) for number in range(MAX_FROZEN - RESERVED)]
     assert len(store.frozen.names()) == MAX_FROZEN - RESERVED + 1
     async with using(store, *guests):
-        with pytest.raises(BusyError, match=r"all 12 slots .* 4 are kept for the session's train"):
+        with pytest.raises(
+            BusyError, match=r"all 12 slots .* 4 are reserved for the session's train"
+        ):
             await add_guest(50.0)
         for value in (101.0, 102.0, 103.0):
             await add(store, value)
@@ -212,9 +214,9 @@ async def test_a_refused_upload_changes_nothing_and_drops_no_other(
     for body, config, message in (
         (upload(float("nan")), CONFIG, "not finite"),
         (upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
-        (upload(rank=17), {**CONFIG, "r": 17}, "r=17; this server takes ranks 1 to 16"),
-        (upload(rank=1), {**CONFIG, "r": True}, "r=True; this server takes"),
-        (upload(), {"peft_type": "LORA"}, "r=None; this server takes"),
+        (upload(rank=17), {**CONFIG, "r": 17}, "r=17; this server accepts ranks 1 to 16"),
+        (upload(rank=1), {**CONFIG, "r": True}, "r=True; this server accepts"),
+        (upload(), {"peft_type": "LORA"}, "r=None; this server accepts"),
     ):
         with pytest.raises(AdapterError, match=message):
             await store.frozen.add(sent("guest", 1, body, config))
@@ -222,7 +224,7 @@ async def test_a_refused_upload_changes_nothing_and_drops_no_other(
         await store.frozen.add(replace(sent("guest", 1, upload()), sha256="0" * 64))
     engine.broken.add(name_of(99.0))
     with pytest.raises(
-        AdapterError, match=f"{name_of(99.0)} could not be loaded, nothing else changed: cannot lo"
+        AdapterError, match=f"{name_of(99.0)} could not be loaded; nothing else changed: cannot lo"
     ):
         await add(store, 99.0)
     assert state() == before

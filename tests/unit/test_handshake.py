@@ -235,9 +235,12 @@ def _raw(**other: Any) -> bytes:
         (_raw(games=[]), "session request: games=[]"),
         (_raw(games=[_claim(env_config={})]), "session request: games.0.env_config={}"),
         (_raw(run_id="a\nb"), "session request: run_id='a\\nb'"),
-        (_raw(run_id="a\x9b2Jb"), "run_id 'a[U+009B]2Jb' holds a control character, or one that"),
-        (_raw(run_id="a\u202eb"), "run_id 'a[U+202E]b' holds a control character, or one that"),
-        (_raw(run_id="a\u2028b"), "run_id 'a[U+2028]b' holds a control character, or one that"),
+        (
+            _raw(run_id="a\x9b2Jb"),
+            "run_id 'a[U+009B]2Jb' contains a control character, or one that",
+        ),
+        (_raw(run_id="a\u202eb"), "run_id 'a[U+202E]b' contains a control character, or one that"),
+        (_raw(run_id="a\u2028b"), "run_id 'a[U+2028]b' contains a control character, or one that"),
         (_raw(trainer_id="X" * 32), "session request: trainer_id='XXX"),
         (_raw(lora_rank="8"), "session request: lora_rank='8': Expected `int`, got `str`"),
         (

@@ -176,7 +176,7 @@ def test_rows_of_a_dataset_have_the_text_of_the_settings_or_one_of_their_own(
 
 def test_a_tiny_model_that_lacks_its_words_is_refused_in_a_sentence() -> None:
     check_vocabulary([setup_of("Play 0")], TOKENIZER, "data/tiny-model")
-    with pytest.raises(SettingsError, match="HANABI_INSTRUCTION has words that no message"):
+    with pytest.raises(SettingsError, match="HANABI_INSTRUCTION has words that do not occur"):
         check_vocabulary([setup_of("Be brave")], TOKENIZER, "data/tiny-model")
 
 

@@ -275,7 +275,7 @@ def test_its_tokens_are_a_budget_of_its_own(tmp_path: Path) -> None:
     restarted = Judge(settings_of("big=http://localhost:1/v1#m"), tmp_path / "calls.jsonl")
     assert restarted.spent == 30, "a restart counts on"
     uncounted = {**completion("Score: 5")[1], "usage": None}
-    message = "no usage, so HANABI_JUDGE_TOKENS cannot be enforced"
+    message = "do not report token usage, so HANABI_JUDGE_TOKENS cannot be enforced"
     with (
         court(tmp_path / "2", lambda body: (200, uncounted), judge_tokens=25) as (_, _, client),
         pytest.raises(ServerError, match=message),

@@ -336,8 +336,8 @@ def test_an_address_that_other_machines_reach_needs_a_key(monkeypatch: pytest.Mo
     assert answer.exit_code == 2
     assert answer.stderr.replace("\n", " ").strip() == (
         "error: --host='0.0.0.0': an address that other machines can reach needs HANABI_API_KEY. "
-        'Set it here, e.g. export HANABI_API_KEY="$(openssl rand -hex 16)", and give it to clients '
-        "in the address, http://key:KEY@0.0.0.0; or listen on 127.0.0.1."
+        'Set it here, e.g. export HANABI_API_KEY="$(openssl rand -hex 16)", and in the '
+        "clients' URL, http://key:KEY@0.0.0.0; or listen on 127.0.0.1."
     )
     monkeypatch.setenv("HANABI_API_KEY", "short")
     answer = CliRunner().invoke(cli, command)

@@ -144,7 +144,7 @@ def test_a_script_that_computes_for_long_does_not_hold_up_the_server(
 def test_a_person_is_told_what_is_wrong_with_a_move_and_may_go_on(app: RunningApp) -> None:
     token, state = new_game(app)
     for move, reason in (
-        ("Dance", "move='Dance': That is not an action. Type its words, e.g. Play 0, or"),
+        ("Dance", "move='Dance': That is not an action. Type an action, e.g. Play 0, or"),
         ("Discard 0", "Discard 0 is not legal now."),
         ("99", "That is not an action."),
         ("", "That is not an action."),
@@ -165,9 +165,9 @@ def test_a_person_is_told_what_is_wrong_with_a_move_and_may_go_on(app: RunningAp
     [
         ({"seats": ["human"]}, "needs 2 seats, one of them human"),
         ({"seats": ["base", "base"]}, "needs 2 seats, one of them human"),
-        ({"seats": ["human", "igi"]}, "seats.1='igi': allowed beside human: random, blind"),
-        ({"seats": ["human", "/etc"]}, "seats.1='/etc': allowed beside human:"),
-        ({"seats": ["human", "url:big"]}, "seats.1='url:big': allowed beside human:"),
+        ({"seats": ["human", "igi"]}, "seats.1='igi': allowed besides human: random, blind"),
+        ({"seats": ["human", "/etc"]}, "seats.1='/etc': allowed besides human:"),
+        ({"seats": ["human", "url:big"]}, "seats.1='url:big': allowed besides human:"),
         ({"env": "chess"}, "env='chess'"),
         (
             {"env": "openenv:localhost:1"},
@@ -299,7 +299,7 @@ def test_the_command_gets_the_game_that_was_played_on_the_page(app: RunningApp) 
         assert episode.seats == ("human", "random")
         assert text == last["outcome"]
         page.leave()
-        with pytest.raises(ServerError, match="no game of this token is open"):
+        with pytest.raises(ServerError, match="no game with this token is open"):
             page.wait()
 
 

@@ -197,7 +197,7 @@ def test_a_server_with_a_key_asks_for_it_on_the_page(driver: Chrome) -> None:
         WebDriverWait(driver, 30).until(lambda found: is_shown(found, "door"))
         driver.find_element(By.ID, "key").send_keys("wrong", Keys.ENTER)
         WebDriverWait(driver, 30).until(lambda found: is_shown(found, "trouble"))
-        assert text_of(driver, "trouble") == "That is not the key of this server."
+        assert text_of(driver, "trouble") == "That is not this server's key."
         driver.find_element(By.ID, "key").send_keys(KEY, Keys.ENTER)
         start(driver, "hanabi, laptop (2 players)", "random")
         stored = driver.execute_script("return JSON.stringify(sessionStorage)")

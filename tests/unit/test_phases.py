@@ -181,7 +181,7 @@ def test_best_response_is_for_teams_of_players_that_can_be_told_apart() -> None:
     ):
         batch_plan(Settings(adapters="shared", **CHOSEN))
     kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
-    with pytest.raises(SettingsError, match="kuhn_poker is not played by a team"):
+    with pytest.raises(SettingsError, match="kuhn_poker is not a team game"):
         check_payoffs(Settings(**CHOSEN), [LAPTOP, kuhn])
     check_payoffs(Settings(**CHOSEN), [LAPTOP])
     check_payoffs(Settings(), [kuhn])

@@ -188,7 +188,7 @@ def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
     assert "You hinted red to player_1: slot 0." in result.output
     assert "- player_1 " in result.output
     assert (
-        "That is not an action. Type its words, e.g. Play 0, or its number, 1 to" in result.output
+        "That is not an action. Type an action, e.g. Play 0, or its number, 1 to" in result.output
     )
     words = " ".join(result.output.split())
     assert words.count("You see everybody's cards except your own.") >= 2, "r shows the rules"

@@ -37,7 +37,7 @@ def test_a_game_that_never_ends_is_given_up_and_named_and_the_others_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert list(play_random_games(LAPTOP, hang_at(1, 3), 5)) == [0, 2, 4]
-    assert "hanabi: random game 1 was abandoned: not over after 0.05 s" in caplog.text
+    assert "hanabi: random game 1 was abandoned: not finished after 0.05 s" in caplog.text
 
 
 def test_an_environment_whose_games_do_not_end_is_refused_after_some() -> None:

@@ -206,7 +206,7 @@ def test_a_downloaded_artifact_has_the_games_that_went_up_with_it(
     games, _ = games_of("wandb:team/hanabi/laptop:v3")
     assert [game.source for game in games] == ["step_000002"] * 4
     shutil.rmtree(f"{V3_FOLDER}/episodes")
-    with pytest.raises(SettingsError, match=r"holds no \*\.jsonl files of games"):
+    with pytest.raises(SettingsError, match=r"contains no \*\.jsonl files of games"):
         games_of("wandb:team/hanabi/laptop:v3")
 
 

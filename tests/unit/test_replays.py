@@ -99,7 +99,7 @@ def test_games_are_written_and_read_with_deck_and_names(tmp_path: Path) -> None:
     [one], notes = read_recordings([path])
     assert (one.episode, one.names, one.source, notes) == (episode, ("Ann", "Bö"), "games", [])
     assert one.players == ("Ann", "Bö") and make_timeline(one).boards[0].hands[0][0] == deck[0]
-    with pytest.raises(SettingsError, match="exists already"):
+    with pytest.raises(SettingsError, match="already exists"):
         write_recordings(path, [])
 
 
@@ -110,12 +110,12 @@ def test_a_run_folder_stands_for_its_last_recorded_step(tmp_path: Path) -> None:
     assert [path.name for path in recording_files(tmp_path, 10)] == ["step_000010.jsonl"]
     with pytest.raises(SettingsError, match=r"--step 7: not recorded in .*; recorded: 0, 10, 100"):
         recording_files(tmp_path, 7)
-    with pytest.raises(SettingsError, match="is one file"):
+    with pytest.raises(SettingsError, match="is a single file"):
         recording_files(tmp_path / "episodes" / "step_000010.jsonl", 10)
     with pytest.raises(SettingsError, match="no such file or folder"):
         recording_files(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SettingsError, match="holds no"):
+    with pytest.raises(SettingsError, match="contains no"):
         recording_files(tmp_path / "empty")
 
 
@@ -125,12 +125,14 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
     whole = path.read_text()
     path.write_text(whole + whole[:100])
     recordings, notes = read_recordings([path])
-    assert len(recordings) == 4 and notes == [f"{path}: its last line was cut off and is left out."]
+    assert len(recordings) == 4 and notes == [
+        f"{path}: the last line is truncated and was skipped."
+    ]
     path.write_text(whole[:100] + "\n" + whole)
-    with pytest.raises(SettingsError, match=r"line 1 is no JSON"):
+    with pytest.raises(SettingsError, match=r"line 1 is not JSON"):
         read_recordings([path])
     path.write_text('{"schema": 2, "preset": "laptop"}\n')
-    with pytest.raises(SettingsError, match=r"line 1 is no game of this version: .*env"):
+    with pytest.raises(SettingsError, match=r"line 1 is not a game of this version: .*env"):
         read_recordings([path])
     path.write_text("\n")
     with pytest.raises(SettingsError, match="contains no games"):

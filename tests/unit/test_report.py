@@ -171,7 +171,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ("--markdown", "file/x", "--markdown"),
         ("--png", "file/x.png", "cannot be written"),
         ("--png", "file", "--png"),
-        ("--conventions", None, "no game of this version"),
+        ("--conventions", None, "not a game of this version"),
     ],
 )
 def test_places_that_cannot_be_written_and_bad_options_are_refused(

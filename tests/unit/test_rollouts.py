@@ -156,7 +156,7 @@ def test_seats_that_act_together_are_asked_together_and_one_that_raises_ends_the
 
 
 def test_the_number_of_policies_must_be_the_number_of_players() -> None:
-    message = "2 players for an environment of 3: give one for every seat"
+    message = "2 players for an environment with 3 seats: give one for every seat"
     with pytest.raises(SettingsError, match=message):
         play(FULL, bot("random"), bot("random"))
 

@@ -169,7 +169,7 @@ def test_a_request_that_cannot_be_answered_is_422_with_the_reason(app: RunningAp
         (with_fields(turns=[{"prompt": "x", "reply_ids": []}]), "turns.0.reply_ids=[]"),
         (
             with_fields(turns=[{"prompt": "x", "reply_ids": [1, len(TOKENIZER)]}]),
-            f"turns.0.reply_ids holds {len(TOKENIZER)}; this model has ids 0 to "
+            f"turns.0.reply_ids contains {len(TOKENIZER)}; this model has ids 0 to "
             f"{len(TOKENIZER) - 1}",
         ),
         (
@@ -267,7 +267,7 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
     with running_app(engine=FaultyEngine()) as app, RolloutClient(app.url) as client:
         seat = client.upload_guest(1, adapter_bytes(0.5), PEFT_CONFIG)
         for max_tokens, message in (
-            (3, "the server failed: RuntimeError; its log, in the other terminal, says where."),
+            (3, "the server failed: RuntimeError; see its log in the other terminal."),
             (4, "logprob 0 is"),
         ):
             answer = ask(app, with_fields(seat=seat, max_tokens=max_tokens))
@@ -343,7 +343,7 @@ def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
     for asked, name in ((reply, "reply"), (score, "score")):
         with pytest.raises(
             SettingsError,
-            match=rf"{name} request: the chat template .* refuses the conversation "
+            match=rf"{name} request: the chat template .* rejects the conversation "
             r"\(no system\); send system=",
         ):
             asked("Be brief.")
@@ -489,8 +489,12 @@ def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> Non
         (422, {"top_k": 1}, "top_k=1: no such field"),
         (422, {"seed": -1}, "seed=-1: Expected `int` >= 0"),
         (422, {"messages": []}, "messages=[]"),
-        (422, {"messages": [user, reply]}, "messages of ['user', 'assistant']; allowed are"),
-        (422, {"messages": [user, system]}, "messages of ['user', 'system']; allowed are"),
+        (
+            422,
+            {"messages": [user, reply]},
+            "messages with roles ['user', 'assistant']; allowed are",
+        ),
+        (422, {"messages": [user, system]}, "messages with roles ['user', 'system']; allowed are"),
         (
             422,
             {"messages": [user, long_reply, user, long_reply, user, long_reply, user]},
@@ -499,7 +503,7 @@ def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> Non
         (
             422,
             {"messages": [user, long_reply, user, long_reply, user], "max_tokens": 9000},
-            "Send less",
+            "Shorten the messages",
         ),
         (409, {"model": "player_4@7"}, "player_4@7 is required"),
     ):

@@ -81,7 +81,7 @@ def test_a_task_that_cannot_be_played_is_refused_by_its_number_and_too_many_game
             tasks_of(task(3), {**task(3), **change})
     assert len(tasks_of(task(3), task(4), num_games=16384)) == 2
     with pytest.raises(
-        SettingsError, match="2 tasks, num_games=16385: a request may ask for 32768 games"
+        SettingsError, match="2 tasks, num_games=16385: a request may have at most 32768 games"
     ):
         tasks_of(task(3), task(4), num_games=16385)
 

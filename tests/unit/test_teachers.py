@@ -495,7 +495,7 @@ def test_illegal_replies_leave_a_distribution_and_chances_that_are_none_end_the_
         WeightedReply(action="Play 1", chance=0.25),
     )
     for chances in ({"Play_0": 0.5}, {"Play_0": 1.5, "Play_1": -0.5}, {"Play_0": math.nan}):
-        with pytest.raises(ValueError, match=r"a teacher's chances are .* 1 for all together"):
+        with pytest.raises(ValueError, match=r"a teacher's chances are .* their sum must be 1"):
             taught_by(mixing(**chances), BOARD)
     # Nothing known, and one legal reply.
     for chances in ({}, {"Play_0": 0.5, "sing": 0.5}):
@@ -601,10 +601,10 @@ def test_a_request_says_who_teaches_the_sessions_own_adapters(
 def test_an_unknown_teacher_a_seat_too_few_and_no_share_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"tasks\.0: 'igi': the environment hanabi has no such"):
         requested(OWN, (SeatTeacher(policy="igi"), None))
-    with pytest.raises(SettingsError, match="2 players, but teachers has 1 seats; name one"):
+    with pytest.raises(SettingsError, match="2 players, but teachers has 1 entries; give one"):
         requested(OWN, (IGGI,))
     for policy in ("url:big", "base"):
-        with pytest.raises(SettingsError, match="a model scores what a player says"):
+        with pytest.raises(SettingsError, match="a model teacher can only score replies"):
             requested(OWN, (SeatTeacher(policy=policy, plays=0.5), None))
     with pytest.raises(SettingsError, match=r"plays=1\.5: give a share from 0 to 1"):
         requested(OWN, (SeatTeacher(policy="iggi", plays=1.5), None))

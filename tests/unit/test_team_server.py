@@ -202,7 +202,9 @@ async def test_a_guest_is_found_by_its_shapes_or_by_the_fingerprint_it_names(
 
 async def test_a_guest_that_fits_two_base_models_must_say_of_which_it_is(tmp_path: Path) -> None:
     team = Team(tmp_path, wide_shapes=NARROW)
-    with pytest.raises(AdapterError, match="fit A and B alike; name the base model's fingerprint"):
+    with pytest.raises(
+        AdapterError, match="fit each of A and B; name the base model's fingerprint"
+    ):
         await team.store.frozen.add(adapter_of(4))
     held = await team.store.frozen.add(adapter_of(4), fingerprint="of B")
     assert held.base == "B"

@@ -208,7 +208,7 @@ def says(status: str, *headers: str, body: bytes = b"") -> Behaviour:
         (resets(), r"not reached \((ReadError|RemoteProtocolError)", 3, 60.0),
         (resets(http(b"{", length=50)), "not reached", 3, 60.0),
         (says("401 No", body=KEY.encode()), r"401: .*\*\*.* Set HANABI_PARTNER_KEY", 1, 60.0),
-        (says("404 No"), "is the model named as there", 1, 60.0),
+        (says("404 No"), "that it serves this model", 1, 60.0),
         (says("302 No", "location: /"), "it answered 302", 1, 60.0),
         (says("503 No", "retry-after: 99999"), "it answered 503", 3, 2.0),
     ],
@@ -310,7 +310,10 @@ def test_guests_may_be_kept_off_urls_and_ask_a_paid_one_for_no_more_than_the_ser
 ) -> None:
     for limits, message in (
         ({"partner_guest_tokens": 0}, "url:big: HANABI_PARTNER_GUEST_TOKENS=0, so only the trai"),
-        ({"max_completion_length": 3}, "url:big: MAX_COMPLETION_LENGTH=4, but this server lets"),
+        (
+            {"max_completion_length": 3},
+            "url:big: MAX_COMPLETION_LENGTH=4, but on this server only the",
+        ),
     ):
         with table(tmp_path, lambda body: completion(), **limits) as (partner, app, trainer):
             with RolloutClient(app.url) as guest:
@@ -365,7 +368,7 @@ def test_answers_that_cannot_be_counted_end_the_request_of_a_budget(tmp_path: Pa
     uncounted = {**completion()[1], "usage": None}
     with table(tmp_path, lambda body: (200, uncounted), partner_tokens=25) as (_, app, client):
         open_session(client, app)
-        message = "no usage, so HANABI_PARTNER_TOKENS cannot be enforced"
+        message = "do not report token usage, so HANABI_PARTNER_TOKENS cannot be enforced"
         with pytest.raises(ServerError, match=message):
             play(client, "url:big", "base")
 
@@ -436,7 +439,7 @@ USER = {"role": "user", "content": "?"}
         (
             {"messages": [{"role": "user", "content": "? " * 20000}]},
             422,
-            "longer than the conversations",
+            "exceed this server's conversation length",
         ),
     ],
 )

@@ -57,7 +57,7 @@ def put(row: Any, path: str, value: object) -> Any:
         (
             "turns/1/player",
             3,
-            "episode: turns.1: player=3 with 3 rewards, but num_players=3; allowed: 0 to 2",
+            "episode: turns.1: player=3 with 3 rewards, but num_players=3; allowed: players 0 to 2",
         ),
         (
             "turns/1/rewards/1/score",
@@ -70,7 +70,7 @@ def put(row: Any, path: str, value: object) -> Any:
         (
             "result/score",
             float("inf"),
-            "episode: result.score=inf: a figure of a game must be finite",
+            "episode: result.score=inf: a result must be finite",
         ),
         (
             "turns/2/logprobs/0",

@@ -198,7 +198,7 @@ def test_a_call_that_never_returns_costs_its_own_game_and_nothing_is_sampled_twi
     # Four calls of each whole game and two of each trap, though games have moved between workers.
     assert engine.num_calls == 2 * 2 * 4 + 19 * 2 * 4 + 2 * 2
     assert seconds < 2 * GAME_TIMEOUT
-    assert "killed, because a call of" in caplog.text
+    assert "killed because a call of" in caplog.text
 
 
 def test_a_call_has_a_limit_of_its_own_that_says_so() -> None:

@@ -12,9 +12,9 @@ Each kind has two classes: a `Player`, shared by any number of games, and the `P
 makes for one game, with that game's private state. Both are the protocols of `rollout.loop`, whose
 `play_episode` depends on nothing else. To add a kind, add a file with these two classes, and
 a case where seats are assigned: `server.seats.Tables` for games on the server, `commands.play` for
-games here.
+games in this process.
 
 Shared by several kinds: `conversation.py` (a private conversation as token ids), `memory.py` (the
 past turns that a player still sees), `url_calls.py`, `url_client.py` and `url_transcript.py` (calls
-to a URL, and their record). `judge.py` makes such calls too: it fills no seat, it scores games.
+to a URL, and their record). `judge.py` makes such calls too, but scores games instead of playing.
 """

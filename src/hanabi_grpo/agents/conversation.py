@@ -1,15 +1,15 @@
 """One player's private conversation in one game, as token ids.
 
-The ids of a conversation only ever grow, so that the sequence that was sampled is the sequence that
-is trained (`rollout.chat` explains how). The reply ids in it are the sampled ids, never re-encoded:
-a thinking model goes on seeing its thoughts, which count towards the conversation's length.
+Ids are only ever appended to a conversation, so training sees exactly the sequence that was sampled
+(`rollout.chat` explains how). The reply ids in it are the sampled ids, never re-encoded:
+a thinking model continues to see its thoughts, which count toward the conversation's length.
 
 With a memory of a few turns the conversation is rendered again at each turn, and each turn is a
 sequence in training. Earlier replies are only context there, as the chat template writes them and
 without their thoughts; the turn's reply has the sampled ids.
 
-A call of a tool and its result belong to their turn: they are appended by their ids whatever the
-memory, and a remembered turn is remembered with them.
+A tool call and its result belong to their turn: their ids are appended whatever the memory, and a
+remembered turn includes them.
 """
 
 from hanabi_grpo.agents.memory import remembered_turns
@@ -25,7 +25,7 @@ class Conversation:
         Args:
             chat: The chat format of the model.
             system: System message, rendered with the first message; "" for none.
-            memory: Turns that are kept, the current one included; None: all of the game.
+            memory: Number of turns kept, including the current one; None: the whole game.
         """
         self.ids: list[int] = []
         """All ids so far; after `ask`, the ids before the next reply."""
@@ -42,11 +42,11 @@ class Conversation:
 
         Args:
             message: A user message, or the result of a tool.
-            follows_call: Whether it is the latter.
+            follows_call: Whether the message is the result of a tool.
 
         Returns:
-            The ids that it adds; for the first message of a turn with a memory of some turns, all
-            ids before the reply.
+            The ids that the message adds; for the first message of a turn with a limited memory,
+            all ids before the reply.
         """
         self._message = message
         self._follows_call = follows_call
@@ -56,7 +56,7 @@ class Conversation:
         return list(self.ids)
 
     def ids_before_answer(self, message: str) -> list[int]:
-        """Return all ids before a reply to a message that is not appended."""
+        """Return all ids before the reply to a message, without appending the message."""
         if self._memory is None and self.ids:
             return [*self.ids, *self._chat.follow(self.ids[-1], message)]
         earlier = () if self._memory is None else remembered_turns(self._past, self._memory)
@@ -72,8 +72,8 @@ class Conversation:
     def remember(self, message: str, reply_ids: list[int], *, follows_call: bool = False) -> None:
         """Append an earlier turn, with the ids that were sampled at that turn.
 
-        Afterwards `ids` has the length of the conversation; with a memory of some turns, an
-        estimate of it.
+        Afterward `ids` has the length of the conversation; with a limited memory, an estimate of
+        it.
         """
         self._append(message, follows_call)
         if self._memory is None:

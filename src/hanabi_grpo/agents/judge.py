@@ -1,9 +1,10 @@
 """HANABI_JUDGE: a frozen model behind a URL that scores finished games, as the reward part `judge`.
 
-Only games are judged that the session's trainer learns from: guests never spend its tokens, and
-validations stay what they are without it. What it is asked is a template, filled with what was
-said; the same question is asked once. A call that fails, or an answer without a score, raises a
-`PartnerError`; what becomes of its game is HANABI_JUDGE_FAILURE's matter (`server.judging`).
+Only the games that the session's trainer learns from are judged: guests never spend the judge's
+tokens, and validation scores do not depend on it. The question is a template filled with the
+messages and replies of the game; identical questions are asked once. A call that fails, or an
+answer without a score, raises a `PartnerError`; HANABI_JUDGE_FAILURE decides what happens to the
+game (`server.judging`).
 """
 
 import asyncio
@@ -27,16 +28,16 @@ from hanabi_grpo.settings.values import PartnerUrl, split_partner_url
 from hanabi_grpo.types import Episode, Turn, player_name, task_name
 
 BEST_SCORE = 10.0
-"""The greatest score that a judge gives; the least is 0."""
+"""The highest score that a judge gives; the lowest is 0."""
 _SCORE_LINE = re.compile(
     r"score\W{0,8}?([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(?:/\s*10)?\W*", re.ASCII | re.IGNORECASE
 )
 """The line that holds the score, e.g. "**Score:** 7/10"."""
 _SIGN = re.compile(r"[-−–]\s*[0-9]")
 _MAX_CACHED = 10_000
-"""Scores that are kept."""
+"""Maximum number of cached scores."""
 _SILENT = "(nothing)"
-"""Stands for a reply that is nothing but thoughts, or a thought that was cut off."""
+"""Stands for a reply that consists only of thoughts, complete or cut off."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,17 +48,17 @@ class FailedCalls:
 
 
 class Judge:
-    """The judge of one server process. To be used from one event loop."""
+    """The judge of one server process. Use it from one event loop only."""
 
     def __init__(self, settings: Settings, transcript: Path | None = None) -> None:
-        """Prepare; nothing is asked yet.
+        """Prepare the judge; no call is made yet.
 
         Args:
             settings: Name the judge, its template and its limits (HANABI_JUDGE_…).
             transcript: File in which calls are recorded; None: they are not recorded.
 
         Raises:
-            SettingsError: HANABI_PARTNER_URLS has no such URL, or there is no HANABI_JUDGE.
+            SettingsError: HANABI_JUDGE is unset, or HANABI_PARTNER_URLS has no such URL.
         """
         self.spec = settings.judge or ""
         """The policy spec of its URL, e.g. "url:big"."""
@@ -72,7 +73,7 @@ class Judge:
                 "server's terminal, e.g. HANABI_PARTNER_URLS=big=http://localhost:8001/v1#MODEL."
             )
         self.agreement = judge_description(settings)
-        """What server and trainer must have in common."""
+        """The judge settings that server and trainer must share."""
         url = urls[self.spec]
         self.model = f"{url.base}#{url.model}"
         """URL and model."""
@@ -102,7 +103,7 @@ class Judge:
             totals=lambda: {"spent": self._budget.spent, "guests_spent": 0},
         )
         self._scores: OrderedDict[str, asyncio.Task[float]] = OrderedDict()
-        """By question, the least recently used first; also those that are being asked."""
+        """By question, least recently used first; includes questions still being asked."""
 
     @property
     def spent(self) -> int:
@@ -110,17 +111,17 @@ class Judge:
         return self._budget.spent
 
     async def score(self, task: Task[Any], episode: Episode, failed: FailedCalls) -> float:
-        """Return what a finished game is worth, 0 to 1.
+        """Return the judge's score of a finished game, from 0 to 1.
 
         Args:
-            task: Its start.
+            task: The task that was played.
             episode: The game.
-            failed: Counts failures of the request that asks.
+            failed: Counter of the failed calls of the request.
 
         Raises:
             PartnerDownError: The budget is exhausted, or `MAX_FAILED_CALLS` consecutive calls
                 failed, including this one.
-            PartnerError: The call failed, or the answer holds no score.
+            PartnerError: The call failed, or the answer contains no score.
         """
         question = fill_template(self._template, task, episode)
         score = self._scores.get(question)
@@ -135,7 +136,7 @@ class Judge:
             if len(self._scores) > _MAX_CACHED:
                 self._scores.popitem(last=False)
         self._scores.move_to_end(question)
-        # A game that is given up must not take the answer from others that wait for it.
+        # Cancelling one game must not cancel the call for other games that wait for it.
         return await asyncio.shield(score)
 
     async def _ask(self, question: str, where: Mapping[str, Any], failed: FailedCalls) -> float:
@@ -159,7 +160,7 @@ class Judge:
         return score / BEST_SCORE
 
     def _forget_failed(self, question: str, done: "asyncio.Task[float]") -> None:
-        """Ask again next time where there is no score."""
+        """Drop a failed question from the cache, so that it is asked again next time."""
         has_failed = done.cancelled() or done.exception() is not None
         if has_failed and self._scores.get(question) is done:
             del self._scores[question]
@@ -187,15 +188,15 @@ def read_score(answer: str) -> float | None:
 def fill_template(template: str, task: Task[Any], episode: Episode) -> str:
     """Return the question to the judge.
 
-    What was said is quoted without thoughts and without special tokens, and what looks like a
-    placeholder in it stays as it is.
+    Replies are quoted without thoughts and special tokens, and text in them that looks like a
+    placeholder is left as it is.
 
     Args:
         template: Text with `{rules}`, `{prompt}`, `{reply}` and `{episode}`.
-        task: Start of the game.
+        task: The task that was played.
         episode: The game.
     """
-    # Scripts are shown no message, and what they say needs no judge.
+    # Scripts are shown no message, and their replies need no judge.
     turns = [turn for turn in episode.turns if turn.prompt] or episode.turns
     last_step = [turn for turn in turns if turn.step == turns[-1].step]
     values = {
@@ -208,7 +209,7 @@ def fill_template(template: str, task: Task[Any], episode: Episode) -> str:
 
 
 def _said_together(turns: list[Turn]) -> str:
-    """Return the replies of one step; who said what where there are several."""
+    """Return the replies of one step, with the players' names where there are several."""
     if len(turns) == 1:
         return _said(turns[0])
     return "\n\n".join(f"{player_name(turn.player)}:\n{_said(turn)}" for turn in turns)

@@ -12,7 +12,7 @@ class _PastTurn(Protocol):
 
     @property
     def follows_call(self) -> bool:
-        """Whether the message is the result of a tool that the reply before has called."""
+        """Whether the message is the result of a tool that the previous reply called."""
 
 
 _Turn = TypeVar("_Turn", bound=_PastTurn)
@@ -21,13 +21,13 @@ _Turn = TypeVar("_Turn", bound=_PastTurn)
 def remembered_turns(
     turns: Sequence[_Turn], memory: int | None, *, is_continued: bool = False
 ) -> Sequence[_Turn]:
-    """Return the past turns that a player sees beside its next one, each with its calls of tools.
+    """Return the past turns that a player sees beside its next one, each with its tool calls.
 
     Args:
         turns: All its past turns, oldest first; what follows a call is part of the turn before.
-        memory: Turns that it sees at once, the next one included; None: all.
-        is_continued: Whether the next message follows a call, too, so that the last of the turns
-            is the one that is not over.
+        memory: Number of turns that it sees at once, including the next one; None: all.
+        is_continued: Whether the next message follows a call as well, so that the last past turn
+            is not over yet.
 
     Example:
         remembered_turns([first, second, third], memory=2) == [third]
@@ -46,12 +46,12 @@ def remembered_turns(
 def remembered_requests(
     past: Sequence[EarlierTurn], memory: int | None, *, is_continued: bool
 ) -> tuple[EarlierTurn, ...]:
-    """Return what a `ReplyRequest` has to say of the past, see `remembered_turns`."""
+    """Return the past turns for a `ReplyRequest`, see `remembered_turns`."""
     return tuple(remembered_turns(past, memory, is_continued=is_continued))
 
 
 def past_turn(request: ReplyRequest, reply: Reply) -> EarlierTurn:
-    """Return a turn as later requests name it."""
+    """Return a turn in the form that later requests send it."""
     return EarlierTurn(
         prompt=request.prompt, reply_ids=reply.reply_ids, follows_call=request.follows_call
     )

@@ -31,10 +31,10 @@ class PersonPlayer:
     ask: Callable[[str], str]
     """Function that shows its argument and returns a line; EOFError at the end of input."""
     raw: bool = False
-    """Whether to show what a model reads instead of a table."""
+    """Whether to show the model's messages instead of a table."""
     name: str = HUMAN
     seats: list["PersonSeat"] = field(default_factory=list)
-    """Those that were taken so far."""
+    """Seats taken so far."""
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "PersonSeat":
         """Show the rules and return a seat, see `rollout.loop.Player.seat`."""
@@ -51,9 +51,9 @@ class PersonPlayer:
         return seat
 
     def show_end(self) -> None:
-        """Show the table of each seat at the end of its game, and what led to it."""
+        """Show each seat's final table, and the events since its last turn."""
         for seat in self.seats:
-            # A person who had no turn has seen nothing.
+            # A person who had no turn saw nothing.
             if seat.seen and not self.raw:
                 self.say("\n" + scene_text(seat.seen[-1].scene(), legend=False))
 
@@ -64,9 +64,9 @@ class PersonSeat:
 
     player: PersonPlayer
     rules: str
-    """What `r` shows."""
+    """The text that `r` shows."""
     seen: list[Observation] = field(default_factory=list)
-    """Per turn what the person could look at. Each follows the game as it goes on."""
+    """The observation of each turn. Each keeps following the game as it continues."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask until the answer is a legal action.
@@ -86,7 +86,7 @@ class PersonSeat:
         while True:
             line = self.player.ask(prompt).strip()
             reply = read_reply(line, seen, scene)
-            # Where actions are listed, an action may be called like a command.
+            # Where actions are listed, an action may have the same name as a command.
             is_command = line in (_LIST, _RULES, _LEAVE)
             if reply is not None and (scene.choices is not None or not is_command):
                 return Reply(text=reply, prompt=message)
@@ -103,14 +103,14 @@ class PersonSeat:
 
 
 def read_reply(line: str, seen: Observation, scene: Scene) -> str | None:
-    """Return the reply that a line stands for, None where it names no legal action.
+    """Return the reply that a line stands for; None if it names no legal action.
 
-    Where actions are listed it is the action itself, as models are to write it, so that a model can
-    learn from the record.
+    Where actions are listed the reply is the action as models are asked to write it, so that a
+    model can learn from the record.
 
     Args:
-        line: What the person gave: words of the game, or a number of the menu.
-        seen: What the person may look at.
+        line: The person's input: an action, or a number from the menu.
+        seen: The person's observation.
         scene: Its scene, which has the menu.
     """
     if seen.is_call(line):
@@ -131,7 +131,7 @@ def read_reply(line: str, seen: Observation, scene: Scene) -> str | None:
 
 
 def _phrases(choice: Choice) -> tuple[str, ...]:
-    """Return how a menu words a choice, e.g. "hint player_1 rank 1" and "hint rank 1"."""
+    """Return the wordings of a menu choice, e.g. "hint player_1 rank 1" and "hint rank 1"."""
     if not choice.group:
         return ()
     verb, *_ = choice.group.split()
@@ -139,7 +139,7 @@ def _phrases(choice: Choice) -> tuple[str, ...]:
 
 
 def refusal(line: str, seen: Observation, scene: Scene) -> str:
-    """Return why a line that `read_reply` refused is no move, and what is one."""
+    """Return why `read_reply` rejected a line, and what to type instead."""
     action = seen.parse(line)
     if action is not None:
         return f"{action} is not legal now. {_allowed(scene)}"
@@ -151,12 +151,12 @@ def _allowed(scene: Scene) -> str:
         return "Type your answer."
     example = scene.choices[0].reply
     if is_numbered(scene.choices):
-        return f"Type its words, e.g. {example}, or its number, 1 to {len(scene.choices)}."
+        return f"Type an action, e.g. {example}, or its number, 1 to {len(scene.choices)}."
     return f"Type one of: {', '.join(choice.reply for choice in scene.choices)}."
 
 
 def is_numbered(choices: Sequence[Choice]) -> bool:
-    """Tell whether a menu has numbers: not where an action is a number itself."""
+    """Tell whether a menu is numbered: it is not if an action is itself a number."""
     return not any(choice.reply.strip().isdigit() for choice in choices)
 
 
@@ -180,7 +180,7 @@ def scene_text(scene: Scene, *, legend: bool) -> str:
 
 
 def _table_text(table: str) -> str:
-    """Return a table with an indent; lines that do not fit, such as sentences, are wrapped."""
+    """Return a table, indented; lines that are too long, such as sentences, are wrapped."""
     lines = []
     for line in visible(table).strip("\n").splitlines():
         if len(line) + len(_INDENT) <= _WIDTH:
@@ -191,14 +191,14 @@ def _table_text(table: str) -> str:
 
 
 def menu_text(choices: Sequence[Choice] | None) -> str:
-    """Return the legal actions, with numbers where these cannot be taken for actions.
+    """Return the legal actions, numbered unless a number could be mistaken for an action.
 
     For example:
         Play           [1] slot 0  [2] slot 1
         Hint player_1  [3] red  [4] rank 1
     """
     if choices is None:
-        return "Any text is an answer."
+        return "Any text is a valid answer."
     numbered = is_numbered(choices)
     entries = []
     for number, choice in enumerate(choices, 1):
@@ -207,7 +207,7 @@ def menu_text(choices: Sequence[Choice] | None) -> str:
     width = max((len(group) for group, _ in entries), default=0)
     lines = []
     for group, members in groupby(entries, key=lambda entry: entry[0]):
-        # A label is one piece: only between labels a line may end.
+        # Lines break only between labels, never inside one.
         texts = [text.replace(" ", "\x00") for _, text in members]
         head = f"{group.ljust(width)}  " if width else "Moves:  "
         filled = textwrap.fill(
@@ -227,8 +227,8 @@ def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
 
     Args:
         text: The text.
-        first: What begins the first line of each of its lines.
-        rest: What begins the others.
+        first: Indent of the first output line of each line.
+        rest: Indent of its other output lines.
     """
     lines = []
     for line in visible(text).splitlines():

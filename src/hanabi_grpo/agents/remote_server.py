@@ -1,4 +1,4 @@
-"""Models of a rollout server in games that this process plays: one request per reply."""
+"""Models of a rollout server in games that this process runs: one request per reply."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +28,7 @@ class RemotePlayer:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSeat:
-    """A model of a server as one player of one game; the server keeps nothing between replies."""
+    """A server's model as one player of one game; the server keeps no state between replies."""
 
     player: RemotePlayer
     system: str

@@ -1,7 +1,7 @@
-"""Teachers that are models: how likely they find what a player said (HANABI_TEACHER).
+"""Model teachers: the logprobs that they give a player's replies (HANABI_TEACHER).
 
 The teacher reads the player's own conversation and scores the tokens that the player sampled, as
-`/score/` does. Its logprobs travel with the turn as a `Lesson`; the game is the same without.
+`/score/` does. Its logprobs are stored with the turn as a `Lesson` and do not affect the game.
 """
 
 import math
@@ -44,7 +44,7 @@ class ScoredSeat:
         """Return the player's reply with the teacher's logprobs of its tokens.
 
         Raises:
-            NonFiniteError: One of them is infinite or not a number.
+            NonFiniteError: One of the logprobs is infinite or NaN.
         """
         reply = await self.seat.reply(seen)
         ids = self.seat.conversation.ids
@@ -58,8 +58,8 @@ class ScoredSeat:
         for logprob in logprobs:
             if not math.isfinite(logprob):
                 raise NonFiniteError(
-                    f"a teacher's logprob is {logprob}; a logprob must be finite. Do the teacher's "
-                    "adapter and base model hold finite weights?"
+                    f"a teacher's logprob is {logprob}; a logprob must be finite. Check that the "
+                    "weights of the teacher's adapter and base model are finite."
                 )
         return replace(reply, lesson=Lesson(logprobs=tuple(logprobs)))
 

@@ -1,4 +1,4 @@
-"""Scripts of an environment as players."""
+"""An environment's scripts as players."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,6 @@ class ScriptedSeat:
 
 
 def make_script(setup: Setup[Any], name: str) -> ScriptedPlayer:
-    """Return a script by its name; SettingsError where the environment has no such script."""
+    """Return a script by its name; raise SettingsError if the environment has no such script."""
     check_script(setup, name)
     return ScriptedPlayer(setup.environment.policies[name]())

@@ -18,9 +18,9 @@ from hanabi_grpo.settings.refs import BASE
 from hanabi_grpo.types import Reply
 
 ONLY_BASE = ""
-"""Name of the base model of a server that has no other."""
+"""Name of the base model of a server with only one."""
 _UNKNOWN_VOCABULARY = 2**31
-"""Rows of an embedding of unknown size: every token id is below."""
+"""Stands for an unknown vocabulary size: every token id is below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Model:
     sampler: Sampler
     chat: ChatFormat
     max_model_len: int
-    """Token budget of a conversation, the next reply included."""
+    """Token budget of a conversation, including the next reply."""
     vocab_size: int = _UNKNOWN_VOCABULARY
     """Rows of the model's token embedding."""
     turnstile: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -46,15 +46,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamModels:
-    """The base models of a server, and whose they are.
+    """The base models of a server, and which player has which.
 
-    A team of one model is the usual case: then every adapter is on it.
+    Usually there is a single base model for all adapters.
     """
 
     models: Mapping[str, Model]
-    """By name as MODEL says it; the first is player_0's."""
+    """By name as MODEL spells it; the first is player_0's."""
     base_of: Mapping[str, str] = field(default_factory=dict)
-    """The name of each player's model; empty where all have the first."""
+    """The name of each player's model; empty if all players have the first."""
 
     @classmethod
     def of_one(cls, model: Model) -> "TeamModels":
@@ -68,14 +68,14 @@ class TeamModels:
 
     @property
     def dead(self) -> Model | None:
-        """The first model whose sampler is dead; None: all live."""
+        """The first model whose sampler is dead; None: all are alive."""
         for model in self.models.values():
             if model.sampler.is_dead:
                 return model
         return None
 
     def named(self, base: str) -> Model:
-        """Return the model that a loaded adapter is on."""
+        """Return the base model of a loaded adapter."""
         return self.models[base]
 
     def of_player(self, player: str) -> Model:
@@ -87,27 +87,27 @@ class TeamModels:
         """Return the model that plays as a base model without an adapter.
 
         Args:
-            player: In whose seat; None: in nobody's.
+            player: The player whose seat it takes; None: no seat.
 
         Raises:
-            SettingsError: There are several, and no seat says which.
+            SettingsError: There are several models, and no seat to choose by.
         """
         if player is None and len(self.models) > 1:
             raise SettingsError(
                 f"{BASE}: this server has several base models ({', '.join(self.models)}), and "
-                "outside a game no seat says which; name an adapter (player_1@7), or ask a server "
-                "that was started with one MODEL."
+                "outside a game the seat does not determine which one; name an adapter "
+                "(player_1@7), or use a server that was started with one MODEL."
             )
         return self.first if player is None else self.of_player(player)
 
 
 @dataclass(slots=True, kw_only=True)
 class PromptTokens:
-    """Tokens of the prompts that one request gave the engine, those of failed games included."""
+    """Prompt tokens that one request sent to the engine, including those of failed games."""
 
     given: int = 0
     cached: int = 0
-    """Those of the given tokens that were in the engine's prefix cache."""
+    """How many of the given tokens were in the engine's prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class ServedPlayer:
             player=self,
             conversation=Conversation(self.model.chat, system, memory),
             memory=memory,
-            # Games of a group, and single games of successive tasks, cycle through the copies.
+            # The games of a group, and single games of successive tasks, cycle through the copies.
             copy_key=task.seed + game,
             seed=None if request is None else seat_seed(request, task, game, player),
         )
@@ -147,21 +147,21 @@ class ServedPlayer:
         *,
         follows_call: bool = False,
     ) -> Reply:
-        """Add a message to a conversation, sample the reply, and add that too.
+        """Add a message to a conversation, sample the reply, and add the reply too.
 
         Args:
-            conversation: Grows by both.
+            conversation: The message and the reply are appended to it.
             message: The player's message on this turn.
-            copy_key: Calls of the same key go to the same copy of the model, see
+            copy_key: Calls with the same key go to the same copy of the model, see
                 `Sampler.generate`.
-            sampling: Of this reply; None: the player's.
+            sampling: Sampling of this reply; None: the player's.
             follows_call: Whether the message is the result of a tool.
 
         Returns:
             The reply, or one that is `out_of_tokens` when the longest reply might not fit.
 
         Raises:
-            NonFiniteError: The sampler returned a logprob that is infinite or not a number.
+            NonFiniteError: The sampler returned a logprob that is infinite or NaN.
             ServerError: The sampler returned different numbers of logprobs and ids, or an id that
                 the model does not have.
         """
@@ -190,17 +190,17 @@ class ServedPlayer:
     def say(
         self, conversation: Conversation, message: str, text: str, *, follows_call: bool = False
     ) -> Reply:
-        """Add a message to a conversation, and a reply to it that nobody samples.
+        """Add a message to a conversation, and a given reply that is not sampled.
 
         Args:
-            conversation: Grows by both.
+            conversation: The message and the reply are appended to it.
             message: The player's message on this turn.
             text: The reply.
             follows_call: See `ask`.
 
         Returns:
-            The reply, whose tokens are the last of `prompt_ids`; or one that is `out_of_tokens`
-            where `ask` would return such.
+            The reply, whose tokens are the last of `prompt_ids`; or, where `ask` would, a reply
+            that is `out_of_tokens`.
         """
         model = self.model
         added = conversation.ask(message, follows_call=follows_call)
@@ -218,13 +218,13 @@ class ServedSeat:
     player: ServedPlayer
     conversation: Conversation
     memory: int | None
-    """Turns that the player sees at once; None: all of the game."""
+    """Number of turns that the player sees at once; None: the whole game."""
     copy_key: int
     """See `ServedPlayer.ask`."""
     seed: int | None
-    """See `seeds.seat_seed`; None: other replies each time."""
+    """See `seeds.seat_seed`; None: replies differ each time."""
     turn: int = 0
-    """Replies so far, calls of tools among them."""
+    """Replies so far, including tool calls."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
@@ -239,46 +239,46 @@ class ServedSeat:
         return replace(reply, fresh=self._is_fresh(seen))
 
     async def say(self, seen: Observation, text: str) -> Reply:
-        """Say a given reply where the model would make one, see `taught.SayingSeat`."""
-        # The replies to come are sampled as if this one had been, too.
+        """Use a given reply instead of sampling one, see `taught.SayingSeat`."""
+        # Later replies are sampled as if this one had been sampled too.
         self.turn += 1
         message = seen.message()
         reply = self.player.say(self.conversation, message, text, follows_call=seen.follows_call)
         return replace(reply, fresh=self._is_fresh(seen))
 
     def _is_fresh(self, seen: Observation) -> bool:
-        """Return whether a reply begins a sequence: that of a result goes on with its turn's."""
+        """Return whether a reply begins a sequence; after a tool result, its turn's continues."""
         return self.memory is not None and not seen.follows_call
 
 
 def _check_sample(sample: Sample, prompt_ids: list[int], vocab_size: int) -> None:
-    """Refuse an engine's sample that cannot be trained on."""
+    """Reject an engine's sample that cannot be trained on."""
     if len(sample.logprobs) != len(sample.ids):
         raise ServerError(
-            f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own."
+            f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each id needs one."
         )
     check_logprobs(sample.logprobs, "reply")
     for token in (*prompt_ids, *sample.ids):
         if not 0 <= token < vocab_size:
             raise ServerError(
-                f"reply: id {token}; allowed are 0 to {vocab_size - 1}. Do tokenizer and model "
-                "belong together?"
+                f"reply: id {token}; allowed are 0 to {vocab_size - 1}. Check that the tokenizer "
+                "belongs to the model."
             )
 
 
 def check_logprobs(logprobs: Sequence[float], what: str) -> None:
-    """Refuse what an engine computed with weights that are not finite.
+    """Reject logprobs that an engine computed from weights that are not finite.
 
     Args:
         logprobs: Log-probabilities of tokens, in nats.
-        what: What they are of, for the message.
+        what: What the logprobs belong to, for the error message.
 
     Raises:
-        NonFiniteError: One is infinite or not a number, which JSON could not even say.
+        NonFiniteError: One is infinite or NaN, which JSON cannot represent.
     """
     for index, logprob in enumerate(logprobs):
         if not math.isfinite(logprob):
             raise NonFiniteError(
-                f"{what}: logprob {index} is {logprob}; a logprob must be finite. Do the adapter "
-                "and the base model hold finite weights?"
+                f"{what}: logprob {index} is {logprob}; a logprob must be finite. Check that the "
+                "weights of the adapter and the base model are finite."
             )

@@ -1,12 +1,11 @@
-"""Teachers: what a script would say on the turns of a player that learns (HANABI_TEACHER).
+"""Script teachers: what a script would reply on a learning player's turns (HANABI_TEACHER).
 
-A teacher has a seat of its own in the same game, behind the player's: it is asked on each of the
-player's turns, from the first on, and sees what the player may see and nothing else. What it says
-travels with the turn as a `Lesson`.
+A teacher has its own seat in the same game, behind the player's: it is asked on every turn of the
+player, and sees exactly what the player may see. Its reply is stored with the turn as a `Lesson`.
 
-That changes nothing in the game, unless the teacher plays a share of the turns
-(HANABI_TEACHER_PLAYS): then the player's conversation has the teacher's reply in the place of one
-that is sampled. Which turns these are follows from task, game, seat and turn alone.
+The lesson does not affect the game, unless the teacher plays a share of the turns
+(HANABI_TEACHER_PLAYS): on those, the player's conversation has the teacher's reply instead of a
+sampled one. Task, game, seat and turn alone determine which turns these are.
 """
 
 import math
@@ -30,24 +29,24 @@ from hanabi_grpo.types import (
 )
 
 _CHANCES = 2**32
-"""Equally likely draws that decide whether a teacher plays."""
+"""Number of equally likely draws that decide whether a teacher plays."""
 _CERTAIN = 1 - 1e-12
-"""A reply that is likelier is one that rounding alone keeps from being certain."""
+"""A reply with a higher probability counts as certain: the rest is rounding."""
 
 
 @runtime_checkable
 class SayingSeat(Protocol):
-    """A seat that can be told what it says."""
+    """A seat that can be given its reply."""
 
     async def say(self, seen: Observation, text: str) -> Reply:
-        """Take a turn by a given reply.
+        """Take a turn with a given reply.
 
         Args:
-            seen: What the player may look at.
+            seen: The player's observation.
             text: The reply.
 
         Returns:
-            It without `reply_ids`, since nobody samples it.
+            The reply, without `reply_ids` since it was not sampled.
         """
         ...
 
@@ -67,7 +66,7 @@ class TaughtPlayer:
         return self.player.name
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "TaughtSeat":
-        """Return a fresh seat of both, see `rollout.loop.Player.seat`."""
+        """Return a fresh seat of the player and its teacher, see `rollout.loop.Player.seat`."""
         policy = self.teacher.policy
         return TaughtSeat(
             player=self.player.seat(player, task=task, game=game),
@@ -85,16 +84,16 @@ class TaughtSeat:
     player: PlayerSeat
     teacher: Seat
     chances: Callable[[Observation], Mapping[str, float]] | None
-    """How likely each of the teacher's replies is, see `MixingPolicy`; None: it does not say."""
+    """Probabilities of the teacher's replies, see `MixingPolicy`; None: unknown."""
     plays: float
     key: tuple[str | int, ...]
-    """Of the game and the seat, for what is drawn."""
+    """Identifies the game and the seat in random draws."""
     turn: int = 0
     """Turns so far."""
 
     async def reply(self, seen: Observation) -> Reply:
-        """Return the player's reply with what the teacher says to the same observation."""
-        # The teacher is asked first: its view is of the moment of the question.
+        """Return the player's reply with the teacher's reply to the same observation."""
+        # The teacher is asked first, so that it sees the state before the player's move.
         chances = {} if self.chances is None else self.chances(seen)
         lesson = _lesson(self.teacher.act(seen), seen, chances)
         teacher_plays = self._draw()
@@ -112,12 +111,12 @@ class TaughtSeat:
 
 
 def _lesson(text: str, seen: Observation, chances: Mapping[str, float]) -> Lesson | None:
-    """Return what a teacher's reply teaches; None where the rules do not allow it.
+    """Return the lesson of a teacher's reply; None if the reply is not legal.
 
     Args:
         text: The reply.
-        seen: What the teacher has seen.
-        chances: By reply how likely it was; {}: not known.
+        seen: The teacher's observation.
+        chances: The probability of each reply; {}: unknown.
     """
     action = _allowed(text, seen)
     if action is None:
@@ -126,7 +125,7 @@ def _lesson(text: str, seen: Observation, chances: Mapping[str, float]) -> Lesso
 
 
 def _allowed(text: str, seen: Observation) -> str | None:
-    """Return the action or the call that a reply is; None where the rules do not allow it."""
+    """Return the action or tool call of a reply; None if it is not legal."""
     if seen.is_call(text):
         return text
     action = seen.parse(text)
@@ -137,21 +136,21 @@ def _allowed(text: str, seen: Observation) -> str | None:
 
 
 def _weighted(chances: Mapping[str, float], seen: Observation) -> tuple[WeightedReply, ...]:
-    """Return the legal replies among which a teacher draws; () where it draws among none.
+    """Return the legal replies among which a teacher draws; () if there is no choice.
 
-    So it is also where there are more than `MAX_WEIGHTED_REPLIES`: some of them would be another
-    distribution, and one that is drawn is right in the mean.
+    The result is also () if there are more than `MAX_WEIGHTED_REPLIES`: a subset would be a
+    different distribution, while the single drawn reply is unbiased.
 
     Raises:
-        ValueError: The chances are none.
+        ValueError: The chances are not a probability distribution.
     """
     if not chances:
         return ()
     total = math.fsum(chances.values())
     if not (min(chances.values()) >= 0 and abs(total - 1) <= CHANCES_TOLERANCE):
         raise ValueError(
-            f"a teacher's chances are {dict(chances)}; give at least 0 for each reply, and 1 for "
-            "all together."
+            f"a teacher's chances are {dict(chances)}; each must be at least 0, and their sum "
+            "must be 1."
         )
     by_action: dict[str, float] = {}
     for text, chance in chances.items():
@@ -172,19 +171,19 @@ def _weighted(chances: Mapping[str, float], seen: Observation) -> tuple[Weighted
 def with_teachers(
     players: Sequence[Player], teachers: Sequence[SeatTeacher | None], setup: Setup[Any]
 ) -> list[Player]:
-    """Return the players of a game, those with a teacher as `TaughtPlayer`.
+    """Return the players of a game, those with a script teacher as `TaughtPlayer`.
 
     Args:
         players: One per seat.
-        teachers: Per seat its teacher, None where there is none; empty: nobody is taught.
-        setup: The game, which has these scripts.
+        teachers: The teacher of each seat, None for none; empty: no seat has a teacher.
+        setup: The game, whose environment has the scripts.
     """
     if not teachers:
         return list(players)
     seated: list[Player] = []
     for player, teacher in zip(players, teachers, strict=True):
         if teacher is None or not teacher.is_script:
-            # Those of models come with the player, see `scored`.
+            # Model teachers are part of the player, see `scored`.
             seated.append(player)
             continue
         script = make_script(setup, teacher.policy)
@@ -195,11 +194,11 @@ def with_teachers(
 def with_lesson_ids(
     episode: Episode, chats: Sequence[ChatFormat | None], max_tokens: int
 ) -> Episode:
-    """Return a game whose lessons have the tokens of the players that they are for.
+    """Return a game whose lessons are encoded with the tokenizers of their players.
 
     Args:
         episode: The game, as it was played here or in a worker, which has no tokenizer.
-        chats: Per seat the chat format of its model; None: it has none, and no teacher.
+        chats: The chat format of each seat's model; None: the seat has no model and no teacher.
         max_tokens: Longest reply, in tokens.
 
     Raises:
@@ -225,12 +224,12 @@ def _encoded(lesson: Lesson, chat: ChatFormat, max_tokens: int) -> Lesson:
 
 
 def _ids_of(action: str, chat: ChatFormat, max_tokens: int) -> tuple[int, ...]:
-    """Return a teacher's reply as its player would say it."""
+    """Return the tokens of a teacher's reply as its player would generate it."""
     ids = chat.said(action)
     if len(ids) > max_tokens:
         raise SettingsError(
             f"MAX_COMPLETION_LENGTH={max_tokens}: the teacher's reply {action!r} has "
-            f"{len(ids)} tokens with its end, so no player could generate it; set {len(ids)} "
-            "or more."
+            f"{len(ids)} tokens including its end token, so no player could generate it; set "
+            f"{len(ids)} or more."
         )
     return ids

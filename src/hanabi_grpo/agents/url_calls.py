@@ -1,7 +1,7 @@
 """Calls to the models of HANABI_PARTNER_URLS: retried, limited, counted and recorded.
 
-Partners (`url_model`) and the judge (`judge`) make theirs here, each with budgets, limits and a
-transcript of its own.
+Partners (`url_model`) and the judge (`judge`) make their calls here, each with its own budgets,
+limits and transcript.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from hanabi_grpo.settings.values import PartnerUrl
 logger = logging.getLogger(__name__)
 
 PAUSES = (2.0, 8.0, 32.0)
-"""Seconds before the second try and the later ones.
+"""Seconds before the second and each later try.
 
 A Retry-After header takes precedence, up to the timeout of a call.
 """
 MAX_FAILED_CALLS = 3
 """Number of consecutive failed calls that end a request."""
 _REMINDER_SECONDS = 60.0
-"""Least time between two log lines about the same URL."""
+"""Minimum time between two log lines about the same URL."""
 _DIGEST_LENGTH = 16
 """Hexadecimal digits of the hash of a call's messages in the transcript."""
 
@@ -40,14 +40,14 @@ class Outcome:
 
     reply: str = ""
     reason: str = ""
-    """Why the call failed; empty when it was answered."""
+    """Why the call failed; empty if it succeeded."""
     usage: Usage = field(default_factory=Usage)
     tries: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """Tokens that some calls may have URLs count together."""
+    """Limit on the total tokens of some calls, as the URLs count them."""
 
     variable: str
     """The setting that limits it."""
@@ -73,16 +73,16 @@ class CallLimits:
     """How long calls may take, and how many are made at the same time."""
 
     seconds: float
-    """Of one call."""
+    """Timeout of one call."""
     variable: str
-    """The setting that says so."""
+    """The setting of the timeout."""
     at_once: int
     length_variable: str
-    """The setting that bounds a reply's length, for the message on an empty one."""
+    """The setting that limits a reply's length, for the error about an empty reply."""
 
 
 class UrlCalls:
-    """Calls to some models behind URLs. To be used from one event loop."""
+    """Calls to models behind URLs. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class UrlCalls:
             key: HANABI_PARTNER_KEY; "" for none.
             limits: How long calls may take, and how many are made at once.
             transcript: Where they are recorded.
-            totals: Returns the tokens spent so far, which each line of the transcript ends with.
+            totals: Returns the tokens spent so far, written at the end of each transcript line.
         """
         self._urls = urls
         self._limits = limits
@@ -115,7 +115,7 @@ class UrlCalls:
         self._last_reminder: dict[str, float] = {}
 
     def client(self, spec: str) -> UrlClient:
-        """Return the client of one URL, for what is no conversation."""
+        """Return the client of one URL, for requests other than conversations."""
         return self._clients[spec]
 
     def describe(self, spec: str, outcome: Outcome) -> str:
@@ -124,14 +124,14 @@ class UrlCalls:
         return f"{spec} ({url.base}, {url.model}): {outcome.reason}"
 
     def down(self, failure: str, num_failed: int) -> PartnerDownError:
-        """Return the error for a URL that failed call after call.
+        """Return the error for a URL whose calls keep failing.
 
         Args:
             failure: The last failure.
-            num_failed: Number of calls in a row.
+            num_failed: Number of consecutive failed calls.
         """
         return PartnerDownError(
-            f"{failure} {num_failed} calls in a row failed like this, so it is no longer "
+            f"{failure} {num_failed} calls in a row failed like this, so the URL is no longer "
             f"called. All calls are recorded in {self._transcript.path}. When it responds again, "
             "run the same command again, in training with RESUME=latest."
         )
@@ -149,9 +149,9 @@ class UrlCalls:
 
         Args:
             spec: The URL, e.g. "url:big".
-            messages: The conversation as OpenAI's API has it.
-            sampling: How it replies.
-            budget: What its tokens are taken from.
+            messages: The conversation in the format of OpenAI's API.
+            sampling: Sampling parameters of the reply.
+            budget: The budget that the tokens are taken from.
             where: Seat, task and game, for the transcript.
 
         Returns:
@@ -206,12 +206,13 @@ class UrlCalls:
         budget.spent += usage.prompt_tokens + usage.completion_tokens
         if budget.limit is not None and not usage.prompt_tokens:
             raise CallFailedError(
-                f"its responses report no usage, so {budget.variable} cannot be enforced.",
+                f"its responses do not report token usage, so {budget.variable} cannot be "
+                "enforced.",
                 can_retry=False,
             )
         if not completion.text.strip():
             raise CallFailedError(
-                f"the reply is empty (does it think for longer than {limits.length_variable}?)."
+                f"the reply is empty (its thinking may be longer than {limits.length_variable})."
             )
         return completion.text, usage
 
@@ -244,7 +245,7 @@ class UrlCalls:
         )
 
     def _remind(self, spec: str, reason: str) -> None:
-        """Log why a URL keeps games waiting, once a minute."""
+        """Log why games are waiting for a URL, at most once a minute."""
         now = time.monotonic()
         last = self._last_reminder.get(spec, -math.inf)
         if now - last >= _REMINDER_SECONDS:

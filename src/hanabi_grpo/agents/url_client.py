@@ -1,7 +1,7 @@
-"""One call to a model behind a URL, by the `openai` client.
+"""One call to a model behind a URL, with the `openai` client.
 
-The client sends and receives; the response is decoded here, by the codec of the rollout server's
-messages. The client does not retry: `UrlCalls` does, which counts tokens between two tries.
+The client sends and receives; the response is decoded here, with the codec of the rollout server's
+messages. The client does not retry: `UrlCalls` does, and counts tokens between tries.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ _SENT_HEADERS = frozenset(
         "content-type",
         "host",
         "user-agent",
-        # By this one the client knows an answer that it must not parse.
+        # Tells the client not to parse the answer.
         "x-stainless-raw-response",
     }
 )
-"""The only headers that are sent."""
+"""Only these headers are sent."""
 _MASK = "********"
 _MAX_QUOTED = 300
 """Characters of an answer that an error quotes."""
 _MAX_QUOTED_BYTES = 4 * _MAX_QUOTED
-"""Most bytes of as many characters."""
+"""Maximum bytes of that many characters."""
 _HINTS = {
     401: " Set HANABI_PARTNER_KEY in the server's terminal.",
     403: " Set HANABI_PARTNER_KEY in the server's terminal.",
-    404: " Does the URL end as in http://localhost:8001/v1, and is the model named as there?",
+    404: " Check that the URL ends as in http://localhost:8001/v1, and that it serves this model.",
 }
 """Next step for each status."""
 _RETRIED_STATUSES = (408, 409, 425, 429)
-"""Statuses below 500 after which another try may help."""
+"""Statuses below 500 for which a retry may help."""
 _Count = Annotated[int, Meta(ge=0)]
 _Answer = TypeVar("_Answer", bound=Struct)
 
@@ -56,8 +56,8 @@ class CallFailedError(Exception):
     """One call failed.
 
     Attributes:
-        can_retry: Whether another try may help.
-        retry_after: Seconds that the server asks to wait; None: it names no time.
+        can_retry: Whether a retry may help.
+        retry_after: Seconds that the server asks to wait; None: unspecified.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Completion(Struct):
 
     @property
     def text(self) -> str:
-        """The reply; "" where it has none."""
+        """The reply; "" if it has none."""
         return self.choices[0].message.content or ""
 
 
@@ -122,7 +122,7 @@ class UrlClient:
             url: The URL, and the name of the model there.
             key: HANABI_PARTNER_KEY, sent only to this URL; "" for none.
             timeout: Seconds that a whole call may take.
-            timeout_variable: The setting that says so.
+            timeout_variable: The setting of the timeout.
         """
         self._url = url
         self._key = key
@@ -135,8 +135,8 @@ class UrlClient:
         """Ask for one reply to a conversation.
 
         Raises:
-            CallFailedError: The URL is not reached, refuses, answers too late, or its answer is
-                malformed.
+            CallFailedError: The URL cannot be reached, rejects the call, times out, or sends a
+                malformed answer.
         """
         return await self._call(
             Completion,
@@ -155,7 +155,7 @@ class UrlClient:
         return tuple(names)
 
     async def _call(self, kind: type[_Answer], send: Callable[[Any], Awaitable[Any]]) -> _Answer:
-        # Imported here: it takes most of a second, which commands without URLs need not wait for.
+        # Imported here, since it takes most of a second and commands without URLs do not need it.
         from openai import APIConnectionError, APIStatusError
 
         try:
@@ -175,7 +175,7 @@ class UrlClient:
             return read_struct(kind, response.content)
         except ValueError as error:
             quoted = self._quote(response.content)
-            raise CallFailedError(f"the answer does not fit ({error}): {quoted}.") from None
+            raise CallFailedError(f"the answer is malformed ({error}): {quoted}.") from None
 
     @cached_property
     def _client(self) -> "AsyncOpenAI":
@@ -193,7 +193,7 @@ class UrlClient:
             event_hooks={"request": [self._strip_headers], "response": [_limit_answer]},
         )
         return AsyncOpenAI(
-            # The client refuses to start without a key; `_strip_headers` sends none then.
+            # The client does not start without a key; `_strip_headers` removes this placeholder.
             api_key=self._key or "none",
             base_url=self._url.base,
             max_retries=0,
@@ -202,10 +202,10 @@ class UrlClient:
         )
 
     async def _strip_headers(self, request: httpx.Request) -> None:
-        """Leave only the headers that the call needs.
+        """Remove all headers that the call does not need.
 
-        The `openai` client adds a description of this machine, and headers from the variables
-        OPENAI_… of the environment, which are meant for another service.
+        The `openai` client adds a description of this machine, and headers from the environment
+        variables OPENAI_…, which are meant for another service.
         """
         for name in set(request.headers):
             if name not in _SENT_HEADERS:
@@ -233,10 +233,10 @@ class UrlClient:
 
 
 def _not_reached(error: BaseException) -> CallFailedError:
-    """Return the failure of a call without an answer."""
+    """Return the error of a call that got no answer."""
     if isinstance(error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.InvalidURL):
         return CallFailedError(
-            f"cannot be asked: {error}. Check HANABI_PARTNER_URLS.", can_retry=False
+            f"cannot be called: {error}. Check HANABI_PARTNER_URLS.", can_retry=False
         )
     if isinstance(error, httpx.DecodingError):
         return CallFailedError(f"the answer cannot be read: {error}.")
@@ -244,7 +244,7 @@ def _not_reached(error: BaseException) -> CallFailedError:
 
 
 async def _limit_answer(response: httpx.Response) -> None:
-    """Refuse an answer that is compressed, and end one that is too long."""
+    """Reject a compressed answer, and stop reading one that is too long."""
     refuse_encoding(response)
     assert isinstance(response.stream, httpx.AsyncByteStream)
     response.stream = _LimitedStream(response.stream)

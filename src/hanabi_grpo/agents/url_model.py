@@ -1,8 +1,8 @@
 """Models behind OpenAI-compatible URLs as players: frozen, and called for a reply on each turn.
 
-A call is retried after a transient failure; when all its tries failed, its game is dropped and
-counted. A URL that fails call after call, and an exhausted budget, end the whole request instead:
-no game waits for a partner that is gone. Every call is a line of a transcript.
+A call is retried after a transient failure; if all tries fail, its game is dropped and counted.
+Consecutive failed calls to a URL, or an exhausted budget, end the whole request instead, so that no
+game waits for a partner that is gone. Every call is a line of a transcript.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from hanabi_grpo.types import Reply, player_name
 class UrlPartners:
     """HANABI_PARTNER_URLS of one server process: their budgets, and a record of every call.
 
-    The session's trainer and all others (guests) have a budget each, and guests never take more
-    than half of the calls at the same time: they cannot end the trainer's run, nor keep it waiting.
-    To be used from one event loop.
+    The session's trainer has one budget, all other clients (guests) share another, and guests never
+    take more than half of the concurrent calls: they can neither end the trainer's run nor keep it
+    waiting. Use it from one event loop only.
     """
 
     def __init__(self, settings: Settings, transcript: Path | None = None) -> None:
@@ -92,11 +92,11 @@ class UrlPartners:
 
         Args:
             refs: The policies in its seats.
-            own: Whether it is the session's trainer's.
+            own: Whether the request is the session's trainer's.
             max_tokens: Longest reply, in tokens.
 
         Raises:
-            SettingsError: This server does not know a URL, or the request may not seat it.
+            SettingsError: This server does not know a URL, or the request may not use it.
         """
         urls = [ref for ref in refs if isinstance(ref, UrlRef)]
         for ref in urls:
@@ -106,22 +106,22 @@ class UrlPartners:
             self._check_guest(urls[0], max_tokens)
 
     def _check_guest(self, ref: UrlRef, max_tokens: int) -> None:
-        """Raise a SettingsError when only the session's trainer may seat a URL like this."""
+        """Raise a SettingsError if only the session's trainer may use a URL like this."""
         limit = self._guest_budget.limit
         if limit is None:
             return
         if limit == 0:
             raise SettingsError(
                 f"{ref}: HANABI_PARTNER_GUEST_TOKENS=0, so only the trainer of this server's "
-                "session may use it. Train with it, or start the server with the budget of tokens "
-                "that all other clients share."
+                "session may use it. Train with it, or start the server with a positive "
+                "HANABI_PARTNER_GUEST_TOKENS: the budget of tokens that all other clients share."
             )
         longest = self._settings.max_completion_length
         if max_tokens > longest:
             raise SettingsError(
-                f"{ref}: MAX_COMPLETION_LENGTH={max_tokens}, but this server lets only its "
-                f"session's trainer ask it for more than {longest} tokens. Ask for less, or start "
-                f"the server with MAX_COMPLETION_LENGTH={max_tokens} too."
+                f"{ref}: MAX_COMPLETION_LENGTH={max_tokens}, but on this server only the "
+                f"session's trainer may ask it for more than {longest} tokens. Set {longest} or "
+                f"less, or start the server with MAX_COMPLETION_LENGTH={max_tokens} too."
             )
 
     def player(
@@ -140,10 +140,10 @@ class UrlPartners:
         return UrlPlayer(partners=self, url=url, sampling=sampling, own=own)
 
     async def list_models(self, spec: str) -> tuple[str, ...]:
-        """Return the models that a URL lists, asked once.
+        """Return the models that a URL lists, without retries.
 
         Raises:
-            PartnerError: The URL does not answer, or lists no models.
+            PartnerError: The URL does not answer, or does not list its models.
         """
         try:
             return await self._calls.client(spec).list_models()
@@ -160,7 +160,7 @@ class UrlPartners:
 
         Args:
             player: The player that is called.
-            messages: The conversation as OpenAI's API has it.
+            messages: The conversation in the format of OpenAI's API.
             where: Seat, task and game, for the transcript.
 
         Raises:
@@ -226,8 +226,8 @@ class UrlSeat:
     system: str
     past: list[Exchange] = field(default_factory=list)
     """Past messages, and the reply to each without its thoughts, as chat templates render earlier
-    turns. Results of tools are user messages, as such services match others to calls that they
-    have read themselves.
+    turns. Tool results are sent as user messages, since these services match tool messages to calls
+    that they parsed themselves.
     """
 
     async def reply(self, seen: Observation) -> Reply:

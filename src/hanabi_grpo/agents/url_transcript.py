@@ -23,13 +23,13 @@ class Spent:
 
     total: int = 0
     by_guests: int = 0
-    """Those of requests that were not the session's trainer's."""
+    """Tokens of requests that were not the session's trainer's."""
 
 
 class Transcript:
-    """A JSONL file of calls, each line with the tokens spent so far.
+    """A JSONL file of calls; each line has the tokens spent so far.
 
-    A server process that replaces a dead one continues the count from there.
+    A server process that replaces a dead one continues the count from the last line.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -50,13 +50,13 @@ class Transcript:
             logger.warning("%s cannot be written (%s)", self.path, error.strerror)
 
     def spent(self) -> Spent:
-        """Return the tokens spent according to the last complete line; none without one."""
+        """Return the tokens spent according to the last complete line; 0 if there is none."""
         if self.path is None:
             return Spent()
         for path in (self.path, self._old_path(self.path)):
             with contextlib.suppress(OSError):
                 for line in reversed(read_bytes(path, 2 * MAX_TRANSCRIPT).splitlines()):
-                    # The last line is cut off where its writer was killed.
+                    # The last line is cut off if its writer was killed.
                     with contextlib.suppress(ValueError, KeyError, TypeError):
                         row = json.loads(line)
                         return Spent(total=int(row["spent"]), by_guests=int(row["guests_spent"]))

@@ -13,14 +13,14 @@ from hanabi_grpo.settings.game import config_defaults
 def make_env(
     env: str | Environment[Any] = "hanabi", *, preset: str | None = None, **config: Any
 ) -> Setup[Any]:
-    """Return an environment with its settings: what `play`, `evaluate` and `Trainer` take.
+    """Return an environment with its settings, for `play`, `evaluate` and `Trainer`.
 
     Args:
-        env: Name of an environment, as HANABI_ENV takes it; or an environment object, which
-            scripts can play without being installed.
-        preset: Preset of it, e.g. a board of Hanabi; None: as in training.
-        **config: Other settings of the game, by the names of its Config's fields. What is left out
-            comes from the environment variables, else it is the default, as for the commands.
+        env: Name of an environment, as in HANABI_ENV; or an environment object, which does not have
+            to be installed for scripts to play it.
+        preset: A preset of the environment, e.g. a board of Hanabi; None: as in training.
+        **config: Other settings of the game, by the names of its Config's fields. Omitted settings
+            come from the environment variables, or else are the defaults, as for the commands.
 
     Raises:
         SettingsError: There is no such environment, preset or field, or a value is not allowed.
@@ -35,8 +35,8 @@ def make_env(
         for name in config:
             if name not in fields:
                 raise SettingsError(
-                    f"make_env({env!r}, {name}=…): is no setting of this environment; "
-                    f"{did_you_mean(name, fields)}it has: {', '.join(fields)}."
+                    f"make_env({env!r}, {name}=…): not a setting of this environment; "
+                    f"{did_you_mean(name, fields)}its settings: {', '.join(fields)}."
                 )
         if preset is not None:
             config["preset"] = preset
@@ -45,6 +45,6 @@ def make_env(
     chosen = {"device": device, "preset": preset or next(iter(env.presets))}
     values = config_defaults(env, {**config, **chosen})
     made = Setup(env, env.Config.parse({**values, **config}))
-    # Refuses fields that contradict each other.
+    # Raises an error for fields that contradict each other.
     _ = made.spec
     return made

@@ -1,4 +1,4 @@
-"""`play` and `evaluate`: episodes of a lineup, and its scores on held-out tasks."""
+"""`play` and `evaluate`: a lineup's episodes, and its scores on held-out tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from hanabi_grpo.terminal import sayer
 from hanabi_grpo.types import ALL_STARTS, Episode
 
 PLAY_SUITE = "play"
-"""Suite of the tasks of `play` where none is named."""
+"""Default suite of the tasks of `play`."""
 
 
 def play(
@@ -43,27 +43,27 @@ def play(
 ) -> tuple[Episode, ...]:
     """Play episodes and return them.
 
-    Scripts play in this process, without a model. Models play on a rollout server: the given one,
-    else that of VLLM_SERVER_HOST and VLLM_SERVER_PORT where they are set, else one that is started
-    for this call.
+    Scripts play in this process, without a model. Models play on a rollout server: on `server` if
+    given, else on the server at VLLM_SERVER_HOST and VLLM_SERVER_PORT if they are set, else on a
+    server that is started for this call.
 
     Args:
-        lineup: Policies that play, as for `hanabi-grpo evaluate`: one for all seats, or one for
-            each seat with commas, e.g. "iggi", "outputs/my-run", "served,random".
-        env: What is played, see `make_env`; None: as in training.
+        lineup: Policies that play, as for `hanabi-grpo evaluate`: one for all seats, or a
+            comma-separated policy for each seat, e.g. "iggi", "outputs/my-run", "served,random".
+        env: The environment, see `make_env`; None: as in training.
         tasks: Tasks 0 to `tasks - 1` of the suite are played.
         games: Games of each task.
         suite: Suite of the tasks.
         rotate: Whether the seat order changes from task to task.
         temperature: 0 is greedy; None: TEMPERATURE.
-        server: Where models play.
+        server: The server on which models play.
         **settings: Further settings, see `Trainer`.
 
     Returns:
-        The episodes, by task and game.
+        The episodes, ordered by task and game.
 
     Raises:
-        SettingsError: The lineup, the environment, a number or a setting cannot be used.
+        SettingsError: The lineup, the environment, a number or a setting is invalid.
         ServerError: The server failed, or dropped a game.
 
     Example:
@@ -108,27 +108,27 @@ def evaluate(
     server: Server | None = None,
     **settings: Any,
 ) -> Evaluation:
-    """Play held-out tasks with one lineup or several, and with scripts to compare with.
+    """Evaluate one or more lineups on held-out tasks, with scripts for comparison.
 
-    It is `hanabi-grpo evaluate`: an interrupted evaluation continues when it is called again, and
-    results of a run's adapters are kept in `evaluations/` of the run.
+    This is `hanabi-grpo evaluate`: an interrupted evaluation continues when it is called again, and
+    results of a run's adapters are stored in the run's `evaluations/`.
 
     Args:
         lineups: The lineups, each as in `play`.
-        env: What is played, see `make_env`; None: as in training.
+        env: The environment, see `make_env`; None: as in training.
         tasks: Number of held-out tasks, each played in every seat order.
-        suite: A held-out suite: its name begins with "eval" or "test".
-        all_starts: Play every start of a game with few of them, twice each, whatever `tasks` and
-            `suite` say.
+        suite: A held-out suite; its name begins with "eval" or "test".
+        all_starts: In a game with few starts, play each of them twice; `tasks` and `suite` are
+            ignored.
         rotate: Whether different players change seats.
         temperature: 0 is greedy; None: TEMPERATURE.
-        label: Name in tables of the only lineup.
-        out: JSON file of the result.
-        server: Where models play, see `play`.
+        label: Name of the lineup in tables, if there is only one.
+        out: JSON file to which the result is written.
+        server: The server on which models play, see `play`.
         **settings: Further settings, see `Trainer`.
 
     Raises:
-        SettingsError: A lineup, the environment, a number or a setting cannot be used.
+        SettingsError: A lineup, the environment, a number or a setting is invalid.
         ServerError: The server failed, or dropped a game.
 
     Example:
@@ -168,12 +168,12 @@ def evaluate(
 
 
 def _name(env: Setup[Any] | Environment[Any] | str | None) -> str | None:
-    """Return an environment that is given by its name: `preset=` and others are settings of it."""
+    """Return `env` if it is a name: `preset=` and the like are then its settings."""
     return env if isinstance(env, str) else None
 
 
 def _below(server: Server | None, specs: Sequence[str]) -> dict[str, str]:
-    """Return the variables of a server and of the zoo's teams among policy specs."""
+    """Return the variables of a server, and of the zoo's teams in policy specs."""
     variables = dict(zoo_settings(specs))
     if server is not None:
         variables.update(server.environ)

@@ -1,4 +1,4 @@
-"""`load_run`: what a run folder holds, as pandas frames and typed episodes."""
+"""`load_run`: the contents of a run folder, as pandas frames and typed episodes."""
 
 import re
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ TURN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder; every property reads it anew, so a run that goes on can be followed.
+    """A run folder; every property reads it again, so a running training can be followed.
 
     Example:
         run = hg.load_run("outputs/my-run")
@@ -59,12 +59,12 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings by the names of their variables; empty where they are not kept."""
+        """The settings by the names of their variables; empty if the run has no record of them."""
         return recorded_settings(self.folder)
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """A row for each step, whose number is the index; a column for each metric."""
+        """A row for each step, indexed by its number, and a column for each metric."""
         import pandas
 
         rows = read_history(self.folder / _METRICS)
@@ -76,7 +76,7 @@ class Run:
     def evaluations(self) -> "pandas.DataFrame":
         """A row for each evaluated lineup, and for each script that played the same tasks.
 
-        `role` tells them apart: "results" or "references"; `file` is where the row was found.
+        `role` is "results" or "references"; `file` is the file of the row.
         """
         import pandas
 
@@ -90,12 +90,12 @@ class Run:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Steps whose games were recorded, ascending; see HANABI_RECORD_EVERY."""
+        """Steps whose games were recorded, in ascending order; see HANABI_RECORD_EVERY."""
         return tuple(sorted(recorded_steps(self.folder)))
 
     @property
     def checkpoints(self) -> dict[int, Path]:
-        """Folders of the checkpoints by step, ascending."""
+        """Folders of the checkpoints by step, in ascending order."""
         found = {}
         for path in self.folder.iterdir():
             match = CHECKPOINT_NAME.fullmatch(path.name)
@@ -115,7 +115,7 @@ class Run:
         return tuple(recording.episode for recording in self._recordings(step))
 
     def games(self, step: int | None = None) -> "pandas.DataFrame":
-        """Return a row for each game: "result/…", and per player "player_0/return" and "…/seat".
+        """Return a row for each game, with "result/…", "player_0/return", "player_0/seat" etc.
 
         Args:
             step: One of `steps`; None: all.
@@ -126,7 +126,7 @@ class Run:
         return game_frame(self._recordings(step))
 
     def turns(self, step: int | None = None) -> "pandas.DataFrame":
-        """Return a row for each turn: prompt, reply, action, rewards, "reward/…" by part.
+        """Return a row for each turn: prompt, reply, action, reward, and its parts "reward/…".
 
         Args:
             step: One of `steps`; None: all.
@@ -146,10 +146,10 @@ class Run:
 
 
 def load_run(folder: Path | str) -> Run:
-    """Return a run by its folder, or by one that holds it as `train/`, as demos do.
+    """Return the run in a folder, or in its subfolder `train/`, as demos have it.
 
     Raises:
-        SettingsError: The folder is not that of a run.
+        SettingsError: The folder is not a run folder.
 
     Example:
         hg.load_run("outputs/my-run").metrics.tail()
@@ -157,8 +157,8 @@ def load_run(folder: Path | str) -> Run:
     home = run_home(Path(folder))
     if not (home / SETTINGS_FILE).is_file() and not (home / _METRICS).is_file():
         raise SettingsError(
-            f"{folder}: is not the folder of a run: it has neither {SETTINGS_FILE} nor {_METRICS}. "
-            "Runs are in OUTPUT_DIR, or in outputs/ where it was not set."
+            f"{folder}: not a run folder: it has neither {SETTINGS_FILE} nor {_METRICS}. "
+            "Runs are in OUTPUT_DIR, or in outputs/ if it was not set."
         )
     return Run(home)
 
@@ -193,7 +193,7 @@ def _game_row(recording: Recording) -> dict[str, Any]:
 
 
 def turn_frame(recordings: Iterable[Recording]) -> "pandas.DataFrame":
-    """Return a row for each turn; rewards are those of the player whose turn it is."""
+    """Return a row for each turn; the rewards are those of the player who acts."""
     import pandas
 
     rows = []

@@ -1,4 +1,4 @@
-"""`serve`: a rollout server of this program, for any number of calls."""
+"""`serve`: a rollout server started by this program, for any number of calls."""
 
 import os
 import subprocess
@@ -20,17 +20,17 @@ from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.terminal import VisibleConsole, sayer
 
 ENTRY = (sys.executable, "-m", "hanabi_grpo.cli")
-"""Starts a command of this package in a process of its own."""
+"""Command line prefix that starts a command of this package in a separate process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where a rollout server is, and the settings that it was started with."""
+    """The address of a rollout server, and the settings that it was started with."""
 
     host: str
     port: int
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The settings as environment variables; they hold for calls that use the server."""
+    """The settings as environment variables; they apply to calls that use the server."""
 
 
 @contextmanager
@@ -41,14 +41,14 @@ def serve(
     logs: Path | str = OUTPUTS,
     **given: Any,
 ) -> Iterator[Server]:
-    """Start a rollout server, yield it once it plays, and end it with the block.
+    """Start a rollout server, yield it when it is ready, and stop it at the end of the block.
 
-    It loads vLLM and the model, which takes up to a minute or two. Calls that are given no server
-    start one each.
+    It loads vLLM and the model, which takes up to a minute or two. Every call without a server
+    starts its own.
 
     Args:
         settings: Settings, or a mapping of names to values, see `read_given`.
-        env: What is played, see `make_env`.
+        env: The environment, see `make_env`.
         logs: Folder of the server's log.
         **given: Further settings, e.g. `model="Qwen/Qwen3-4B"`.
 
@@ -69,24 +69,24 @@ def serve(
 
 
 def server_at(host: str, port: int, environ: Mapping[str, str]) -> Server:
-    """Return a server whose address holds for calls that use it, too."""
+    """Return a server whose `environ` includes its address."""
     address = {"VLLM_SERVER_HOST": host, "VLLM_SERVER_PORT": str(port)}
     return Server(host=host, port=port, environ={**environ, **address})
 
 
 def needs_own_server(given: Given, server: Server | None) -> bool:
-    """Tell whether a call has to start a server: none is given, and no setting names one."""
+    """Tell whether a call must start a server: none is given, and no setting names one."""
     return server is None and not given.has("vllm_server_host", "vllm_server_port")
 
 
 def choose_game(
     given: Given, env: Setup[Any] | Environment[Any] | str | None, temperature: float | None
 ) -> Chosen:
-    """Return what is played and how models sample, see `evaluation.chosen.choose`.
+    """Return the game and how models sample, see `evaluation.chosen.choose`.
 
     Args:
-        given: All settings, those of an environment that is given by its name among them.
-        env: What is played.
+        given: All settings, including those of an environment that is given by name.
+        env: The environment.
         temperature: As in `play`.
     """
     game: Setup[Any] | None
@@ -100,10 +100,10 @@ def choose_game(
 
 
 def make_missing_model(given: Given, say: Callable[[str], None] = lambda line: None) -> None:
-    """Make the default tiny model of what is played, where it is not made yet.
+    """Make the environment's default tiny model, if it is needed and does not exist yet.
 
     Raises:
-        SettingsError: It cannot be made.
+        SettingsError: The model cannot be made.
     """
     if not is_made_by_server(given.loaded):
         return
@@ -118,7 +118,7 @@ def make_missing_model(given: Given, say: Callable[[str], None] = lambda line: N
 def run_command(
     arguments: list[str], environ: Mapping[str, str]
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command of this package to its end, and return it with all that it printed."""
+    """Run a command of this package to its end, and return the process with its output."""
     return subprocess.run(
         [*ENTRY, *arguments],
         env={**os.environ, **environ},
@@ -131,5 +131,5 @@ def run_command(
 
 
 def console() -> VisibleConsole:
-    """Return where calls report what they wait for: standard error."""
+    """Return the console on which calls report progress: standard error."""
     return VisibleConsole(stderr=True)

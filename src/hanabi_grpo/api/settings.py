@@ -24,7 +24,7 @@ class Given:
 
     loaded: LoadedSettings
     environ: Mapping[str, str]
-    """What was given, as environment variables, for other processes."""
+    """The given settings as environment variables, for other processes."""
 
     @property
     def settings(self) -> Settings:
@@ -32,7 +32,7 @@ class Given:
         return self.loaded.settings
 
     def has(self, *fields: str) -> bool:
-        """Tell whether one of some settings is given, by the caller or by the environment."""
+        """Tell whether any of these settings is given, by the caller or by the environment."""
         return any(not self.loaded.origins[field].startswith("default") for field in fields)
 
 
@@ -43,15 +43,15 @@ def read_given(
     below: Mapping[str, str] | None = None,
     **given: Any,
 ) -> Given:
-    """Resolve settings: those that are given over the shell's, `.env`'s and the profile's.
+    """Resolve settings; given ones take precedence over the shell, `.env` and the profile.
 
     Args:
         settings: Settings, or a mapping of names to values.
-        env: What is played: an environment's name, or what `make_env` returned, whose fields are
-            settings, too.
-        below: Variables that hold where nothing else is given, over those of this process.
+        env: The environment: its name, or the result of `make_env`, whose fields are settings too.
+        below: Defaults for settings that the caller does not give; they take precedence over the
+            variables of this process.
         **given: Further settings. A setting has the name of its variable (docs/settings.md), or
-            this name in lower case without "hanabi_": `MAX_STEPS` or `max_steps`, `HANABI_PRESET`
+            that name in lower case without "hanabi_": `MAX_STEPS` or `max_steps`, `HANABI_PRESET`
             or `preset`. None means unset.
 
     Raises:
@@ -66,7 +66,7 @@ def read_given(
         values.update(settings)
     for name, value in given.items():
         if name in values:
-            raise SettingsError(f"{name}={shown(value)}: is given twice; once is enough.")
+            raise SettingsError(f"{name}={shown(value)}: given twice; remove one of them.")
         values[name] = value
     if isinstance(env, Setup):
         for name, value in _fields_of(env).items():
@@ -78,7 +78,7 @@ def read_given(
 
 
 def _fields_of(env: Setup[Any]) -> dict[str, Any]:
-    """Return environment, preset, and the fields that differ from what would hold without them."""
+    """Return environment, preset, and the fields whose values differ from the defaults."""
     chosen = {"env": env.env, "preset": env.spec.preset}
     plain = load_settings({**os.environ, **_as_variables(chosen, {})}).settings.setup()
     plain_row = plain.config.model_dump(mode="json")
@@ -89,7 +89,7 @@ def _fields_of(env: Setup[Any]) -> dict[str, Any]:
 
 
 def _as_variables(values: Mapping[str, Any], below: Mapping[str, str]) -> dict[str, str]:
-    """Return settings by the names of their variables, as somebody would type them."""
+    """Return settings by the names of their variables, with values as a user would type them."""
     given_env = values.get("env") or values.get(ENV)
     env = given_env or below.get(ENV) or os.environ.get(ENV) or HANABI
     by_name: dict[str, str] = {name: name for name in PASSED_THROUGH}
@@ -103,11 +103,11 @@ def _as_variables(values: Mapping[str, Any], below: Mapping[str, str]) -> dict[s
             hint = did_you_mean(name.removeprefix(PREFIX.lower()), known)
             raise SettingsError(
                 f"{name}={shown(value)}: no such setting; {hint}hanabi-grpo settings lists them: "
-                "give the name of the variable, or in lower case without hanabi_, e.g. max_steps."
+                "use the variable's name, or that in lower case without hanabi_, e.g. max_steps."
             )
         variable_name = by_name[name]
         if variable_name in environ:
-            raise SettingsError(f"{name}={shown(value)}: is given twice; once is enough.")
+            raise SettingsError(f"{name}={shown(value)}: given twice; remove one of them.")
         if isinstance(value, SecretStr):
             value = value.get_secret_value()
         elif isinstance(value, os.PathLike):

@@ -1,4 +1,4 @@
-"""`Trainer`: a training run, in a process of its own as `hanabi-grpo train` is."""
+"""`Trainer`: a training run in a separate process, like `hanabi-grpo train`."""
 
 import os
 import signal
@@ -22,9 +22,9 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.texts import visible_line
 
 _NUM_LOG_LINES = 25
-"""Last lines of a failed trainer that an error quotes."""
+"""Number of a failed trainer's last lines that an error quotes."""
 _GRACE_SECONDS = 60.0
-"""From asking a trainer to stop until it is killed; it may be writing a checkpoint."""
+"""Time that a trainer has to stop before it is killed; it may be writing a checkpoint."""
 
 
 def _print_line(line: str) -> None:
@@ -36,8 +36,8 @@ class Trainer:
     """One training run: settings, and `train`.
 
     Settings have the names of their variables (docs/settings.md), or these names in lower case
-    without "hanabi_": `max_steps=60` is MAX_STEPS, `preset="laptop"` is HANABI_PRESET. What is left
-    out comes from the environment variables, `.env` and the profile, as for the commands.
+    without "hanabi_": `max_steps=60` is MAX_STEPS, `preset="laptop"` is HANABI_PRESET. Omitted
+    settings come from the environment variables, `.env` and the profile, as for the commands.
 
     Example:
         env = hg.make_env("hanabi", preset="laptop")
@@ -48,11 +48,11 @@ class Trainer:
     def __init__(
         self, settings: GivenSettings = None, *, env: Setup[Any] | str | None = None, **given: Any
     ) -> None:
-        """Resolve the settings; nothing is started.
+        """Resolve the settings; nothing is started yet.
 
         Args:
             settings: Settings, or a mapping of names to values.
-            env: What is played, see `make_env`.
+            env: The environment, see `make_env`.
             **given: Further settings.
 
         Raises:
@@ -74,18 +74,19 @@ class Trainer:
     ) -> Run:
         """Train to the end, and return the run.
 
-        The trainer is a process of its own, as `hanabi-grpo train` is, so that this one stays free
-        of torch and of what is left in a GPU. It plays on the given server, else on the one of
-        VLLM_SERVER_HOST and VLLM_SERVER_PORT where they are set, else on one that is started for
-        this run. An interrupt (Ctrl-C, or a notebook's stop) ends it in order: RESUME continues.
+        The trainer is a separate process, like `hanabi-grpo train`, so this process needs neither
+        torch nor GPU memory. Episodes are played on `server` if given, else on the server at
+        VLLM_SERVER_HOST and VLLM_SERVER_PORT if they are set, else on a server that is started for
+        this run. An interrupt (Ctrl-C, or a notebook's stop) stops training cleanly; RESUME
+        continues it.
 
         Args:
-            server: Where the games are played, see `serve`.
+            server: The server on which episodes are played, see `serve`.
             options: Options for ms-swift, see docs/pass-through.md.
-            say: Receives each line of the trainer.
+            say: Receives each line that the trainer prints.
 
         Raises:
-            SettingsError: Settings do not go together.
+            SettingsError: Settings contradict each other.
             RunFolderError: The run folder is in use.
             ServerError: The server could not be started.
             TrainingError: The trainer failed; the message ends with its last lines.
@@ -102,7 +103,7 @@ class Trainer:
         return load_run(folder)
 
     def _folder(self) -> Path:
-        """Return the folder of the run, named here so that it is known at the end."""
+        """Return the run folder, chosen here so that `train` can load it at the end."""
         settings = self.settings
         plan = plan_resume(settings)
         if plan is not None:
@@ -113,10 +114,10 @@ class Trainer:
 def _run_trainer(
     environ: Mapping[str, str], options: Sequence[str], say: Callable[[str], None]
 ) -> None:
-    """Run the trainer's process to its successful end.
+    """Run the trainer's process to its end.
 
     Raises:
-        TrainingError: It ended with an exit code.
+        TrainingError: Its exit code is not 0.
     """
     last_lines: deque[str] = deque(maxlen=_NUM_LOG_LINES)
     process = subprocess.Popen(
@@ -127,7 +128,7 @@ def _run_trainer(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # An interrupt is for this process, which then ends the trainer in order.
+        # An interrupt must reach only this process, which then stops the trainer cleanly.
         start_new_session=True,
     )
     try:
@@ -142,12 +143,12 @@ def _run_trainer(
     if code:
         quoted = "\n    ".join(last_lines) or "(it printed nothing)"
         raise TrainingError(
-            f"the trainer ended with exit code {code}; its last lines:\n    {quoted}"
+            f"the trainer failed with exit code {code}; its last lines:\n    {quoted}"
         )
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End the trainer, and everything that it started."""
+    """End the trainer and everything that it started."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

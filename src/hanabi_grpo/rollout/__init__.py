@@ -1,1 +1,1 @@
-"""Playing: the loop over a game, chat formats, tasks, and the messages of client and server."""
+"""Playing: the game loop, chat formats, tasks, and the messages between client and server."""

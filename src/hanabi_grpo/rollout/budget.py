@@ -1,10 +1,10 @@
-"""Token budget of a game's conversations when it lasts as long as its environment allows.
+"""Token budget of the conversations in a game that lasts as long as its environment allows.
 
-What players remember (HANABI_MEMORY) is never chosen from these numbers. It is part of the task:
-a policy that learned with one memory is a different policy with less, and a warm start, a resumed
-run, an evaluation and an opponent must all have the same; so neither a longer reply nor a smaller
-context may change it unasked. Its default is the environment's, the doctor reports what fits and
-what that costs, and a run whose longest games do not fit warns at its start.
+The players' memory (HANABI_MEMORY) is never chosen from these numbers. It is part of the task:
+a policy trained with one memory is a different policy with a shorter one, and a warm start, a
+resumed run, an evaluation and an opponent must all use the same. So neither a longer reply nor a
+smaller context may change it silently. The environment sets the default, the doctor reports which
+memory fits and its cost, and a run whose longest games do not fit prints a warning when it starts.
 """
 
 import math
@@ -22,44 +22,44 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.random_games import play_random_games
 
 _NUM_GAMES = 8
-"""Random games that are played of each setup."""
+"""Number of random games played of each setup."""
 _RESULT_TOKENS = 32
-"""Tokens of a tool's result with what the chat template puts around it."""
+"""Tokens of a tool's result, including the chat template's text around it."""
 _MAX_SETUPS = 4
-"""Setups that are measured: of a dataset with more, those of most turns."""
+"""Number of setups that are measured; if there are more, those with the most turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Tokens of one player's conversations, every reply counted at its full length."""
+    """Tokens of one player's conversations, counting every reply at its maximum length."""
 
     preset: str
     players: int
     memory: Memory
-    """Memory of the game that was measured; the methods take any."""
+    """Memory of the measured game; the methods accept any memory."""
     turns: int
     """Turns of one player in the longest game."""
     reply: int
     """Tokens of the longest reply."""
     opening: int
-    """Tokens before the first reply where the whole game is remembered."""
+    """Tokens before the first reply when the whole game is remembered."""
     later: float
-    """Tokens that each later message adds there."""
+    """Tokens that each later message adds when the whole game is remembered."""
     alone: int
-    """Tokens before a reply where this turn alone is remembered."""
+    """Tokens before a reply when only the current turn is remembered."""
     earlier: float
-    """Tokens that the message of each earlier turn adds where some turns are remembered."""
+    """Tokens that the message of each earlier turn adds when some turns are remembered."""
     calls: int = 0
-    """Tokens that the calls of tools of one turn may take, with results of a usual length."""
+    """Tokens that the tool calls of one turn may take, with results of a typical length."""
 
     @property
     def first_reply_ends(self) -> int:
-        """Tokens of a first message and a reply; where fewer fit, no move can be made."""
+        """Tokens of a first message and a reply; if they do not fit, no move is possible."""
         first_message = self.opening if self.memory == "game" else self.alone
         return first_message + self.reply
 
     def num_turns(self, memory: Memory) -> int:
-        """Return the turns of one player's longest sequence."""
+        """Return the number of turns in one player's longest sequence."""
         if memory == "game":
             return self.turns
         if memory == "turn":
@@ -78,10 +78,10 @@ class Budget:
         return self.prompts(memory) + self.num_turns(memory) * (self.reply + self.calls)
 
     def of_game(self, memory: Memory) -> int:
-        """Return the tokens of all sequences that one game gives to training.
+        """Return the tokens of all sequences that one game contributes to training.
 
         With the whole game remembered, each player has one sequence; otherwise each turn has a
-        sequence that holds what is remembered at that turn.
+        sequence with the turns remembered at that point.
         """
         if memory == "game":
             return self.players * self.longest(memory)
@@ -94,7 +94,7 @@ class Budget:
     def fitting(self, limit: int) -> Memory | None:
         """Return the longest memory whose sequences have at most `limit` tokens.
 
-        None: not even a turn alone fits.
+        None: not even a single turn fits.
         """
         some_turns = range(self.turns - 1, 1, -1)
         longest_first: tuple[Memory, ...] = ("game", *some_turns, "turn")
@@ -104,7 +104,7 @@ class Budget:
         return None
 
     def warning(self, limit: int) -> str:
-        """Return a sentence where the longest game does not fit into `limit` tokens, else ""."""
+        """Return a warning if the longest game does not fit into `limit` tokens, else ""."""
         if self.longest(self.memory) <= limit:
             return ""
         fitting = self.fitting(limit)
@@ -112,10 +112,10 @@ class Budget:
         if fitting is not None:
             remedy = f"HANABI_MEMORY={fitting} is the longest that fits"
         return (
-            f"HANABI_MEMORY={self.memory}: the longest game ({self.preset}, {self.turns} turns a "
-            f"player) may take {self.longest(self.memory)} tokens of "
-            f"HANABI_MAX_MODEL_LEN={limit}, and a longer one is cut; {remedy}. "
-            "hanabi-grpo doctor shows what each costs, and the other ways."
+            f"HANABI_MEMORY={self.memory}: the longest game ({self.preset}, {self.turns} turns per "
+            f"player) may need {self.longest(self.memory)} tokens, more than "
+            f"HANABI_MAX_MODEL_LEN={limit}, where games are truncated; {remedy}. "
+            "hanabi-grpo doctor shows the cost of each memory, and other options."
         )
 
 
@@ -125,9 +125,9 @@ class _MeasuredTurn(NamedTuple):
     step: int
     """Number of the game's step."""
     message: int
-    """Tokens of the message in its chat template, where the whole game is remembered."""
+    """Tokens of the message in its chat template, when the whole game is remembered."""
     state: int
-    """Tokens of the message that stands alone, see `Observation.state_message`."""
+    """Tokens of the standalone message, see `Observation.state_message`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def measure_budget(setups: Sequence[Setup[Any]], chat: ChatFormat, max_completio
 
     Args:
         setups: The games of a run.
-        chat: The chat format of its model.
+        chat: The chat format of the run's model.
         max_completion: Longest reply, in tokens.
     """
     by_turns = sorted(setups, key=lambda setup: setup.spec.max_turns, reverse=True)
@@ -153,7 +153,7 @@ def measure_budget(setups: Sequence[Setup[Any]], chat: ChatFormat, max_completio
 
 
 def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget:
-    """Play random games and extrapolate their longest conversation to the maximum of turns."""
+    """Play random games and extrapolate their longest conversation to the maximum turns."""
     openings: list[int] = []
     alone: list[int] = []
     later: list[float] = [0.0]
@@ -193,7 +193,7 @@ def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget
 
 
 def _call_tokens(setup: Setup[Any], max_completion: int) -> int:
-    """Return what the calls of one turn may add: per call a reply and a result."""
+    """Return the tokens that one turn's tool calls may add: a reply and a result per call."""
     if not setup.tools:
         return 0
     return setup.config.tool_calls * (max_completion + _RESULT_TOKENS)
@@ -202,8 +202,8 @@ def _call_tokens(setup: Setup[Any], max_completion: int) -> int:
 def _play_random_game(
     setup: Setup[Any], chat: ChatFormat, seed: int
 ) -> list[_MeasuredConversation]:
-    """Play one game by random actions and return the conversation of each player."""
-    # Whole conversations, whatever is remembered; the message of the state is measured as well.
+    """Play one game with random actions and return the conversation of each player."""
+    # Conversations are measured whole, whatever the memory, and so is the standalone message.
     config = setup.config.model_copy(update={"memory": "game"})
     environment = setup.environment
     referee = Referee(Setup(environment, config).task("doctor", seed), is_rehearsal=True)

@@ -1,9 +1,9 @@
 """The text that a chat template puts around messages, so that conversations grow by token ids.
 
-Re-rendering a conversation through a chat template at every turn changes its past (Qwen3 drops the
-think blocks of earlier replies), so the sequence that was sampled would not be the sequence that is
-trained. `ChatFormat` reads from the tokenizer's own template the text that it puts around messages,
-and from then on each turn only appends ids. `agents.conversation` has the conversations themselves.
+Re-rendering a conversation with a chat template at every turn changes its past (Qwen3 drops the
+think blocks of earlier replies), so training would not see the sequence that was sampled.
+`ChatFormat` extracts the text around messages from the tokenizer's own template, and from then on
+each turn only appends ids. The conversations themselves are in `agents.conversation`.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _FIRST = "HANABIFIRST"
 _REPLY = "HANABIREPLY"
 _SECOND = "HANABISECOND"
 _SYSTEM = "HANABISYSTEM"
-"""Texts that no template contains: everything rendered around them belongs to the template."""
+"""Texts that no template contains: everything rendered around them is the template's."""
 _HASH_LENGTH = 16
 """Hexadecimal digits of a format's hash."""
 _THINK = "<think>"
@@ -35,7 +35,7 @@ class Exchange(NamedTuple):
     message: str
     reply: str
     follows_call: bool = False
-    """Whether the message is the result of a tool, which templates have a role for."""
+    """Whether the message is a tool's result, which many templates have a role for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +57,13 @@ class ChatFormat:
     result_glue: str | None = None
     """Text between the end of a reply that calls a tool (after its eos) and the tool's result.
 
-    None: the template has no role for results, which are then user messages."""
+    None: the template has no role for results, so they are sent as user messages."""
     result_tail: str = ""
     """Text between the end of a result and the reply."""
     end_ids: frozenset[int] = frozenset()
     """Ids that end a reply.
 
-    They are the eos token and those that the model's files list (Qwen3: also <|endoftext|>).
+    These are the eos token and the ids that the model's files list (Qwen3: also <|endoftext|>).
     """
 
     @classmethod
@@ -71,7 +71,7 @@ class ChatFormat:
         """Read the format from a tokenizer's chat template.
 
         Args:
-            tokenizer: A tokenizer of transformers.
+            tokenizer: A transformers tokenizer.
             thinking: Whether the template lets the model think before it answers.
 
         Raises:
@@ -126,7 +126,7 @@ class ChatFormat:
             messages = [("system", _SYSTEM), ("user", _FIRST)]
             with_system = _render(self.tokenizer, messages, self.thinking)
         except TemplateError as error:
-            # Some templates refuse system messages; games whose style has none can still be played.
+            # Some templates reject system messages; games without one can still be played.
             with_system = f"refused: {error}"
         parts = (self.eos, self.eos_id, self.glue, self.tail, self.thinking, head, with_system)
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -138,8 +138,8 @@ class ChatFormat:
         Args:
             system: System message; "" for none.
             user: The message to reply to.
-            earlier: Past messages, and the reply to each as `spoken` returns it; tools' results
-                among them.
+            earlier: Past messages, including tool results, and the reply to each as `spoken`
+                returns it.
         """
         if earlier:
             return _encode(self, system, user, earlier)
@@ -153,7 +153,7 @@ class ChatFormat:
         Args:
             last_id: Last id of the reply.
             user: The next user message.
-            is_result: Whether it is the result of a tool instead.
+            is_result: Whether the message is a tool's result instead.
         """
         text = self.glue + user + self.tail
         if is_result and self.result_glue is not None:
@@ -164,13 +164,13 @@ class ChatFormat:
         return [self.eos_id, *ids]
 
     def said(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a whole reply of this text, its end included."""
+        """Return the ids of a whole reply with this text, including its end token."""
         return _encode_reply(self, text)
 
     def spoken(self, ids: list[int]) -> str:
-        """Return a reply as later turns see it: without its thoughts, even where they are cut off.
+        """Return a reply as later turns see it: without its thoughts, even if they are cut off.
 
-        Some templates open the thought themselves, after the last message.
+        Some templates open the think block themselves, after the last message.
         """
         text = self.decode(ids)
         tail_after_thought = self.tail.rpartition(_END_OF_THINK)[2]
@@ -186,10 +186,10 @@ class ChatFormat:
 
 
 def _result_format(tokenizer: Any, eos: str, thinking: bool) -> tuple[str | None, str]:
-    """Return the text before and after a tool's result; (None, "") where there is no role for it.
+    """Return the text before and after a tool's result; (None, "") without a role for it.
 
-    A template that leaves a result out, refuses it, or puts something of its own into the reply
-    before it has none.
+    A template counts as having no role for results if it omits a result, rejects it, or changes the
+    reply before it.
     """
     from jinja2 import TemplateError
 
@@ -208,7 +208,7 @@ def _result_format(tokenizer: Any, eos: str, thinking: bool) -> tuple[str | None
 def _listed_ends(folder: Path) -> set[int]:
     """Return the ids at which vLLM stops in addition to the tokenizer's eos token.
 
-    They are found as in vLLM's `try_get_generation_config` (0.32).
+    The lookup is that of vLLM's `try_get_generation_config` (0.32).
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
@@ -229,7 +229,7 @@ def _encode_opening(chat: ChatFormat, system: str, user: str) -> tuple[int, ...]
 
 @lru_cache(maxsize=4096)
 def _encode_reply(chat: ChatFormat, text: str) -> tuple[int, ...]:
-    # Games have few different actions.
+    # Games have few distinct actions.
     return (*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id)
 
 

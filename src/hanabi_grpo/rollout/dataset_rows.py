@@ -1,6 +1,6 @@
-"""Rows of a dataset: their keys, their meaning under given settings, and how to make one.
+"""Rows of a dataset: their keys, their meaning under given settings, and how to create one.
 
-A row stands for a stream of tasks, `DatasetRow`; one of these tasks is a `TaskRow`.
+A row, `DatasetRow`, stands for a stream of tasks; a `TaskRow` is one of these tasks.
 """
 
 import re
@@ -21,11 +21,11 @@ from hanabi_grpo.settings.game import HANABI, game_defaults
 from hanabi_grpo.types import SEEDS_APART
 
 STREAM_KEYS = ("suite", "seeds")
-"""Keys of `env_config` in addition to the game's settings: the stream of tasks, and its seeds."""
+"""Keys of `env_config` beyond the game's settings: the stream of tasks, and its seeds."""
 ROW_KEYS = ("messages", "env", "env_config", "share")
 """Keys of a row."""
 VALIDATION_SUITE = "eval-validation"
-"""The suite of validations while training: the suite `test` stays untouched by every choice."""
+"""The suite of validation during training, so that no choice depends on the suite `test`."""
 MIN_SHARE = 0.0001
 MAX_SHARE = 10_000
 SHARE_RULE = f"a share is a number from {MIN_SHARE:g} to {MAX_SHARE}, such as 3"
@@ -39,17 +39,17 @@ class DatasetRow:
     """A row of a dataset under the settings of a run: one game, and a stream of its tasks."""
 
     messages: Sequence[Message]
-    """Prompt for other trainers; our players read the prompts of their environment."""
+    """Prompt for other trainers; here players read their environment's prompts."""
     env: str
     """Name of the environment."""
     env_config: Mapping[str, Any]
-    """Every key of the environment's config, checked."""
+    """Every key of the environment's config, validated."""
     suite: str
     """The stream of tasks, e.g. "train"."""
     seeds: Sequence[int] | None
-    """Seeds of the tasks, played in this order repeatedly; None: fresh tasks without end."""
+    """Seeds of the tasks, cycled in this order; None: an endless stream of fresh tasks."""
     first_seed: int
-    """The seed of fresh task number 0."""
+    """Seed of fresh task number 0."""
     share: Fraction
     """How often the row is played, relative to the other rows."""
 
@@ -59,7 +59,7 @@ class DatasetRow:
         return registry.setup(self.env, self.env_config)
 
     def task(self, number: int, seed: int) -> "TaskRow":
-        """Return one of its tasks.
+        """Return one of the row's tasks.
 
         Args:
             number: The task's number in the run.
@@ -77,7 +77,7 @@ class DatasetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """One task of a run; the games of a group share it."""
+    """One task of a run, shared by the games of a group."""
 
     messages: Sequence[Message]
     """Messages of the row, for other trainers."""
@@ -93,10 +93,10 @@ class TaskRow:
     """Number of the task in the run, from 0."""
 
     def request(self, seats: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return the task as it is sent, see `messages.TaskRequest`.
+        """Return the task as sent to the server, see `messages.TaskRequest`.
 
         Args:
-            seats: Seat assignment of this task; None: the seat assignment of the request.
+            seats: Seat assignment of this task; None: that of the whole request.
         """
         request: dict[str, Any] = {
             "env": self.env,
@@ -137,7 +137,7 @@ def messages(env: str) -> list[dict[str, str]]:
 def parse_row(line: bytes, settings: Settings) -> DatasetRow:
     """Read and check one line of a dataset.
 
-    What the row leaves open comes from the settings.
+    Keys that the row omits come from the settings.
 
     Raises:
         ValueError: The line is malformed; the message says how.
@@ -163,16 +163,16 @@ def parse_row(line: bytes, settings: Settings) -> DatasetRow:
         suite=parsed.stream.suite,
         seeds=parsed.stream.seeds,
         first_seed=settings.task_seed * SEEDS_APART,
-        # The decimal that was typed: 0.1 is then a tenth.
+        # Through the typed decimal, so that 0.1 is exactly one tenth.
         share=Fraction(str(parsed.share)),
     )
 
 
 def parse_validation_row(line: bytes, settings: Settings) -> DatasetRow:
-    """Read and check one line of a dataset that a run is validated on.
+    """Read and check one line of a validation dataset.
 
-    What the row leaves open comes from the settings; what it says may differ from them, but for the
-    number of players. Its tasks are held out; a row without seeds has HANABI_EVAL_TASKS of them.
+    Keys that the row omits come from the settings; its own keys may differ from them, except for
+    the number of players. Its tasks are held out; a row without seeds has HANABI_EVAL_TASKS tasks.
 
     Raises:
         ValueError: The line is malformed; the message says how.
@@ -186,14 +186,14 @@ def parse_validation_row(line: bytes, settings: Settings) -> DatasetRow:
         )
     if parsed.share != 1:
         raise ValueError(
-            f"share={parsed.share:g}: a validation plays every row; leave share out, and choose "
-            "the number of a row's tasks by its seeds."
+            f"share={parsed.share:g}: validation plays every row; omit share, and set the number "
+            "of a row's tasks by its seeds."
         )
     setup = _setup(parsed, settings)
     if setup.spec.num_players != settings.players:
         raise ValueError(
             f"env={parsed.env!r} has {setup.spec.num_players} players, but the run trains "
-            f"HANABI_PLAYERS={settings.players}, who take the seats; choose a game for that many."
+            f"HANABI_PLAYERS={settings.players}; choose a game with that many players."
         )
     return DatasetRow(
         messages=parsed.messages,
@@ -208,7 +208,7 @@ def parse_validation_row(line: bytes, settings: Settings) -> DatasetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ParsedRow:
-    """A line whose keys are right."""
+    """A line whose keys are valid."""
 
     messages: Sequence[Message]
     env: str
@@ -223,15 +223,15 @@ def _parse(line: bytes, settings: Settings, suite: str = "train") -> _ParsedRow:
 
     Args:
         line: The line.
-        settings: Settings that name the environment of a row that names none.
-        suite: The suite of a row that names none.
+        settings: Settings with the default environment.
+        suite: The default suite.
     """
     given = read_struct(dict, line)
     env = given.get("env", settings.env)
     fields = registry.get(env).Config.model_fields
     config_keys = (*fields, *STREAM_KEYS)
     _check_keys(
-        given, ROW_KEYS, "a row", other_keys=config_keys, other_place="belongs into env_config"
+        given, ROW_KEYS, "a row", other_keys=config_keys, other_place="belongs in env_config"
     )
     row = read_struct(_Row, given)
     _check_keys(
@@ -239,7 +239,7 @@ def _parse(line: bytes, settings: Settings, suite: str = "train") -> _ParsedRow:
         config_keys,
         "env_config",
         other_keys=ROW_KEYS,
-        other_place="belongs beside env_config",
+        other_place="belongs next to env_config",
     )
     given_stream: dict[str, Any] = {"suite": suite}
     game = {}
@@ -250,10 +250,10 @@ def _parse(line: bytes, settings: Settings, suite: str = "train") -> _ParsedRow:
             game[key] = value
     stream = read_struct(_Stream, given_stream)
     if re.match(SPLIT_PATTERN, stream.suite) is None:
-        # The server would refuse the tasks of the first step.
+        # The server would reject the tasks of the first step.
         raise ValueError(
-            f"suite={shown(stream.suite)}: a suite is named by up to 64 letters, digits, '_', '.' "
-            "and '-', a letter or digit first, such as train."
+            f"suite={shown(stream.suite)}: the name of a suite has 1 to 64 letters, digits, '_', "
+            "'.' and '-', and starts with a letter or digit, e.g. train."
         )
     return _ParsedRow(
         messages=given["messages"],
@@ -274,15 +274,15 @@ def dataset_row(
     observation: str | None = None,
     share: float = 1,
 ) -> dict[str, Any]:
-    """Return a new row of a dataset file; keys with default values are left out.
+    """Return a new row of a dataset file; keys with default values are omitted.
 
     Args:
         preset: The preset that is played.
         suite: The stream of tasks.
-        num_tasks: Length of a fixed list of tasks; 0: fresh ones without end.
+        num_tasks: Length of a fixed list of tasks; 0: an endless stream of fresh tasks.
         env: Name of the environment.
-        players: Number of players; None: as the settings say.
-        observation: What players see, in Hanabi; None: as the settings say.
+        players: Number of players; None: from the settings.
+        observation: What players see, in Hanabi; None: from the settings.
         share: How often the row is played, relative to others.
 
     Raises:
@@ -297,10 +297,13 @@ def dataset_row(
     registry.setup(env, game)
     if not suite or is_held_out(suite):
         raise SettingsError(
-            f"--suite {suite!r}: suites that start with eval or test are held out; use train."
+            f"--suite {suite!r}: suites whose names start with eval or test are held out; use "
+            "train."
         )
     if num_tasks < 0:
-        raise SettingsError(f"--num-tasks {num_tasks}: must be 0 (fresh tasks for ever) or more.")
+        raise SettingsError(
+            f"--num-tasks {num_tasks}: must be 0 (an endless stream of fresh tasks) or more."
+        )
 
     env_config = {"preset": preset, "suite": suite, **game}
     if num_tasks:
@@ -317,8 +320,8 @@ def dataset_row(
 def _setup(row: _ParsedRow, settings: Settings) -> Setup[Any]:
     """Return the game of a row.
 
-    Fields that the row leaves open come from the settings, or from the environment's own defaults
-    where the settings are for another environment.
+    Fields that the row omits come from the settings, or from the environment's own defaults if the
+    settings are for another environment.
     """
     if row.env == settings.env:
         game = settings.config_row(row.game)
@@ -327,13 +330,13 @@ def _setup(row: _ParsedRow, settings: Settings) -> Setup[Any]:
         game = {**defaults, **row.game}
     if game.get("preset", "") is None:
         if registry.get(row.env).Config.model_fields["preset"].is_required():
-            raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")
+            raise ValueError("no board: add a preset to env_config, or set HANABI_PRESET.")
         del game["preset"]
     return registry.setup(row.env, game)
 
 
 def _check_against_settings(game: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse a row that contradicts an explicit setting.
+    """Reject a row that contradicts an explicit setting.
 
     Args:
         game: The game's fields in the row.
@@ -347,7 +350,7 @@ def _check_against_settings(game: Mapping[str, Any], settings: Settings) -> None
         if key in settings.model_fields_set:
             raise ValueError(
                 f"env_config {key}={value!r}, but {names[key]}={set_value!r} is set as well. Unset "
-                f"DATASET, and the settings decide; or unset {names[key]}."
+                f"DATASET to use the settings, or unset {names[key]}."
             )
         if key == "players":
             # The server makes room for one adapter per player before it sees a row.
@@ -372,9 +375,9 @@ def _check_keys(
         allowed: The keys that the object may have.
         what: Name of the object, for the message.
         other_keys: Keys that belong elsewhere.
-        other_place: Where these belong, e.g. "belongs beside env_config".
+        other_place: Where those keys belong, e.g. "belongs next to env_config".
     """
-    may_hold = f"{what} may hold {', '.join(allowed)}."
+    may_hold = f"the keys of {what} are {', '.join(allowed)}."
     for key in given:
         if key in other_keys:
             raise ValueError(f"{key!r} {other_place}: {may_hold}")

@@ -1,7 +1,7 @@
 """Datasets: files of rows (JSON Lines), and the endless list of tasks that they stand for.
 
-Which row a task belongs to is a function of the rows' shares and of the task's number. A resumed
-run and every process therefore agree on it, and nothing has to be saved.
+The row of a task depends only on the rows' shares and the task's number. A resumed run and every
+process therefore agree on it, and nothing has to be saved.
 """
 
 import contextlib
@@ -33,31 +33,29 @@ EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": '
     '{"preset": "laptop", "suite": "train"}}'
 )
-"""Example in error messages."""
+"""Example row in error messages."""
 VALIDATION_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": '
     '{"preset": "laptop"}}'
 )
-"""Example of a row to validate on."""
+"""Example of a validation row."""
 MAX_BLOCK = 10_000
-"""Longest list of tasks in which shares come out exactly; 0.9999 and 0.0001 just fit."""
+"""Maximum length of a list of tasks with exact shares; 0.9999 and 0.0001 just fit."""
 FURTHER_APART = SEEDS_APART // 16
-"""Distance of the numbers of a task and of those that may take its place, of which there are up to
-15.
-"""
+"""Distance between the number of a task and those of its up to 15 possible replacements."""
 
 
 def training_rows(settings: Settings) -> list[DatasetRow]:
-    """Return the rows that a run plays: those of DATASET, or one made from the settings.
+    """Return the rows that a run plays: those of DATASET, or a single row from the settings.
 
-    A process reads them once: a file that changes meanwhile does not change a run.
+    A process reads them once, so changing the file does not change a run in progress.
     """
     return list(_training_rows(settings, frozenset(settings.model_fields_set)))
 
 
 @functools.lru_cache(maxsize=2)
 def _training_rows(settings: Settings, given: frozenset[str]) -> list[DatasetRow]:
-    # `given` is a part of the cache's key: it decides what a row may say, and two settings that
+    # `given` is part of the cache key: it decides which keys a row may set, and settings that
     # differ only in it compare equal.
     if settings.dataset is not None:
         return load_rows(settings.dataset, settings)
@@ -66,9 +64,9 @@ def _training_rows(settings: Settings, given: frozenset[str]) -> list[DatasetRow
 
 
 def validation_rows(settings: Settings) -> list[DatasetRow]:
-    """Return the rows of HANABI_EVAL_DATASET, with their seeds; an empty list where it is unset.
+    """Return the rows of HANABI_EVAL_DATASET, with their seeds; an empty list if it is unset.
 
-    A process reads them once, as those of training.
+    A process reads them once, like those of training.
 
     Raises:
         SettingsError: As `load_rows`.
@@ -85,20 +83,20 @@ def _validation_rows(settings: Settings, given: frozenset[str]) -> list[DatasetR
         content = read_bytes(path, MAX_DATASET_BYTES)
     except OSError as error:
         raise SettingsError(
-            f"HANABI_EVAL_DATASET={str(path)!r}: cannot be read ({error.strerror}). It has a row "
-            f"for each game to validate on, such as {VALIDATION_ROW}; unset it to validate on the "
-            "games of training."
+            f"HANABI_EVAL_DATASET={str(path)!r}: cannot be read ({error.strerror}). The file needs "
+            f"a row for each validation game, such as {VALIDATION_ROW}; unset it to validate on "
+            "the games of training."
         ) from error
     return _parse_lines(content, path, settings, parse_validation_row, VALIDATION_ROW)
 
 
 def played_setups(rows: Sequence[DatasetRow]) -> list[Setup[Any]]:
-    """Return the different games of rows, in order."""
+    """Return the distinct games of some rows, in order."""
     return list(dict.fromkeys(row.setup for row in rows))
 
 
 def setup_names(setups: Sequence[Setup[Any]]) -> list[str]:
-    """Return a name for each game: its preset, with a number behind it where several have one.
+    """Return a name for each game: its preset, followed by a number if several share it.
 
     Example:
         ["kuhn_poker", "marshal-mini", "marshal-mini#2"]
@@ -112,11 +110,11 @@ def setup_names(setups: Sequence[Setup[Any]]) -> list[str]:
 
 
 def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
-    """Read and check every row; what a row leaves open comes from the settings.
+    """Read and check every row; keys that a row omits come from the settings.
 
     Raises:
-        SettingsError: The file is missing or empty, or has a bad row; it names file, line, problem
-            and a right row. Or the shares come out exactly only in very many tasks.
+        SettingsError: The file is missing or empty, or has an invalid row; the message names file,
+            line and problem, and has an example row. Or exact shares need too many tasks.
     """
     path = Path(path)
     try:
@@ -124,7 +122,7 @@ def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
     except OSError as error:
         raise SettingsError(
             f"DATASET={str(path)!r}: cannot be read ({error.strerror}). Unset it for the board of "
-            f"HANABI_PRESET, or make one: hanabi-grpo dataset --preset laptop --out {path}"
+            f"HANABI_PRESET, or create the file: hanabi-grpo dataset --preset laptop --out {path}"
         ) from error
     return _parse_rows(content, path, settings)
 
@@ -132,8 +130,8 @@ def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
 def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = False) -> str:
     """Write rows to a new file, or append them to an existing one.
 
-    The whole content is checked first, as training checks it; an existing file is replaced
-    atomically or stays as it is.
+    The whole content is first checked as in training; an existing file is replaced atomically or
+    left unchanged.
 
     Args:
         out: The file.
@@ -144,15 +142,15 @@ def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = Fals
         The mix of games, see `mix_line`.
 
     Raises:
-        SettingsError: The file exists (with `add`: does not), cannot be written, or would hold rows
-            that do not fit.
+        SettingsError: The file exists (with `add`: does not exist), cannot be written, or would
+            have invalid rows.
     """
     if add and not out.exists():
-        raise SettingsError(f"--out {out}: there is no such file to add to; leave out --add.")
+        raise SettingsError(f"--out {out}: no such file to append to; omit --add.")
     if not add and out.exists():
         raise SettingsError(
-            f"--out {out}: exists already; choose another name, remove it, or put the rows behind "
-            "its own with --add."
+            f"--out {out}: already exists; choose another name, remove it, or append the rows with "
+            "--add."
         )
     try:
         content = read_bytes(out, MAX_DATASET_BYTES) if add else b""
@@ -169,9 +167,9 @@ def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = Fals
 
 
 def _fitting_settings(content: bytes) -> Settings:
-    """Return settings of the environment and the number of players that rows name.
+    """Return settings with the environment and the number of players that the rows name.
 
-    Errors in the rows are ignored here; parsing reports them.
+    Errors in the rows are ignored here; they are reported when the rows are parsed.
     """
     with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
         envs = []
@@ -196,7 +194,7 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[DatasetR
     Args:
         content: The file's bytes.
         path: The file's path, for error messages.
-        settings: Settings that fill in what rows leave open.
+        settings: Settings for the keys that rows omit.
     """
     rows = _parse_lines(content, path, settings, parse_row, EXAMPLE_ROW)
     try:
@@ -218,9 +216,9 @@ def _parse_lines(
     Args:
         content: The file's bytes.
         path: The file's path, for error messages.
-        settings: Settings that fill in what rows leave open.
+        settings: Settings for the keys that rows omit.
         parse: Reads a line.
-        example: A right row, for error messages.
+        example: An example row, for error messages.
     """
     rows = []
     for number, line in enumerate(content.splitlines(), start=1):
@@ -240,14 +238,14 @@ def _parse_lines(
 def tasks(rows: Sequence[DatasetRow], start: int, count: int) -> list[TaskRow]:
     """Return tasks number `start` to `start + count - 1` of the list that rows stand for.
 
-    Tasks cycle through the rows, each as often as its share says. Task n takes seed `first_seed` +
-    n where its row has no seeds, so no two tasks of a run have the same seed, whatever their game.
-    A row with seeds cycles through them.
+    Tasks cycle through the rows in proportion to their shares. Task n of a row without seeds has
+    seed `first_seed` + n, so no two tasks of a run have the same seed, whatever their game. A row
+    with seeds cycles through them.
 
     Args:
         rows: The rows of a run.
         start: Number of the first task, from 0.
-        count: How many tasks.
+        count: Number of tasks.
 
     Raises:
         SettingsError: A run has no more fresh tasks.
@@ -262,7 +260,8 @@ def tasks(rows: Sequence[DatasetRow], start: int, count: int) -> list[TaskRow]:
             seed = row.first_seed + number
         else:
             raise SettingsError(
-                f"task {number}: a run has {SEEDS_APART} fresh tasks; set another HANABI_TASK_SEED."
+                f"task {number}: a run has at most {SEEDS_APART} fresh tasks; set another "
+                "HANABI_TASK_SEED."
             )
         chosen.append(row.task(number, seed))
     return chosen
@@ -271,14 +270,14 @@ def tasks(rows: Sequence[DatasetRow], start: int, count: int) -> list[TaskRow]:
 def further_task(rows: Sequence[DatasetRow], task: int, attempt: int) -> TaskRow:
     """Return a replacement for a task.
 
-    It is of the same row, so that rows keep their shares, and depends on nothing that was played.
-    Where the row has no seeds, it takes a seed that no other task of the run has; otherwise it
-    draws one of the row's seeds, other than the replaced task's unless there is only one.
+    The replacement belongs to the same row, so that rows keep their shares, and does not depend on
+    what was played. If the row has no seeds, its seed is one that no other task of the run has;
+    otherwise it is drawn from the row's seeds, without the replaced task's unless it is the only
+    one.
 
     Args:
         rows: The rows of a run.
-        task: Number of the task to replace. One that is a replacement itself is replaced as the
-            task in whose place it came.
+        task: Number of the task to replace; for a replacement, the original task is replaced again.
         attempt: Number of the replacement, from 1 to 15.
     """
     first_task = task % FURTHER_APART
@@ -296,36 +295,36 @@ def further_task(rows: Sequence[DatasetRow], task: int, attempt: int) -> TaskRow
 
 
 def check_payoffs(settings: Settings, setups: Sequence[Setup[Any]]) -> None:
-    """Refuse settings that do not fit the payoff of a game.
+    """Reject settings that do not fit the payoff of a game.
 
     Args:
         settings: The run's settings.
-        setups: The games that it plays, see `played_setups`.
+        setups: The games of the run, see `played_setups`.
 
     Raises:
-        SettingsError: Best-response phases, which look for a greater score, are set for a game
-            without a team; or shares of the team's return for a zero-sum game.
+        SettingsError: Best-response phases, which maximize a team score, are set for a game without
+            teams; or an estimator that divides a team's return is set for a zero-sum game.
     """
     if ESTIMATORS[settings.advantage].needs.is_credit:
         with_critic = ", ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
         for setup in setups:
             if setup.spec.payoff == "zero_sum":
                 raise SettingsError(
-                    f"HANABI_ADVANTAGE={settings.advantage}: it shares out a team's return, and "
-                    f"in {setup.env} the players' returns add up to 0; take {with_critic}, or an "
+                    f"HANABI_ADVANTAGE={settings.advantage}: it divides a team's return among the "
+                    f"players, but {setup.env} is a zero-sum game; set {with_critic}, or an "
                     "estimator without learned values."
                 )
     if settings.update == "best_response":
         for setup in setups:
             if not setup.spec.has_common_score:
                 raise SettingsError(
-                    f"HANABI_UPDATE=best_response: {setup.env} is not played by a team, so no "
-                    "score says whether a player got better; set independent or sequential."
+                    f"HANABI_UPDATE=best_response: {setup.env} is not a team game, so no score "
+                    "shows whether a player improved; set independent or sequential."
                 )
 
 
 def num_steps(settings: Settings, rows: Sequence[DatasetRow]) -> int:
-    """Return how many optimizer steps a run takes, see `epoch_tasks`; MAX_STEPS wins."""
+    """Return the number of optimizer steps, see `epoch_tasks`; MAX_STEPS takes precedence."""
     if settings.max_steps is not None or settings.num_train_epochs is None:
         return settings.max_steps or 0
     tasks_of_all_epochs = settings.num_train_epochs * epoch_tasks(settings, rows)
@@ -333,7 +332,7 @@ def num_steps(settings: Settings, rows: Sequence[DatasetRow]) -> int:
 
 
 def steps_reason(settings: Settings, rows: Sequence[DatasetRow]) -> str:
-    """Return why a run takes as many steps, in a few words; empty without NUM_TRAIN_EPOCHS.
+    """Return a short reason for the number of steps; empty without NUM_TRAIN_EPOCHS.
 
     Example:
         "NUM_TRAIN_EPOCHS=20, an epoch is 8 tasks; a row without seeds counts as one step"
@@ -342,7 +341,7 @@ def steps_reason(settings: Settings, rows: Sequence[DatasetRow]) -> str:
         return ""
     epochs = f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}"
     if settings.max_steps is not None:
-        return f"MAX_STEPS={settings.max_steps} wins over {epochs}"
+        return f"MAX_STEPS={settings.max_steps} takes precedence over {epochs}"
     reason = f"{epochs}, an epoch is {epoch_tasks(settings, rows)} tasks"
     if any(not row.seeds for row in rows):
         reason += "; a row without seeds counts as one step"
@@ -350,11 +349,12 @@ def steps_reason(settings: Settings, rows: Sequence[DatasetRow]) -> str:
 
 
 def epoch_tasks(settings: Settings, rows: Sequence[DatasetRow]) -> int:
-    """Return how many tasks one epoch has.
+    """Return the number of tasks of one epoch.
 
-    It visits every seed of every row at least once: with equal shares len(rows) × the longest list
-    of seeds. A row without seeds draws fresh tasks for ever and counts as one step, so that a
-    dataset of one such row, the one without DATASET too, has epochs of one step.
+    An epoch visits every seed of every row at least once: with equal shares, it has len(rows) × the
+    longest list of seeds. A row without seeds has an endless stream of fresh tasks and counts as
+    one step, so a dataset with only such a row, including the default without DATASET, has epochs
+    of one step.
     """
     order = block_order(_shares(rows))
     blocks = 0
@@ -368,8 +368,8 @@ def epoch_tasks(settings: Settings, rows: Sequence[DatasetRow]) -> int:
 def mix_line(rows: Sequence[DatasetRow]) -> str:
     """Return the mix of games for the terminal, e.g. "laptop 75 %, marshal-mini 25 %".
 
-    A board of one's own has the name of its parameters. Where rows differ in what players see, the
-    observation stands beside each name.
+    A custom board is named after its parameters. If rows differ in what players see, the
+    observation follows each name.
     """
     observations = {row.env_config.get("observation") for row in rows}
     observations.discard(None)
@@ -395,7 +395,7 @@ def _shares(rows: Sequence[DatasetRow]) -> tuple[Fraction, ...]:
 
 
 def locate(shares: tuple[Fraction, ...], task: int) -> tuple[int, int]:
-    """Return the index of a task's row, and how many earlier tasks that row had.
+    """Return the index of a task's row, and the number of the row's earlier tasks.
 
     Args:
         shares: Shares of the rows.
@@ -411,12 +411,11 @@ def locate(shares: tuple[Fraction, ...], task: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=8)
 def block_order(shares: tuple[Fraction, ...]) -> list[int]:
-    """Return the shortest list in which each index occurs as often as its share says.
+    """Return the shortest list in which each index occurs in proportion to its share.
 
-    The k-th of n occurrences belongs at (k + 1/2) / n of the list, so they are spread evenly, and
-    a step that covers a part of the list has nearly the same shares (Webster's method, as a
-    sequence).
-    Equal shares give 0, 1, 2, …
+    The k-th of n occurrences is placed at (k + 1/2) / n of the list, so occurrences are spread
+    evenly, and a step that covers part of the list has nearly the same shares (Webster's method, as
+    a sequence). Equal shares give 0, 1, 2, …
 
     Raises:
         SettingsError: The list has more than `MAX_BLOCK` entries.
@@ -428,8 +427,8 @@ def block_order(shares: tuple[Fraction, ...]) -> list[int]:
     if sum(counts) > MAX_BLOCK:
         given = ", ".join(f"{float(share):g}" for share in shares)
         raise SettingsError(
-            f"shares {given}: they come out exactly only in {sum(counts)} tasks, allowed are "
-            f"{MAX_BLOCK}; give rounder numbers, such as 3 and 1."
+            f"shares {given}: exact shares would need {sum(counts)} tasks, but at most {MAX_BLOCK} "
+            "are allowed; use rounder numbers, such as 3 and 1."
         )
     occurrences = []
     for index, count in enumerate(counts):

@@ -1,8 +1,8 @@
 """Handshake of trainer and server before the first game, and the digests that both compute.
 
-Both sides run this code over their own installation: the server recomputes what a trainer claims of
-its games, so that two installations that would deal, phrase or encode a game differently report an
-error instead of training on the difference.
+Both sides run this code on their own installation: the server recomputes the digests that a trainer
+claims for its games, so that two installations that would start, phrase or encode a game
+differently raise an error instead of silently training on the difference.
 """
 
 import functools
@@ -25,9 +25,9 @@ PROTOCOL = 8
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
 STARTING = "starting"
-"""`status` of the 503 response that a server gives until its engine is up.
+"""`status` in a server's 503 responses until its engine has started.
 
-Beside it, `seconds` has the time since the start.
+The field `seconds` has the time since the start.
 """
 _MAX_TEXT = 100
 _MAX_RUN_ID = 4096
@@ -38,10 +38,10 @@ _MAX_CONFIG_FIELDS = 32
 _NUM_PROBES = 3
 """Number of games whose messages are compared."""
 _PROBE_TURNS = 8
-"""Turns of each of these games."""
+"""Number of turns in each of these games."""
 
 _STRIDE = 7
-"""From turn to turn, the position of the chosen action moves on by this many legal actions."""
+"""Number of legal actions by which the choice advances from turn to turn."""
 
 _Text = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
 _Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
@@ -52,7 +52,7 @@ _Config = Annotated[dict[_Text, Any], Meta(min_length=1, max_length=_MAX_CONFIG_
 
 
 class GameClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One game that a trainer will ask for, with the digests that its own code computes."""
+    """One game that a trainer will request, with the digests that its own code computes."""
 
     env: _Text
     """Name of the environment."""
@@ -69,7 +69,7 @@ class GameClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class BaseClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base model of one player, as the trainer has it."""
+    """The base model of one player, on the trainer's side."""
 
     model_fingerprint: _Text
     tokenizer_hash: _Text
@@ -79,7 +79,7 @@ class BaseClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A trainer's description of itself; the server refuses a trainer that does not fit."""
+    """A trainer's description of itself; the server rejects a trainer that does not match."""
 
     protocol: int
     run_id: Annotated[
@@ -91,11 +91,11 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     secret: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     """Secret of the run folder (`runs.run_secret`).
 
-    A trainer that knows it may take over the run; everything else may be public.
+    A trainer that knows the secret may take over the run; everything else may be public.
     """
     adapters: Annotated[list[_Text], Meta(min_length=1, max_length=MAX_PLAYERS)]
     lora_rank: _Rank
-    """Rank of every adapter, or the largest."""
+    """Rank of every adapter, or the largest rank."""
     model_fingerprint: _Text
     tokenizer_hash: _Text
     """See `tokenizer_hash`."""
@@ -106,28 +106,28 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """See `settings.judge.judge_description`; "": no judge."""
     games: Annotated[list[GameClaim], Meta(min_length=1, max_length=_MAX_GAMES)]
     """The games of the run, at least one: a session uploads adapters, and an adapter without games
-    cannot be checked. Playing the base model, or adapters that are served already, needs no
+    cannot be checked. Playing the base model, or adapters that are already served, does not need a
     session.
     """
     lora_ranks: _Ranks = {}
-    """Rank of each adapter that has another than `lora_rank`."""
+    """Rank of each adapter whose rank differs from `lora_rank`."""
     bases: Annotated[dict[_Text, BaseClaim], Meta(max_length=MAX_PLAYERS)] = {}
-    """The base model of each player, where they are several; the fields above are player_0's."""
+    """The base model of each player if there are several; the fields above are player_0's."""
     version: _Version = 0
     """The first version that the trainer will push."""
     replaces: _Versions | None = None
     """Newer versions of the same run that the server may drop."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that a terminal would obey, or that does not look like what it is."""
+        """Reject a name with characters that control a terminal or are invisible."""
         if not is_visible(self.run_id):
             raise ValueError(
-                f"run_id {visible_line(self.run_id)!r} holds a control character, or one that "
-                "turns the direction of writing or has no width; rename the run folder"
+                f"run_id {visible_line(self.run_id)!r} contains a control character, or one that "
+                "changes the writing direction or has no width; rename the run folder"
             )
 
     def rank_of(self, adapter: str) -> int:
-        """Return the LoRA rank of one of its adapters."""
+        """Return the LoRA rank of one of the adapters."""
         return self.lora_ranks.get(adapter, self.lora_rank)
 
     def base_of(self, player: str) -> BaseClaim:
@@ -149,15 +149,15 @@ SECRET_FIELDS = frozenset({"secret"})
 
 
 def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
-    """Return the headers that name a trainer.
+    """Return the headers that identify a trainer.
 
-    A path may contain characters that a header may not, so it is percent-encoded.
+    The path is percent-encoded, because it may contain characters that headers must not.
     """
     return {"x-run-id": quote(run_id, safe="/:@"), "x-trainer-id": trainer_id}
 
 
 def read_session_headers(headers: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return (run_id, trainer_id) of a request; None for a header that is missing."""
+    """Return (run_id, trainer_id) of a request; None for a missing header."""
     run_id = headers.get("x-run-id")
     if run_id is not None:
         run_id = unquote(run_id)
@@ -188,8 +188,9 @@ def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
 def prompt_hash(setup: Setup[Any]) -> str:
     """Return a short sha256 over the messages that players of a game see.
 
-    These are every player's system message, and the messages of a few turns of fixed games: the
-    actions are chosen by position among the legal ones, so a difference in the rules shows as well.
+    These are every player's system message, and the messages of a few turns of fixed games. Actions
+    are chosen by their position among the legal ones, so a difference in the rules changes the hash
+    as well.
     """
     texts = []
     for player in range(setup.spec.num_players):
@@ -214,10 +215,10 @@ def prompt_hash(setup: Setup[Any]) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Return a short sha256 over everything that decides how text is encoded and decoded.
+    """Return a short sha256 over everything that affects how text is encoded and decoded.
 
-    Vocabulary, merges, normalisation, added and special tokens count; the folder, and the
-    truncation and padding that earlier calls left switched on, do not.
+    It covers vocabulary, merges, normalization, and added and special tokens; not the folder, nor
+    truncation and padding that earlier calls left enabled.
     """
     added = []
     for number, token in tokenizer.added_tokens_decoder.items():

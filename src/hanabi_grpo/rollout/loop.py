@@ -1,6 +1,6 @@
-"""The only loop over a game, and its interface to agents: models, scripts and people.
+"""The single game loop, and its interface to agents: models, scripts and people.
 
-Servers, evaluation, demos and people all play through `play_episode`. The agents are in `agents`.
+Servers, evaluation, demos and people all use `play_episode`. The agents are in `agents`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class PlayerSeat(Protocol):
     """One player in one game, with its private state, e.g. a conversation."""
 
     async def reply(self, seen: Observation) -> Reply:
-        """Answer on this player's turn, or after a call of a tool that the last answer was.
+        """Reply on this player's turn, or to the tool result if the last reply was a tool call.
 
         The texts of `seen` are built on demand, so that games of scripts stay fast.
         """
@@ -26,7 +26,7 @@ class PlayerSeat(Protocol):
 
 
 class Player(Protocol):
-    """A way to play, shared by any number of games."""
+    """An agent that can be shared by any number of games."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Player(Protocol):
 
         Args:
             player: Number of the seat, from 0.
-            task: Start of the game.
+            task: The task that is played.
             game: Number of the game within the task's group.
         """
         ...
@@ -46,12 +46,12 @@ class Player(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far an episode has come, for whoever may have to end it before its end."""
+    """Progress of an episode, for callers that may have to end it early."""
 
     num_turns: int = 0
-    """Turns that were taken."""
+    """Turns taken so far."""
     rewards: list[float] = field(default_factory=list)
-    """What each player has got so far; empty before the first turn."""
+    """Rewards of each player so far; empty before the first turn."""
 
     def add(self, turns: Sequence[Turn]) -> None:
         """Count the turns of one step."""
@@ -74,27 +74,27 @@ async def play_episode(
 ) -> Episode:
     """Play one game to its end.
 
-    A bad reply is data: the referee penalises and replaces it. A seat that raises ends the game
-    with that error. Players who act simultaneously are asked concurrently. A player that calls a
-    tool is asked again, with the result as its message, until it acts.
+    A bad reply is data: the referee penalizes and replaces it. An exception raised by a seat ends
+    the game. Players who act simultaneously are asked concurrently. A player that calls a tool is
+    asked again, with the result as its message, until it acts.
 
     Args:
-        task: Start of the game.
+        task: The task that is played.
         players: One per seat, in turn order.
-        game: Number of this game within the task's group; it feeds the randomness of scripts and
-            of the actions that replace bad replies.
-        names: The policy of each seat, for the record; the players' own names when left out.
+        game: Number of this game within the task's group; seeds the randomness of scripts and of
+            the actions that replace bad replies.
+        names: The policy of each seat, for the record; by default the players' own names.
         instance_id: Identifier of the server process, for the record.
-        progress: Is told of every step.
+        progress: Updated after every step.
 
     Raises:
-        SettingsError: The number of players is not the number of seats.
+        SettingsError: The number of players differs from the number of seats.
     """
     referee = Referee(task, number=game)
     if len(players) != referee.spec.num_players:
         raise SettingsError(
-            f"{len(players)} players for an environment of {referee.spec.num_players}: give one "
-            "for every seat."
+            f"{len(players)} players for an environment with {referee.spec.num_players} seats: "
+            "give one for every seat."
         )
     seats = [player.seat(seat, task=task, game=game) for seat, player in enumerate(players)]
     while referee.status is None:
@@ -116,7 +116,7 @@ async def play_episode(
 
 
 async def reply_of(referee: Referee, player: int, seat: PlayerSeat) -> Reply:
-    """Return the reply by which a player acts, after its calls of tools."""
+    """Return the reply with which a player acts, after its tool calls."""
     while True:
         reply = await seat.reply(referee.see(player))
         if reply.out_of_tokens:
@@ -129,7 +129,7 @@ async def reply_of(referee: Referee, player: int, seat: PlayerSeat) -> Reply:
 
 
 async def reply_together(replies: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Return all replies; when one raises, the others are cancelled and awaited first."""
+    """Return all replies; if one raises, the others are first cancelled and awaited."""
     tasks = [asyncio.ensure_future(reply) for reply in replies]
     try:
         return await asyncio.gather(*tasks)

@@ -1,7 +1,7 @@
 """Messages between client and rollout server: requests for games, replies or scores, and answers.
 
 Both sides use these structs, and derive the games of a request by the same rule. An unknown field
-is refused in a request and ignored in an answer; no value may nest deeper than its type says.
+is rejected in a request and ignored in an answer; no value may nest deeper than its type allows.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
 
 MAX_TASKS = 16384
 MAX_GAMES = 32768
-"""Games of all tasks of a request together."""
+"""Total games of all tasks in a request."""
 MAX_TEMPERATURE = 2.0
 """Highest sampling temperature that vLLM accepts."""
 MAX_TEXT = 64 << 10
@@ -31,15 +31,15 @@ MAX_TURNS = 512
 MAX_SCORED = 8192
 """Prompts of one request for scores."""
 MAX_REPLIES = 64
-"""Replies to one of them."""
+"""Replies to one of these prompts."""
 MAX_SCORES = 65536
-"""Replies to all prompts of a request for scores together."""
+"""Total replies to all prompts of a request for scores."""
 MAX_REPLY_IDS = 65536
-"""Token ids of one past reply; the model's own limit is far below."""
+"""Token ids of one past reply; the model's own limit is far lower."""
 MAX_PROBED = 16
 """Token sequences of one probe."""
 MAX_PROBED_IDS = 256
-"""Token ids of one of them."""
+"""Token ids of one of these sequences."""
 SPLIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 """Names of splits, which are also called suites."""
 _MAX_CONFIG_FIELDS = 32
@@ -70,7 +70,7 @@ ProbedIds = Annotated[
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One task that is to be played."""
+    """One task to be played."""
 
     env: Annotated[str, Meta(max_length=64)] = "hanabi"
     """Name of the environment, see `envs.registry`."""
@@ -83,7 +83,7 @@ class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seats: _Seats | None = None
     """The policy of each seat, see `settings.refs`, e.g. ("player_0@7", "iggi").
 
-    None: those of the request.
+    None: the seats of the request.
     """
 
 
@@ -97,17 +97,17 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest reply, in tokens."""
     temperature: _Temperature
     top_p: _TopP = 1.0
-    """See `token_filter`, as the next one."""
+    """See `token_filter`, also for `top_k`."""
     top_k: _TopK = 0
     sampling_seed: _Seed | None = None
-    """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
+    """Determines every sampled reply, see `rollout.seeds`; None: replies differ each time."""
     seats: _Seats | None = None
-    """Seats of tasks that name none; a task with fewer players takes the first of them."""
+    """Default seats of the tasks; a task with fewer players uses the first ones."""
     teachers: _Teachers | None = None
-    """Per seat who teaches there (HANABI_TEACHER), None where nobody does.
+    """The teacher of each seat (HANABI_TEACHER), None for none.
 
-    It labels the turns of the session's own adapters; partners in its seat are not taught. A task
-    with fewer players takes the first of them. None: nobody is taught.
+    A teacher labels the turns of the session's own adapters; partners in its seat are not taught. A
+    task with fewer players uses the first ones. None: no seat has a teacher.
     """
 
 
@@ -118,23 +118,23 @@ class DroppedRow(Struct, frozen=True, kw_only=True):
     game: Annotated[int, Meta(ge=0)]
     reason: Annotated[str, Meta(min_length=1)]
     is_late: bool = False
-    """See `DroppedGame`, as the following."""
+    """See `DroppedGame`, also for the next fields."""
     num_turns: Annotated[int, Meta(ge=0)] = 0
     rewards: Annotated[tuple[float, ...], Meta(max_length=MAX_PLAYERS)] = ()
 
 
 class RolloutAnswer(Struct, frozen=True, kw_only=True):
-    """The games of a request: one object per game, by task and then by number."""
+    """The games of a request: one object per game, ordered by task and then by number."""
 
     episodes: tuple[Episode, ...]
     dropped: tuple[DroppedRow, ...]
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
     """Tokens of all prompts that the engine received.
 
-    A growing conversation counts again at each turn.
+    A growing conversation is counted again at each turn.
     """
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Those of the prompt tokens that were in the engine's prefix cache."""
+    """How many of the prompt tokens were in the engine's prefix cache."""
 
 
 class EarlierTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,7 +144,7 @@ class EarlierTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The player's message."""
     reply_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_REPLY_IDS)]
     follows_call: bool = False
-    """Whether the message is the result of a tool that the reply before it has called."""
+    """Whether the message is the result of a tool that the previous reply called."""
 
 
 class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,7 +168,7 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_tokens: _MaxTokens
     temperature: _Temperature
     seed: _Seed | None = None
-    """Decides the reply; None: another one each time."""
+    """Determines the reply; None: replies differ each time."""
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,10 +179,10 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A conversation as texts, as in OpenAI's API.
+    """A conversation as texts, in the format of OpenAI's API.
 
-    It has at most one system message, then user and assistant in turn. Other fields of OpenAI's
-    API, and other values of `top_logprobs`, `n` and `top_p`, are not supported: they are refused.
+    It has at most one system message, then user and assistant messages in turn. Other fields of
+    OpenAI's API, and other values of `top_logprobs`, `n` and `top_p`, are rejected as unsupported.
     """
 
     model: Annotated[str, Meta(max_length=512)]
@@ -190,17 +190,17 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=2 * MAX_TURNS + 2)]
     max_tokens: _MaxTokens | None = None
     max_completion_tokens: _MaxTokens | None = None
-    """The newer name of `max_tokens`; one of them is needed."""
+    """The newer name of `max_tokens`; one of them is required."""
     temperature: _Temperature = 1.0
     seed: _Seed | None = None
-    """Decides the reply; None: another one each time."""
+    """Determines the reply; None: replies differ each time."""
     logprobs: bool = True
     """Ignored: the answer always has logprobs."""
     top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=1)] = 1
     top_p: Annotated[float, Meta(ge=1.0, le=1.0)] = 1.0
     stream: bool = False
-    """True: the answer comes as server-sent events, the whole reply in one of them."""
+    """True: the answer is sent as server-sent events, with the whole reply in one event."""
     stream_options: dict[Literal["include_usage"], bool] | None = None
     """Ignored: the events always end with the usage."""
 
@@ -225,27 +225,26 @@ class ScoreAnswer(Struct, frozen=True, kw_only=True):
     """Log-probabilities of given replies."""
 
     logprobs: tuple[tuple[float, ...], ...]
-    """Per prompt and reply the log-probability of the reply with its end token, in nats."""
+    """For each prompt and reply, the log-probability of the reply with its end token, in nats."""
     version: int | None
     """Version of the adapter; None: the base model."""
 
 
 class ProbedCopy(Struct, frozen=True, kw_only=True):
-    """What one copy of a base model says of the token sequences of a probe."""
+    """Scores of a probe's token sequences from one copy of a base model."""
 
     without: tuple[tuple[float, ...], ...]
-    """Per sequence the log-probability of each of its ids but the first, of the base model, in
-    nats."""
+    """For each sequence, the base model's log-probability of every id but the first, in nats."""
     under: tuple[tuple[float, ...], ...]
-    """The same under the adapter that was sent."""
+    """The same with the uploaded adapter."""
 
 
 class ProbeAnswer(Struct, frozen=True, kw_only=True):
-    """What an adapter that was sent to be scored once changes, see `training.adapter_probe`."""
+    """The effect of an adapter that was uploaded for a probe, see `training.adapter_probe`."""
 
     instance_id: str
     copies: tuple[ProbedCopy, ...]
-    """Of each copy of the adapter's base model on the server."""
+    """One for each copy of the adapter's base model on the server."""
 
 
 class ReplyAnswer(Struct, frozen=True, kw_only=True):
@@ -264,7 +263,7 @@ class ReplyAnswer(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedTask:
-    """One task, the policies in its seats and the numbers of its games."""
+    """One task, the policies in its seats, and the numbers of its games."""
 
     task: Task[Any]
     refs: tuple[SeatRef, ...]
@@ -272,11 +271,11 @@ class RequestedTask:
     games: range
     """Numbers of the games within the task's group."""
     teachers: tuple[SeatTeacher | None, ...] = ()
-    """Per seat who teaches there, None where nobody does; empty: nobody is taught."""
+    """The teacher of each seat, None for none; empty: no seat has a teacher."""
 
     @property
     def seats(self) -> tuple[str, ...]:
-        """The policy of each seat as answers and records name it, e.g. ("player_0@7", "iggi")."""
+        """The policy of each seat in answers and records, e.g. ("player_0@7", "iggi")."""
         return tuple(map(str, self.refs))
 
     @property
@@ -290,27 +289,27 @@ def read_tasks(
 ) -> list[RequestedTask]:
     """Return the tasks of a request, in order.
 
-    Where a request names a task twice, the numbers of games continue: the second group of 16 has
-    games 16 to 31. The same task with other seats is a different task.
+    If a request names a task twice, the game numbers continue: the second group of 16 has games 16
+    to 31. The same task with different seats counts as a different task.
 
     Args:
         request: The request.
-        make_setup: Makes a game of an environment's name and config; for requests of other
-            programs `access.GameAccess.setup`, which opens nothing that they name.
+        make_setup: Builds a game from an environment's name and config; for requests of other
+            programs `access.GameAccess.setup`, which does not open files that they name.
 
     Raises:
-        SettingsError: A task cannot be played (the message has its number), or the request asks for
-            too many games.
+        SettingsError: A task cannot be played (the message has its number), or the request has too
+            many games.
     """
     if len(request.tasks) * request.num_games > MAX_GAMES:
         raise SettingsError(
-            f"{len(request.tasks)} tasks, num_games={request.num_games}: a request may ask for "
-            f"{MAX_GAMES} games. Ask for fewer at once."
+            f"{len(request.tasks)} tasks, num_games={request.num_games}: a request may have at "
+            f"most {MAX_GAMES} games. Split it into several requests."
         )
     setups: dict[str, Setup[Any]] = {}
     """Setups by environment and config, which most tasks of a request share."""
     num_games: dict[tuple[Task[Any], tuple[SeatRef, ...]], int] = {}
-    """Number of games that earlier tasks asked for, by task and seats."""
+    """Number of games requested so far, by task and seats."""
     requested = []
     for number, row in enumerate(request.tasks):
         try:
@@ -362,12 +361,12 @@ def _read_seats(
 def _read_teachers(
     teachers: tuple[SeatTeacher | None, ...] | None, refs: tuple[SeatRef, ...], setup: Setup[Any]
 ) -> tuple[SeatTeacher | None, ...]:
-    """Return the teacher of each seat of a task; () where nobody is taught."""
+    """Return the teacher of each seat of a task; () if no seat has one."""
     if teachers is None:
         return ()
     if len(teachers) < len(refs):
         raise SettingsError(
-            f"{len(refs)} players, but teachers has {len(teachers)} seats; name one for each, "
+            f"{len(refs)} players, but teachers has {len(teachers)} entries; give one per player, "
             "null for none."
         )
     of_seats = []
@@ -387,13 +386,13 @@ def _check_teacher(setup: Setup[Any], teacher: SeatTeacher) -> None:
         check_script(setup, policy.name)
     elif isinstance(policy, UrlRef) or teacher.plays:
         raise SettingsError(
-            f"teachers: {policy} with plays={teacher.plays:g}: a model scores what a player says; "
-            "name base or an adapter at a version with plays=0, or a script."
+            f"teachers: {policy} with plays={teacher.plays:g}: a model teacher can only score "
+            "replies; name base or an adapter at a version with plays=0, or a script."
         )
 
 
 def check_script(setup: Setup[Any], name: str) -> None:
-    """Refuse a script that the environment does not have, or not here, by a SettingsError."""
+    """Raise a SettingsError for a script that the environment lacks, or that cannot play here."""
     if name not in setup.environment.policies:
         known = ", ".join(setup.environment.policies) or "none"
         raise SettingsError(
@@ -403,7 +402,7 @@ def check_script(setup: Setup[Any], name: str) -> None:
 
 
 def playable_scripts(setup: Setup[Any]) -> list[str]:
-    """Return the names of the environment's scripts that play this game."""
+    """Return the names of the environment's scripts that can play this game."""
     names = []
     for name in setup.environment.policies:
         try:

@@ -1,7 +1,7 @@
-"""Messages of the page on which a person plays, see `server.routes_person`.
+"""Messages of the web page on which a person plays, see `server.routes_person`.
 
-As in `rollout.messages` an unknown field is refused. A game's token stands in the body, never in an
-address, so that no log holds it.
+As in `rollout.messages`, an unknown field is rejected. A game's token is in the body, never in a
+URL, so that it does not appear in logs.
 """
 
 from enum import StrEnum
@@ -27,14 +27,14 @@ _Spec = Annotated[str, Meta(max_length=_MAX_SPEC)]
 
 
 class PersonStatus(StrEnum):
-    """How far a game has come."""
+    """The state of a game."""
 
     WAITING = "waiting"
-    """Others are to act."""
+    """Other players have to act."""
     YOUR_TURN = "your_turn"
     OVER = "over"
     FAILED = "failed"
-    """It was ended by an error, or because nobody played on."""
+    """It ended with an error, or because the person stopped playing."""
 
     @property
     def is_end(self) -> bool:
@@ -50,11 +50,11 @@ class NewGameRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     env_config: _Config
     """Fields of the environment's Config."""
     seats: Annotated[tuple[_Spec, ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
-    """Who sits in each seat: human once, and else a script, served, base or an adapter."""
+    """The player in each seat: human once; otherwise a script, served, base or an adapter."""
     seed: Annotated[int, Meta(ge=0, le=SEED_LIMIT - 1)] | None = None
     """Number of the task; None: a random one."""
     temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)] | None = None
-    """Of models; None: the server's TEMPERATURE."""
+    """Sampling temperature of models; None: the server's TEMPERATURE."""
 
 
 class StateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,9 +62,9 @@ class StateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     token: _Token
     after: int | None = None
-    """Number of the state that the client has: the answer waits a while for a newer one."""
+    """Number of the client's current state: the answer waits a while for a newer one."""
     watching: bool = False
-    """Whether a program asks beside the person, which is no sign of life of the person."""
+    """Whether a program asks for the person, which does not count as activity of the person."""
 
 
 class MoveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,12 +72,12 @@ class MoveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     token: _Token
     number: int
-    """Number of the state that the person has seen."""
+    """Number of the state that the person saw."""
     move: Annotated[str, Meta(max_length=MAX_MOVE)]
-    """Words of the game, or a number of the menu."""
+    """An action in words, or a number from the menu."""
 
 
 class TokenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names a game, to leave it or to get its record."""
+    """Identifies a game, to leave it or to get its record."""
 
     token: _Token

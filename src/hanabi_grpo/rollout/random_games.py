@@ -1,7 +1,7 @@
-"""Random games that are played before a run, to learn how long games are and which words they have.
+"""Random games before a run, which show how long games are and which words they use.
 
-They are played in the process that asks, and an environment may have games that never end. A server
-plays those in processes of their own; here such a game is given up after a while.
+They are played in the calling process. An environment may have games that never end: a server plays
+those in separate processes, while here they are abandoned after a time limit.
 """
 
 import logging
@@ -17,29 +17,29 @@ from hanabi_grpo.errors import SettingsError
 logger = logging.getLogger(__name__)
 
 SECONDS = 60.0
-"""That one game may take."""
+"""Time limit of one game."""
 MAX_LATE = 3
-"""Games that are given up before the environment is."""
+"""Number of abandoned games after which the environment is rejected."""
 
 _Played = TypeVar("_Played")
 
 
 class _LateError(BaseException):
-    """The time of a game is over; no environment's `except Exception` takes it for its own."""
+    """The time limit of a game is exceeded; a BaseException, so environments do not catch it."""
 
 
 def play_random_games(
     setup: Setup[Any], play: Callable[[int], _Played], num_games: int
 ) -> Iterator[_Played]:
-    """Yield what came of each game that ended in time.
+    """Yield the result of each game that ended in time.
 
     Args:
-        setup: What is played, for messages.
-        play: Plays the game of a seed to its end.
-        num_games: Games, of the seeds 0, 1, 2, …
+        setup: The game, for messages.
+        play: Plays the game of a seed to its end and returns a result.
+        num_games: Number of games, with seeds 0, 1, 2, …
 
     Raises:
-        SettingsError: `MAX_LATE` games did not end in time, or none did.
+        SettingsError: `MAX_LATE` games, or all of them, did not end in time.
     """
     num_late = 0
     for seed in range(num_games):
@@ -49,7 +49,7 @@ def play_random_games(
         except _LateError:
             num_late += 1
             logger.warning(
-                "%s: random game %d was abandoned: not over after %g s",
+                "%s: random game %d was abandoned: not finished after %g s",
                 setup.environment.name,
                 seed,
                 SECONDS,
@@ -57,8 +57,8 @@ def play_random_games(
             if num_late == min(MAX_LATE, num_games):
                 raise SettingsError(
                     f"HANABI_ENV={setup.environment.name}: {num_late} of {seed + 1} random games "
-                    f"were not over after {SECONDS:g} s, so their length and vocabulary are "
-                    "unknown. Look at what its step() waits for, or choose a smaller preset."
+                    f"did not finish within {SECONDS:g} s, so their length and vocabulary are "
+                    "unknown. Check what its step() waits for, or choose a smaller preset."
                 ) from None
             continue
         yield played
@@ -66,9 +66,9 @@ def play_random_games(
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise a `_LateError` in the main thread when the block takes longer.
+    """Raise a `_LateError` if the block takes longer; works only in the main thread.
 
-    Elsewhere nothing can interrupt a call of somebody else's code, and there is no limit.
+    In other threads nothing can interrupt an environment's code, so there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

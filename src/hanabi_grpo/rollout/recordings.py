@@ -1,6 +1,6 @@
 """Files of recorded games: writing, reading and selecting.
 
-A line holds an episode, and the other fields of its `Recording`.
+Each line has an episode, and the other fields of its `Recording`.
 """
 
 import json
@@ -19,7 +19,7 @@ from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 NUM_REPLAYS = 4
-"""Number of games on a page that shows a sample."""
+"""Number of games on a sample page."""
 _STEP_PATTERN = re.compile(r"step_(\d+)", re.ASCII)
 _MAX_START = 40
 """Characters of a malformed start that an error quotes."""
@@ -28,7 +28,7 @@ _MAX_NAMES = 80
 
 
 def recording_to_json(recording: Recording) -> dict[str, Any]:
-    """Return one line of a file: the episode, and start and names where it has them."""
+    """Return one line of a file: the episode, and its start and names if there are any."""
     row = episode_to_json(recording.episode)
     if recording.start is not None:
         row["start"] = recording.start
@@ -41,10 +41,10 @@ def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
     """Write games to a new file, all or none.
 
     Raises:
-        SettingsError: The file exists already or cannot be written.
+        SettingsError: The file already exists or cannot be written.
     """
     if path.exists():
-        raise SettingsError(f"--out {path}: exists already; choose another name or remove it.")
+        raise SettingsError(f"--out {path}: already exists; choose another name or remove it.")
     lines = [json_text(recording_to_json(recording)) for recording in recordings]
     save_text(path, "".join(lines), "--out")
 
@@ -74,7 +74,7 @@ def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episod
 def recorded_steps(folder: Path) -> dict[int, Path]:
     """Return the files of recorded steps, by step.
 
-    They are in `episodes/` of a folder, or in the folder itself where it has none.
+    They are in the folder's `episodes/`, or in the folder itself if that does not exist.
     """
     steps = {}
     for path in _episode_folder(folder).glob("*.jsonl"):
@@ -90,10 +90,10 @@ def _episode_folder(folder: Path) -> Path:
 
 
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
-    """Return the files of games that a path stands for.
+    """Return the files of games that a path refers to.
 
-    A run folder (see `run_home`) stands for one of its recorded steps; a folder without steps
-    stands for all its `*.jsonl` files.
+    A run folder (see `run_home`) refers to one of its recorded steps; a folder without steps refers
+    to all its `*.jsonl` files.
 
     Args:
         path: A file, or a folder.
@@ -105,7 +105,7 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
     if path.is_file():
         if step is not None:
             raise SettingsError(
-                f"--step {step}: {path} is one file; give the run folder, or leave --step out."
+                f"--step {step}: {path} is a single file; give the run folder, or omit --step."
             )
         return [path]
     if not path.is_dir():
@@ -119,7 +119,7 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
         files = sorted(folder.glob("*.jsonl"))
         if not files:
             raise SettingsError(
-                f"{folder}: holds no *.jsonl files of games; a run records some in episodes/."
+                f"{folder}: contains no *.jsonl files of games; a run records games in episodes/."
             )
         return files
     if step is None:
@@ -133,13 +133,13 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
 def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Read the games of some files.
 
-    A last line that was cut off (its writer was killed) is left out with a note.
+    A truncated last line (its writer was killed) is skipped with a note.
 
     Returns:
-        The games, numbered through all files, and notes about what was left out.
+        The games, numbered across all files, and notes about skipped lines.
 
     Raises:
-        SettingsError: A file cannot be read, holds a line that is no game, or none holds a game.
+        SettingsError: A file cannot be read, a line is not a game, or no file contains a game.
     """
     recordings: list[Recording] = []
     notes: list[str] = []
@@ -160,8 +160,8 @@ def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
                 ) from None
             except ValueError as error:
                 if number < len(lines):
-                    raise SettingsError(f"{path}: line {number} is no JSON ({error}).") from error
-                notes.append(f"{path}: its last line was cut off and is left out.")
+                    raise SettingsError(f"{path}: line {number} is not JSON ({error}).") from error
+                notes.append(f"{path}: the last line is truncated and was skipped.")
                 continue
             recordings.append(_read_recording(row, len(recordings), path, number))
     if not recordings:
@@ -174,7 +174,7 @@ def _read_recording(row: Any, number: int, path: Path, line: int) -> Recording:
 
     Args:
         row: The line as JSON.
-        number: Number of the game among all games that are read.
+        number: Number of the game among all games read.
         path: The file.
         line: Number of the line, from 1.
     """
@@ -182,17 +182,17 @@ def _read_recording(row: Any, number: int, path: Path, line: int) -> Recording:
     try:
         episode = episode_from_json(row)
     except ServerError as error:
-        raise SettingsError(f"{where} is no game of this version: {error}") from error
+        raise SettingsError(f"{where} is not a game of this version: {error}") from error
     start = row.get("start")
     if start is not None and not isinstance(start, str):
         raise SettingsError(
-            f"{where}: start={str(start)[:_MAX_START]!r}: a start is a text, in Hanabi the deck "
-            "'R1 Y4 ...'."
+            f"{where}: start={str(start)[:_MAX_START]!r}: a start must be a string, in Hanabi the "
+            "deck 'R1 Y4 ...'."
         )
     names = row.get("names", [])
     if not _is_text_list(names) or len(names) not in (0, episode.num_players):
         raise SettingsError(
-            f"{where}: names={str(names)[:_MAX_NAMES]}: one text for each of "
+            f"{where}: names={str(names)[:_MAX_NAMES]}: give one string for each of "
             f"{episode.num_players} players."
         )
     return Recording(
@@ -211,7 +211,7 @@ def _is_text_list(value: Any) -> bool:
 def _without_surrogates(data: Any) -> Any:
     """Return JSON with lone surrogates replaced.
 
-    JSON can escape half of a surrogate pair; text that holds one can be neither checked nor shown.
+    JSON can escape half of a surrogate pair; such text can be neither checked nor displayed.
     """
     if isinstance(data, str):
         return encodable(data)
@@ -227,10 +227,10 @@ def _without_surrogates(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which games to show; all of them by default.
+    """Which games to show; all by default.
 
     Raises:
-        SettingsError: Two choices exclude each other.
+        SettingsError: Two choices are mutually exclusive.
     """
 
     worst: int | None = None
@@ -238,17 +238,17 @@ class Selection:
     best: int | None = None
     """Number of games with the highest returns, summed over players."""
     illegal: bool = False
-    """Only games with a reply that was illegal or no move.
+    """Only games with a reply that was illegal or not a move.
 
-    With `player`, a reply of that player.
+    With `player`, only that player's replies count.
     """
     player: int | None = None
-    """Only turns of this seat are shown."""
+    """Show only turns of this seat."""
     game: int | None = None
-    """Only the game of this number."""
+    """Only the game with this number."""
 
     def __post_init__(self) -> None:
-        """Refuse choices that exclude each other."""
+        """Reject choices that are mutually exclusive."""
         choices = {"worst": self.worst, "best": self.best, "game": self.game}
         options = []
         for name, value in choices.items():
@@ -259,11 +259,11 @@ class Selection:
         for name in ("worst", "best"):
             count = choices[name]
             if count is not None and count < 1:
-                raise SettingsError(f"--{name} {count}: how many games, at least 1.")
+                raise SettingsError(f"--{name} {count}: give a number of games, at least 1.")
 
     @property
     def is_everything(self) -> bool:
-        """True when no game is left out."""
+        """True if all games are selected."""
         choices = (self.worst, self.best, self.game)
         return choices == (None, None, None) and not self.illegal
 
@@ -278,7 +278,7 @@ class Selection:
             chosen = [recording for recording in chosen if recording.number == self.game]
             if not chosen:
                 raise SettingsError(
-                    f"--game {self.game}: there are games 0 to {len(recordings) - 1}."
+                    f"--game {self.game}: no such game; there are games 0 to {len(recordings) - 1}."
                 )
         if self.player is not None and not _has_player(chosen, self.player):
             raise SettingsError(
@@ -299,7 +299,7 @@ def _has_player(recordings: Sequence[Recording], player: int) -> bool:
 
 
 def num_bad_replies(recording: Recording, player: int | None = None) -> int:
-    """Return how many replies were not a legal move, of one seat or of all seats."""
+    """Return the number of replies that were not a legal move, of one seat or all seats."""
     count = 0
     for turn in recording.episode.turns:
         is_counted = player is None or turn.player == player

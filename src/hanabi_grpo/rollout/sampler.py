@@ -1,7 +1,7 @@
 """The interface of samplers, which reply to a prompt with token ids and their log-probabilities.
 
 The rollout server uses its engine only through `Sampler`. `server.engine.VllmSampler` is the
-implementation that ships; the fake engines of the tests implement the same protocol. To serve with
+default implementation; the fake engines of the tests implement the same protocol. To serve with
 another engine, write a class with these methods and construct it in
 `server.assembly.rollout_server`.
 """
@@ -17,7 +17,7 @@ AdapterHandle: TypeAlias = object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
-    """Parameters of sampling."""
+    """Sampling parameters."""
 
     max_tokens: int
     """Longest reply, in tokens."""
@@ -26,9 +26,9 @@ class SamplingConfig:
     token_filter: TokenFilter = ALL_TOKENS
     """Which tokens may be drawn."""
     seed: int | None = None
-    """Decides what chance chooses; None: other replies each time.
+    """Random seed; None: replies differ each time.
 
-    Of a request's games it is what the seed of each reply is derived from, see `rollout.seeds`."""
+    In the games of a request, each reply's seed is derived from it, see `rollout.seeds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,12 @@ class Sample:
     """One sampled reply."""
 
     ids: tuple[int, ...]
-    """Sampled token ids, the end token included."""
+    """Sampled token ids, including the end token."""
     logprobs: tuple[float, ...]
     """Log-probability of each id, in nats, after the temperature.
 
-    It is of the whole distribution, also where a filter leaves tokens out: of the policy that is
-    trained."""
+    It refers to the whole distribution, i.e. the policy that is trained, even if a filter excludes
+    tokens."""
     finish_reason: str
     """E.g. "stop" or "length"."""
     num_cached_tokens: int
@@ -49,11 +49,11 @@ class Sample:
 
 
 class EngineHealth(Protocol):
-    """What can be asked of an engine, or of several together, at any time."""
+    """The health of an engine, or of several together, available at any time."""
 
     @property
     def is_dead(self) -> bool:
-        """True once the engine has failed or hangs; it does not recover."""
+        """True once the engine has failed or hung; it does not recover."""
 
     @property
     def state(self) -> str:
@@ -61,7 +61,7 @@ class EngineHealth(Protocol):
 
     @property
     def silence(self) -> float:
-        """Seconds for which the engine has not answered; a long step is one reason."""
+        """Seconds since the engine last answered; a long step is one possible reason."""
 
 
 class Sampler(EngineHealth, Protocol):
@@ -85,7 +85,7 @@ class Sampler(EngineHealth, Protocol):
             sampling: Length limit and temperature.
             adapter: A loaded adapter; None samples from the base model.
             game: Number of the game. With several copies of the model, requests of one game go to
-                the same copy, whose prefix cache holds the earlier turns. None: any copy.
+                the same copy, whose prefix cache has the earlier turns. None: any copy.
 
         Returns:
             The reply with the log-probability of each of its ids.
@@ -106,9 +106,9 @@ class Sampler(EngineHealth, Protocol):
 
         Args:
             prompt_ids: Token ids before the reply.
-            reply_ids: Those of the reply.
+            reply_ids: Token ids of the reply.
             adapter: A loaded adapter; None: the base model.
-            copy: Number of the copy of the model that computes; None: any.
+            copy: Number of the copy of the model to use; None: any.
         """
 
     async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
@@ -116,7 +116,7 @@ class Sampler(EngineHealth, Protocol):
 
         Args:
             name: Name of the adapter with its version, e.g. "player_0@7"; never used before.
-            number: Id of the adapter, never used before either.
+            number: Id of the adapter, also never used before.
             path: Folder with `adapter_model.safetensors` and `adapter_config.json`. It stays in
                 place until after `unload_adapter`.
 
@@ -125,7 +125,7 @@ class Sampler(EngineHealth, Protocol):
         """
 
     async def unload_adapter(self, number: int) -> None:
-        """Unload an adapter that no request uses any more."""
+        """Unload an adapter that no request uses anymore."""
 
     def stop(self) -> None:
         """End the engine and its processes."""

@@ -1,8 +1,8 @@
-"""Where the chance of sampled replies comes from: a seed for each request, game, seat and turn.
+"""Seeds of sampled replies: one for each request, game, seat and turn.
 
-A reply's seed says which game and which turn it is of, and nothing of when, where or beside what it
-is sampled. So a game that is played again, after a failure or by another server, is the same game
-as long as the same policies play it.
+A reply's seed depends on its game and turn, not on when, where or in which batch it is sampled. So
+a game that is played again, after a failure or on another server, is the same game as long as the
+same policies play it.
 """
 
 from typing import Any
@@ -10,17 +10,17 @@ from typing import Any
 from hanabi_grpo.envs.base import Task, draw
 
 SEED_LIMIT = 2**63
-"""Seeds are below: the largest that vLLM takes is one less."""
+"""Exclusive upper bound of seeds: the largest that vLLM accepts is one less."""
 
 
 def request_seed(seed: int, purpose: str, *when: int) -> int:
     """Return the seed of one request for games.
 
     Args:
-        seed: Of the run, or of the evaluation.
-        purpose: What the games are for, e.g. "training".
-        *when: What tells it from other requests for the same purpose, such as the step's number: a
-            task that comes again then brings other games.
+        seed: Seed of the run or the evaluation.
+        purpose: Purpose of the games, e.g. "training".
+        *when: Numbers that distinguish it from other requests for the same purpose, such as the
+            step's number, so that a repeated task gives different games.
 
     Example:
         request_seed(42, "training", 7, 0)
@@ -33,7 +33,7 @@ def seat_seed(request: int, task: Task[Any], game: int, player: int) -> int:
 
     Args:
         request: Seed of the request.
-        task: Start of the game.
+        task: The task that is played.
         game: Number of the game within the task's group.
         player: Number of the seat.
     """

@@ -1,6 +1,6 @@
 """Check whether a tokenizer knows the words of a game.
 
-A tiny model's tokenizer knows the words of the presets that it was made for, and no others.
+A tiny model's tokenizer knows only the words of the presets that it was made for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,16 +20,16 @@ _NUM_GAMES = 20
 
 
 def game_texts(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, ...]:
-    """Return the different texts of a game, in order of appearance.
+    """Return the distinct texts of a game, in order of appearance.
 
-    They are the environment's own list of words, the system messages, and the messages and legal
+    These are the environment's own list of words, the system messages, and the messages and legal
     actions of random play.
 
     Args:
         setup: The game.
-        num_games: Random games that are played.
+        num_games: Number of random games played.
     """
-    # The keys of a dict are a set that keeps its order.
+    # A dict's keys serve as an ordered set.
     texts = dict.fromkeys(setup.environment.reply_words(setup.config))
     for player in range(setup.spec.num_players):
         texts[setup.environment.system_message(setup.config, player)] = None
@@ -41,11 +41,11 @@ def game_texts(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, 
 
 
 def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, ...]:
-    """Return the different words of `game_texts`, in order of appearance.
+    """Return the distinct words of `game_texts`, in order of appearance.
 
     Args:
         setup: The game.
-        num_games: Random games that are played.
+        num_games: Number of random games played.
     """
     words: dict[str, None] = {}
     for text in game_texts(setup, num_games=num_games):
@@ -74,7 +74,7 @@ def _texts_of_random_game(setup: Setup[Any], seed: int) -> Iterable[str]:
 
 
 def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
-    """Return the words that the tokenizer cannot tell from other unknown ones."""
+    """Return the words that the tokenizer maps to its unknown token."""
     unknown_id = tokenizer.unk_token_id
     if unknown_id is None or not words:
         return ()
@@ -87,7 +87,7 @@ def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
 
 
 def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -> None:
-    """Refuse a model that cannot read every game.
+    """Reject a model that cannot read every game.
 
     Args:
         setups: The games of a run.
@@ -111,9 +111,9 @@ def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -
     if instructed:
         raise SettingsError(
             f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. HANABI_INSTRUCTION "
-            "has words that no message of the game has, and the tiny models know no others. Say it "
-            "in words of the game, or set MODEL to a language model, e.g. MODEL=Qwen/Qwen3-0.6B (a "
-            "CPU samples it slowly), the same in both terminals."
+            "has words that do not occur in the game's messages, and tiny models know no others. "
+            "Use only the game's words, or set MODEL to a language model, e.g. "
+            "MODEL=Qwen/Qwen3-0.6B (slow to sample on a CPU), the same in both terminals."
         )
     # Hanabi's tiny model knows the words of the compact style only.
     make = "Make"
@@ -123,13 +123,13 @@ def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -
     if Path(model) == Path(tiny_model_folder(*boards)):
         raise SettingsError(
             f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. It is the tiny "
-            "model of this environment, which knows its own tasks in the compact style only. Set "
-            "MODEL to a language model that can read these, e.g. MODEL=Qwen/Qwen3-0.6B (a CPU "
-            "samples it slowly), the same in both terminals."
+            "model of this environment, which knows only its own tasks in the compact style. Set "
+            "MODEL to a language model that can read these, e.g. MODEL=Qwen/Qwen3-0.6B (slow to "
+            "sample on a CPU), the same in both terminals."
         )
     raise SettingsError(
-        f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. Players could not tell "
-        f"what they see. {make} a model that knows them: {tiny_model_command(*boards)}, and set "
+        f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. Players could not read "
+        f"their messages. {make} a model that knows them: {tiny_model_command(*boards)}, and set "
         f"MODEL={tiny_model_folder(*boards)}; or choose another MODEL."
     )
 
@@ -158,9 +158,9 @@ def boards_of(setups: Sequence[Setup[Any]]) -> tuple[tuple[str, ...], int, str]:
     """Return what a tiny model for a run's games must know.
 
     Returns:
-        The different presets of the games, their greatest number of players, and the environment of
-        the first game. A preset of another environment is prefixed by that environment's name, as
-        in "kuhn_poker:kuhn_poker".
+        The distinct presets of the games, the largest number of players, and the environment of the
+        first game. A preset of another environment is prefixed with that environment's name, as in
+        "kuhn_poker:kuhn_poker".
     """
     env = setups[0].env
     presets: dict[str, None] = {}

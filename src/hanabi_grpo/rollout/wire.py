@@ -1,7 +1,7 @@
 """Decoding of JSON into msgspec structs, and episodes as JSON in answers and recordings.
 
-Input is not trusted: a missing field, a wrong type, a number that is not finite, or lists whose
-lengths differ raise an error that names the field, its value and what is allowed.
+Input is not trusted: a missing field, a wrong type, a number that is not finite, or lists of
+different lengths raise an error with the field, its value and what is allowed.
 """
 
 import math
@@ -23,7 +23,7 @@ from hanabi_grpo.types import (
 )
 
 SCHEMA = 2
-"""Version of the format of a recorded episode."""
+"""Version of the format of recorded episodes."""
 MAX_TOKEN_ID = 2**31 - 1
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 _Kind = TypeVar("_Kind")
@@ -40,14 +40,14 @@ _MAX_FIELD_NAME = 80
 _UNKNOWN = object()
 """Stands for a value that cannot be shown."""
 _MAX_QUOTED_BYTES = 1 << 20
-"""Longer texts are not decoded a second time for an error message.
+"""Longer texts are not decoded again for an error message.
 
-Decoded into plain objects, they take many times their size.
+Decoded into plain objects, they would take many times their size.
 """
 
 
 def read_struct(kind: type[_Kind], data: Any, *, secret_fields: Container[str] = ()) -> _Kind:
-    """Return JSON as a struct or a `dict`: every type checked, every number finite.
+    """Return JSON as a struct or a `dict`, with every type checked and every number finite.
 
     Args:
         kind: A msgspec struct, or `dict`.
@@ -55,7 +55,7 @@ def read_struct(kind: type[_Kind], data: Any, *, secret_fields: Container[str] =
         secret_fields: Names of fields whose values no error may show.
 
     Raises:
-        ValueError: The data do not fit, e.g. "tasks.0.seed='3': Expected `int`, got `str`".
+        ValueError: The data is invalid, e.g. "tasks.0.seed='3': Expected `int`, got `str`".
     """
     try:
         if isinstance(data, bytes):
@@ -86,7 +86,7 @@ def _describe(message: str, data: Any, secret_fields: Container[str]) -> str:
     name = ".".join(map(str, path)) or "all of it"
     is_key = location is not None and location["key"] is not None
     value = _UNKNOWN if is_key or name in secret_fields else _value_at(data, path)
-    # A message about a struct names its fields already; its value would repeat them.
+    # A message about a struct already names its fields; its value would repeat them.
     is_shown = message.startswith("Expected") or not isinstance(value, Mapping)
     if value is _UNKNOWN or not is_shown:
         return f"{name}: {message}"
@@ -134,38 +134,39 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
         check_episode(episode)
     except ValueError as error:
         raise ServerError(
-            f"episode: {error}; does the other side run this version of hanabi_grpo?"
+            f"episode: {error}; check that both sides run the same version of hanabi_grpo"
         ) from None
     return episode
 
 
 def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
-    """Refuse an episode whose parts are inconsistent, or whose numbers are not finite.
+    """Reject an episode whose parts are inconsistent, or whose numbers are not finite.
 
-    Types have been checked before; these are the constraints beyond them.
+    Types have already been checked; these are the other constraints.
 
     Args:
         episode: Episode as `read_struct` returned it.
         needs_logprobs: Whether each reply id needs a logprob; records may have none at all.
 
     Raises:
-        ValueError: The message names the turn, the problem, and what is allowed.
+        ValueError: The message has the turn, the problem, and what is allowed.
     """
     num_players = episode.num_players
     has_seats = len(episode.seats) in (0, num_players)
     if not 1 <= num_players <= MAX_PLAYERS or not has_seats:
         raise ValueError(
-            f"num_players={num_players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS}, and "
-            "a seat each or none at all"
+            f"num_players={num_players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS} "
+            "players, and one seat per player or no seats at all"
         )
     for name, value in episode.result.items():
         if not math.isfinite(value):
-            raise ValueError(f"result.{name}={value}: a figure of a game must be finite")
+            raise ValueError(f"result.{name}={value}: a result must be finite")
     for index, turn in enumerate(episode.turns):
         if not 0 <= turn.player < num_players or len(turn.rewards) != num_players:
             raise ValueError(
                 f"turns.{index}: player={turn.player} with {len(turn.rewards)} rewards, but "
-                f"num_players={num_players}; allowed: 0 to {num_players - 1}, and rewards for each"
+                f"num_players={num_players}; allowed: players 0 to {num_players - 1}, and rewards "
+                "for each of them"
             )
         check_logprob_count(turn.logprobs, turn.reply_ids, f"turns.{index}", needs_logprobs)
         if turn.lesson is not None:
@@ -177,16 +178,16 @@ def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
 
 
 def _check_replies(replies: Sequence[WeightedReply], where: str) -> None:
-    """Refuse replies of a teacher whose chances are none, by a ValueError."""
+    """Raise a ValueError if a teacher's chances are not a probability distribution."""
     if not replies:
         return
     chances = [reply.chance for reply in replies]
     is_whole = math.isclose(math.fsum(chances), 1, abs_tol=CHANCES_TOLERANCE)
     if len(replies) > MAX_WEIGHTED_REPLIES or not is_whole or min(chances) <= 0:
         raise ValueError(
-            f"{where}.replies: {len(replies)} with chances from {min(chances):g} to "
-            f"{max(chances):g}, together {math.fsum(chances):g}; allowed: up to "
-            f"{MAX_WEIGHTED_REPLIES}, each above 0, together 1"
+            f"{where}.replies: {len(replies)} replies with chances from {min(chances):g} to "
+            f"{max(chances):g} and sum {math.fsum(chances):g}; allowed: up to "
+            f"{MAX_WEIGHTED_REPLIES} replies, each above 0, with sum 1"
         )
 
 
@@ -196,13 +197,13 @@ def check_logprob_count(
     where: str,
     needs_logprobs: bool,
 ) -> None:
-    """Refuse a reply without one logprob for each of its ids, by a ValueError.
+    """Raise a ValueError if a reply does not have one logprob for each of its ids.
 
     Args:
         logprobs: Log-probability of each id, in nats.
         reply_ids: Sampled ids.
         where: Beginning of the error message, e.g. "turns.3".
-        needs_logprobs: Whether a reply without any logprobs is refused as well.
+        needs_logprobs: Whether a reply without any logprobs is rejected as well.
     """
     if len(logprobs) == len(reply_ids) or (not logprobs and not needs_logprobs):
         return

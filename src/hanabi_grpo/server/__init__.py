@@ -2,9 +2,9 @@
 
 The process:
 
-- `main` takes the port and starts the process that serves, again when it dies.
+- `main` opens the port, starts the serving process, and restarts it if it dies.
 - `assembly` puts the parts together in that process, and `serving` answers on the port.
-- `app` collects the routes (`routes_play`, `routes_chat`) behind the `door`.
+- `app` collects the routes (`routes_play`, `routes_chat`) behind the access checks of `door`.
 
 The engine:
 
@@ -13,13 +13,13 @@ The engine:
 
 The adapters:
 
-- `adapter_store` keeps a session's versions and receipts, `frozen_adapters` the guests.
-- Both go through `adapter_loader`; `adapter_files` checks uploads.
-- `sessions` says which trainer the server works for, `identity` whether one fits.
+- `adapter_store` keeps a session's versions and receipts, `frozen_adapters` the guest adapters.
+- Both use `adapter_loader`; `adapter_files` checks uploads.
+- `sessions` tracks which trainer the server works for, `identity` checks whether a trainer matches.
 
 The games:
 
 - `scheduler` turns tasks into games.
 - `seats` assigns players to seats and samples their replies.
-- `pacing` says whose game continues next.
+- `pacing` decides which game continues next.
 """

@@ -1,4 +1,4 @@
-"""What an adapter upload must look like before anything is loaded."""
+"""Checks of an adapter upload before anything is loaded."""
 
 import json
 import math
@@ -23,17 +23,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 _NOT_COVERED = ("embed_tokens", "lm_head")
 """Matrices of a model that no adapter covers."""
 _LENGTH_BYTES = 8
-"""Of the header's length, at the beginning of a safetensors file."""
+"""Size of the header's length, at the beginning of a safetensors file."""
 _HEADER_BYTES = 1 << 20
-"""Room for the header of a safetensors file."""
+"""Maximum size of a safetensors file's header."""
 _FLOAT32_BYTES = 4
 _MAX_ALPHA = 1e6
 _MAX_GAIN = 1e6
-"""Of one module, see `_check_values`; an adapter that trains well has 10 to 100."""
+"""Maximum gain of one module, see `_check_values`; a well-trained adapter has 10 to 100."""
 _SURELY_WITHIN = 0.9
-"""Share of the limit up to which a gain in float32 needs no second look."""
+"""Share of the limit up to which a gain computed in float32 is accepted without a second check."""
 _NUM_SHOWN = 2
-"""Tensor names in a message."""
+"""Number of tensor names in a message."""
 _SHOWN_NAME = 200
 """Characters of a tensor's name in a message."""
 
@@ -41,9 +41,9 @@ _SHOWN_NAME = 200
 def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
     """Return the modules of a model folder that an adapter must cover.
 
-    These are all matrices but the embeddings and the output head, and of a mixture of experts those
-    of attention (`adapter_config.is_covered`). vLLM ignores tensors of modules that it does not
-    know, so an upload that misses or misnames one would be served as if it were trained.
+    These are all matrices except the embeddings and the output head; in a mixture of experts, only
+    those of attention (`adapter_config.is_covered`). vLLM ignores tensors of unknown modules, so an
+    upload with a missing or misnamed tensor would silently be served without it.
 
     Args:
         folder: A model folder with safetensors files.
@@ -74,7 +74,7 @@ def max_adapter_bytes(shapes: Shapes, rank: int) -> int:
     """Return the size of the largest legal upload: every module at `rank` in float32, and a header.
 
     Args:
-        shapes: What an adapter covers.
+        shapes: The modules that an adapter covers.
         rank: The largest rank.
 
     Returns:
@@ -89,7 +89,7 @@ def max_adapter_bytes(shapes: Shapes, rank: int) -> int:
 class PeftConfig(BaseModel):
     """The PEFT configuration that the engine will read.
 
-    Plain LoRA, and nothing that changes what the tensors mean.
+    It allows only plain LoRA, without options that change the meaning of the tensors.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -106,7 +106,7 @@ class PeftConfig(BaseModel):
 
     @property
     def scaling(self) -> float:
-        """The factor that the engine multiplies B with when it loads the file."""
+        """The factor by which the engine multiplies B when it loads the file."""
         if self.use_rslora:
             return float(self.lora_alpha) / math.sqrt(self.r)
         return float(self.lora_alpha) / self.r
@@ -127,12 +127,12 @@ def check_adapter(
         body: Safetensors bytes in PEFT's naming.
         config: The PEFT configuration.
         adapter: Name of the adapter in messages.
-        lora_rank: The rank that it must have.
-        shapes: What it must cover, see `linear_shapes`.
+        lora_rank: The required rank.
+        shapes: The modules that it must cover, see `linear_shapes`.
         dtype: Number format in which the engine holds adapters.
 
     Raises:
-        AdapterError: It must not be loaded.
+        AdapterError: The upload must not be loaded.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -165,14 +165,14 @@ def _check_config(
         ) from None
     if parsed.r != lora_rank:
         raise AdapterError(
-            f"{adapter}: PEFT config: r={parsed.r}; this session takes LORA of rank {lora_rank}."
+            f"{adapter}: PEFT config: r={parsed.r}; this session requires LoRA rank {lora_rank}."
         )
     if isinstance(parsed.target_modules, list):
         for target in parsed.target_modules:
             if not _is_module(target, shapes):
                 raise AdapterError(
-                    f"{adapter}: PEFT config: target_modules names {shown(target)}, which the "
-                    "base model does not have."
+                    f"{adapter}: PEFT config: target_modules names {shown(target)}, which is not a "
+                    "module of the base model."
                 )
     return parsed
 
@@ -185,7 +185,7 @@ def _is_module(target: str, shapes: Shapes) -> bool:
 def _check_tensors(
     tensors: "Mapping[str, torch.Tensor]", adapter: str, shapes: Shapes, lora_rank: int
 ) -> None:
-    """Refuse an upload with other names, number formats or shapes than the model's."""
+    """Reject an upload whose tensor names, number formats or shapes do not match the model."""
     expected = {}
     for module, (num_out, num_in) in shapes.items():
         expected[f"base_model.model.{module}.lora_A.weight"] = (lora_rank, num_in)
@@ -195,7 +195,7 @@ def _check_tensors(
     if missing or unknown:
         shown_unknown = [name[:_SHOWN_NAME] for name in unknown[:_NUM_SHOWN]]
         raise AdapterError(
-            f"{adapter}: {len(tensors)} tensors, the base model needs {len(expected)}; missing "
+            f"{adapter}: {len(tensors)} tensors, but the base model needs {len(expected)}; missing "
             f"{missing[:_NUM_SHOWN]}, not of this model {shown_unknown}. Train all linear layers "
             "of the same base model."
         )
@@ -215,17 +215,18 @@ def _check_tensors(
 def _check_values(
     tensors: "Mapping[str, torch.Tensor]", module: str, scaling: float, *, adapter: str, dtype: str
 ) -> None:
-    """Refuse an adapter that could turn finite hidden states of one module into infinite ones.
+    """Reject an adapter that could turn finite hidden states of one module into infinite ones.
 
-    The engine holds A and s·B in `dtype`, with s the factor of alpha and rank; both must be finite
-    there. What it adds to the module's output is sB(Ax), and for every hidden state x, with |x| the
-    largest of its entries,
+    The engine holds A and s·B in `dtype`, where s is the factor from alpha and rank; both must be
+    finite in it. It adds sB(Ax) to the module's output, and for every hidden state x, with |x| its
+    largest absolute entry,
 
         |sB(Ax)| <= gain · |x|, gain = max_j Σ_i |sB_ji| Σ_k |A_ik|,
 
-    and so is every partial sum. Within the limit only hidden states above largest number / limit
-    can overflow: 3e32 in float32 and bfloat16, which no base model that works comes near. float16
-    ends at 65504: there the limit only says that a hidden state of one does not overflow.
+    which also bounds every partial sum. Within the limit, only hidden states above largest number /
+    limit can overflow: 3e32 in float32 and bfloat16, far beyond any working base model. The largest
+    number of float16 is 65504, so there the limit only ensures that a hidden state of 1 does not
+    overflow.
 
     Args:
         tensors: The upload's tensors by name.
@@ -242,28 +243,28 @@ def _check_values(
     matrix_a = tensors[name_a].to(served_dtype)  # [rank, in]
     matrix_b = tensors[name_b].to(served_dtype) * scaling  # [out, rank]
     limit = min(_MAX_GAIN, torch.finfo(served_dtype).max)
-    # A number that is not finite, anywhere, makes this one infinite or not a number.
+    # A non-finite value anywhere makes this gain infinite or NaN.
     rough_gain = _gain(matrix_a, matrix_b, torch.float32)
     if rough_gain <= _SURELY_WITHIN * limit:
         return
     for name in (name_a, name_b):
         if not tensors[name].isfinite().all():
-            raise AdapterError(f"{adapter}: tensor {name!r} holds values that are not finite.")
+            raise AdapterError(f"{adapter}: tensor {name!r} contains values that are not finite.")
     if not matrix_a.isfinite().all():
         raise AdapterError(
-            f"{adapter}: tensor {name_a!r} is not finite in {dtype}; send smaller weights."
+            f"{adapter}: tensor {name_a!r} is not finite in {dtype}; upload smaller weights."
         )
     if not matrix_b.isfinite().all():
         raise AdapterError(
             f"{adapter}: tensor {name_b!r} times lora_alpha / r ({scaling:g}) is not finite in "
-            f"{dtype}; send smaller weights."
+            f"{dtype}; upload smaller weights."
         )
     gain = _gain(matrix_a, matrix_b, torch.float64)
     if gain > limit:
         raise AdapterError(
             f"{adapter}: tensor {name_b!r} and its lora_A make a hidden state up to {gain:.3g} "
-            f"times as large; allowed is {limit:.3g} in {dtype}. Has the training diverged? Send "
-            "smaller weights."
+            f"times as large; allowed is {limit:.3g} in {dtype}. The training may have diverged. "
+            "Upload smaller weights."
         )
 
 
@@ -276,5 +277,5 @@ def _gain(matrix_a: "torch.Tensor", matrix_b: "torch.Tensor", dtype: "torch.dtyp
         dtype: The number format.
     """
     row_sums = matrix_a.abs().sum(1, dtype=dtype)
-    # No matrix product: some libraries leave out what is multiplied with 0, also where it is NaN.
+    # Not a matrix product: some libraries skip factors of 0 even if the other factor is NaN.
     return float((matrix_b.abs().to(dtype) * row_sums).sum(1).max())

@@ -1,7 +1,6 @@
-"""The way of one adapter: checked, written to disk, loaded into the engine; and back, files last.
+"""Loading of adapters: check, write to disk, load into the engine; in reverse, files go last.
 
-Whatever touches all bytes of an adapter runs in a thread: hashing, checking, writing, reading,
-removing.
+All work on an adapter's bytes runs in a thread: hashing, checking, writing, reading, removing.
 """
 
 import asyncio
@@ -32,18 +31,18 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 MAX_VERSIONS = MAX_OVERLAP + 2
-"""Versions of one adapter of the session in the engine: the served one, and older ones that games
-still use. One more than games of HANABI_OVERLAP can have, since a request may end a moment after
-its last game."""
+"""Maximum versions of one session adapter in the engine: the served one, and older ones that games
+still use. This is one more than HANABI_OVERLAP needs, since a request may end a moment after its
+last game."""
 
 MAX_FROZEN = MAX_GUEST_ADAPTERS
 """Guest adapters on one server, see `frozen_adapters`."""
 
 MAX_PROBES = 1
-"""Adapters that are loaded to be scored once, see `AdapterStore.probing`."""
+"""Adapters that are loaded only for a probe, see `AdapterStore.probing`."""
 
 LOCK = ".lock"
-"""File in an `OwnedFolder` whose lock says that its owner lives."""
+"""File in an `OwnedFolder` that its owner keeps locked while it is alive."""
 
 _PREFIX = "hanabi-adapters-"
 _WEIGHTS = "adapter_model.safetensors"
@@ -60,9 +59,9 @@ _ROOM = {
     errno.EMFILE: _CLOSE_FILES,
     errno.ENFILE: _CLOSE_FILES,
 }
-"""What to do where the machine has run out of something, by the error's number."""
+"""Next step when the machine is out of a resource, by error number."""
 _CLOSED = -1
-"""In place of a file descriptor that was closed."""
+"""Stands for a closed file descriptor."""
 _SHOWN_FINGERPRINT = 16
 """Characters of a fingerprint in a message."""
 
@@ -72,11 +71,11 @@ class AdapterBase:
     """A base model of a server, and the engine that loads adapters over it."""
 
     name: str
-    """As MODEL says it; `ONLY_BASE` where the server has no other."""
+    """As spelled in MODEL; `ONLY_BASE` if the server has only one base model."""
     engine: Sampler
-    """Where its adapters are loaded."""
+    """The engine that loads its adapters."""
     shapes: Shapes
-    """What an adapter of it covers."""
+    """The modules that its adapters cover."""
     fingerprint: str = ""
     """See `runs.fingerprint.model_fingerprint`."""
 
@@ -96,7 +95,7 @@ class Upload:
     config: Mapping[str, Any]
     """The PEFT configuration."""
     base: str = ONLY_BASE
-    """The base model that it is for, see `AdapterBase.name`."""
+    """The base model of the adapter, see `AdapterBase.name`."""
 
     @property
     def name(self) -> str:
@@ -117,7 +116,7 @@ class HeldAdapter:
     config_sha256: str
     """Digest of the PEFT configuration."""
     folder: Path
-    """Where its files are."""
+    """Folder of its files."""
     number: int
     """Its id in the engine; never used twice."""
     base: str = ONLY_BASE
@@ -136,7 +135,7 @@ class HeldAdapter:
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """What the trainer checks its push against."""
+        """The record with which the trainer verifies its push."""
         return {
             "version": self.version,
             "sha256": self.sha256,
@@ -146,12 +145,12 @@ class HeldAdapter:
 
 
 def users_of(adapters: Iterable[HeldAdapter]) -> str:
-    """Return who uses adapters, for messages: "player_0@7 by 2 rollout(s), …"."""
+    """Return the users of adapters, for messages: "player_0@7 by 2 rollout(s), …"."""
     return ", ".join(f"{adapter.name} by {adapter.users} rollout(s)" for adapter in adapters)
 
 
 def adapter_home() -> Path:
-    """Return where servers keep their adapters: memory-backed storage where the machine has it."""
+    """Return the folder of servers' adapters: memory-backed storage if the machine has it."""
     shared_memory = Path("/dev/shm")
     if shared_memory.is_dir():
         return shared_memory
@@ -159,20 +158,20 @@ def adapter_home() -> Path:
 
 
 class OwnedFolder:
-    """A new folder that counts as in use while this process, or a child forked from it, lives.
+    """A new folder that counts as in use while this process, or a child forked from it, is alive.
 
-    Another server that finds the folder asks its lock whether the owner still lives. A process id
-    would be the wrong question: servers in several containers may share one /dev/shm, and each
-    sees only the ids of its own container. The lock belongs to the kernel and goes with its holder,
-    kill -9 included.
+    Another server that finds the folder uses its lock to tell whether the owner is still alive. A
+    process id would not work: servers in several containers may share one /dev/shm, and each sees
+    only the ids of its own container. The kernel releases the lock when its holder ends, even after
+    kill -9.
     """
 
     def __init__(self, home: Path, prefix: str = _PREFIX) -> None:
-        """Remove what killed processes left behind, and make a new folder.
+        """Remove folders left behind by killed processes, and create a new one.
 
         Args:
-            home: Where the folders are.
-            prefix: Beginning of the folders' names; others are left alone.
+            home: Parent folder.
+            prefix: Beginning of the folders' names; other folders are left alone.
         """
         for folder in sorted(home.glob(f"{prefix}*")):
             _remove_leftover(folder)
@@ -181,12 +180,12 @@ class OwnedFolder:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(unlocked, flags, _OWNER_ONLY)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The lock file gets its name once it is locked: a folder without a lock file is left
-        # alone by others.
+        # The lock file is renamed only once it is locked: other servers leave a folder without a
+        # lock file alone.
         unlocked.rename(self.path / LOCK)
 
     def write(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Write a folder inside, which appears under its name once it is complete.
+        """Write a subfolder, which appears under its name only once it is complete.
 
         Args:
             name: Name of the folder.
@@ -196,8 +195,8 @@ class OwnedFolder:
             The folder.
 
         Raises:
-            AdapterError: The files cannot be written; nothing is left behind. A NoRoomError where
-                that may be over soon.
+            AdapterError: The files cannot be written; nothing is left behind. It is a NoRoomError
+                if the problem may be temporary.
         """
         folder = self.path / name
         partial = self.path / f".{name}"
@@ -211,8 +210,8 @@ class OwnedFolder:
             remedy = _ROOM.get(error.errno or 0)
             kind = NoRoomError if remedy else AdapterError
             raise kind(
-                f"{name}: its {num_bytes} bytes cannot be kept in {self.path.parent} "
-                f"({error.strerror or error}); what is served stays served. "
+                f"{name}: its {num_bytes} bytes cannot be stored in {self.path.parent} "
+                f"({error.strerror or error}); adapters already served are not affected. "
                 f"{remedy or 'Make that folder writable'} on the server's machine, then push again."
             ) from error
         finally:
@@ -220,7 +219,7 @@ class OwnedFolder:
         return folder
 
     def close(self) -> None:
-        """Remove the folder and release the lock; a second call is harmless."""
+        """Remove the folder and release the lock; a second call has no effect."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._descriptor != _CLOSED:
             os.close(self._descriptor)
@@ -230,7 +229,7 @@ class OwnedFolder:
 def _remove_leftover(folder: Path) -> None:
     """Remove a folder whose owner is gone.
 
-    A folder without a lock file, a link, and one whose lock is held stay.
+    A symbolic link, and a folder without a lock file or with a held lock, are left alone.
     """
     if folder.is_symlink():
         return
@@ -252,11 +251,11 @@ class AdapterLoader:
     def __init__(
         self, bases: Sequence[AdapterBase], home: Path | None, *, max_rank: int, dtype: str
     ) -> None:
-        """Make the folder for the files.
+        """Create the folder for the files.
 
         Args:
             bases: The server's base models, at least one.
-            home: Where the folder is made; None: `adapter_home`.
+            home: Parent of the folder; None: `adapter_home`.
             max_rank: Largest rank of an upload.
             dtype: Number format in which the engines hold adapters.
         """
@@ -267,17 +266,17 @@ class AdapterLoader:
         self._dtype = dtype
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
-        """What must run to its end even when the request that began it is gone."""
+        """Tasks that must run to their end even if the request that started them is gone."""
 
     async def check(self, upload: Upload, *, lora_rank: int) -> None:
         """Check an upload before anything is written.
 
         Args:
             upload: The upload.
-            lora_rank: The rank that it must have.
+            lora_rank: The required rank.
 
         Raises:
-            AdapterError: The bytes are not those that were sent, or must not be loaded, see
+            AdapterError: The bytes do not match their digest, or must not be loaded, see
                 `check_adapter`.
         """
         digest = await asyncio.to_thread(_sha256, upload.body)
@@ -299,15 +298,15 @@ class AdapterLoader:
         )
 
     async def find_base(self, upload: Upload, *, lora_rank: int, fingerprint: str | None) -> str:
-        """Return the name of the base model that a guest's adapter is for.
+        """Return the name of the base model of a guest adapter.
 
         Args:
             upload: The upload.
             lora_rank: Its rank.
-            fingerprint: Of the base model, where the client names it; None: its shapes decide.
+            fingerprint: Fingerprint of the base model; None: it is found by the tensors' shapes.
 
         Raises:
-            AdapterError: It fits none of this server's base models, or several.
+            AdapterError: The adapter fits none of this server's base models, or several.
         """
         bases = list(self._bases.values())
         if len(bases) == 1:
@@ -318,8 +317,9 @@ class AdapterLoader:
                 if base.fingerprint == fingerprint:
                     return base.name
             raise AdapterError(
-                f"{upload.name}: it is of base model {fingerprint[:_SHOWN_FINGERPRINT]}; this "
-                f"server has {known}. Start a server with that MODEL for it."
+                f"{upload.name}: this is an adapter of base model "
+                f"{fingerprint[:_SHOWN_FINGERPRINT]}; this server has {known}. Start a server with "
+                "that MODEL."
             )
         fitting = []
         problems = []
@@ -333,7 +333,7 @@ class AdapterLoader:
             return fitting[0]
         if fitting:
             raise AdapterError(
-                f"{upload.name}: its tensors fit {' and '.join(fitting)} alike; name the base "
+                f"{upload.name}: its tensors fit each of {' and '.join(fitting)}; name the base "
                 f"model's fingerprint in the header x-model-fingerprint, one of {known}."
             )
         raise AdapterError(
@@ -341,14 +341,14 @@ class AdapterLoader:
         )
 
     async def write(self, upload: Upload) -> HeldAdapter:
-        """Write a checked upload to disk; nothing is loaded yet. Raises as `OwnedFolder.write`."""
+        """Write a checked upload to disk, without loading it. Raises as `OwnedFolder.write`."""
         number = next(self._numbers)
         files = {
             _WEIGHTS: upload.body,
             _CONFIG: json.dumps(dict(upload.config)).encode(),
         }
-        # The path holds the number: vLLM keys its prefix cache by name and path, and no path may
-        # ever stand for two adapters.
+        # The path contains the number: vLLM keys its prefix cache by name and path, and no path may
+        # ever be used for two adapters.
         folder_name = f"{upload.name}-{number}"
         folder = await asyncio.to_thread(self.folder.write, folder_name, files)
         return HeldAdapter(
@@ -362,10 +362,10 @@ class AdapterLoader:
         )
 
     async def load(self, *adapters: HeldAdapter) -> None:
-        """Load every one of these into the engine, or none; their files stay.
+        """Load all of these into the engine, or none; their files stay.
 
         Raises:
-            AdapterError: The files changed on the way. Whatever else the engine raises comes
+            AdapterError: The files changed in the meantime. Other errors of the engine are passed
                 through.
         """
         loaded: list[HeldAdapter] = []
@@ -375,7 +375,7 @@ class AdapterLoader:
                     adapter.name, adapter.number, str(adapter.folder)
                 )
                 loaded.append(adapter)
-            # Beside each other: every file is read and hashed.
+            # Concurrently, since every file is read and hashed.
             await asyncio.gather(*(asyncio.to_thread(_check_files, held) for held in loaded))
         except BaseException:
             for adapter in loaded:
@@ -390,7 +390,7 @@ class AdapterLoader:
         try:
             await self._engine_of(adapter).unload_adapter(adapter.number)
         except Exception as error:
-            # No request names it again, so all that it costs is its slot in the engine.
+            # No request will name it again, so it costs only its slot in the engine.
             logger.warning(
                 "%s stays in the engine, unused: %s: %s",
                 adapter.name,
@@ -399,10 +399,10 @@ class AdapterLoader:
             )
 
     async def drop(self, adapter: HeldAdapter, *, loaded: bool) -> None:
-        """Make the engine forget an adapter that no request will name again, then remove its files.
+        """Unload an adapter that no request will name again, then remove its files.
 
-        The engine reloads adapters from their files when it has no room for all, and dies when the
-        files are gone; hence the order.
+        The order matters: the engine reloads adapters from their files when it has no room for all,
+        and dies if the files are gone.
 
         Args:
             adapter: The adapter.
@@ -413,7 +413,7 @@ class AdapterLoader:
         await asyncio.to_thread(shutil.rmtree, adapter.folder, ignore_errors=True)
 
     async def to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Do work that a cancelled caller must not leave half done."""
+        """Run work to its end even if the caller is cancelled."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finish_task)
@@ -422,7 +422,7 @@ class AdapterLoader:
     def _finish_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # The caller may have gone; then nobody else would ever see the error.
+            # The caller may be gone, and then the error would be lost.
             logger.warning("%s", task.exception())
 
 
@@ -436,5 +436,5 @@ def _check_files(adapter: HeldAdapter) -> None:
     is_same = _sha256(weights) == adapter.sha256 and config_digest(config) == adapter.config_sha256
     if not is_same:
         raise AdapterError(
-            f"{adapter.name}: the files that were loaded are not those that were sent; push again."
+            f"{adapter.name}: the loaded files are not those that were sent; push again."
         )

@@ -28,7 +28,7 @@ from hanabi_grpo.settings.refs import is_frozen
 logger = logging.getLogger(__name__)
 
 PROBE = "probe_"
-"""Before the name of an adapter that is loaded to be scored once, in the engine and in files."""
+"""Prefix for the name of a probed adapter, in the engine and in files."""
 _SHOWN_NAME = 80
 """Characters of an unknown adapter's name in a message."""
 _SHOWN_DIGEST = 16
@@ -58,17 +58,17 @@ class AdapterStore:
         """Begin with no adapters.
 
         Args:
-            engine: Where adapters are loaded.
+            engine: The engine that loads adapters.
             max_rank: Largest rank of an upload.
-            shapes: What an adapter of the base model covers.
+            shapes: The modules that an adapter of the base model covers.
             dtype: Number format in which the engine holds adapters.
             session_timeout: Seconds of a trainer's silence after which another may take over.
-            home: Where the adapters' files go; None: memory-backed storage where the machine has
-                it.
-            name: Of the base model, where there are others.
-            fingerprint: Of the base model.
-            others: The base models of a team beside this one.
-            base_of: The name of each player's base model, where there are several.
+            home: Parent folder of the adapters' files; None: memory-backed storage if the machine
+                has it.
+            name: Name of the base model, if there are several.
+            fingerprint: Fingerprint of the base model.
+            others: The other base models of a team.
+            base_of: The name of each player's base model, if there are several.
         """
         self.ownership = Ownership(session_timeout)
         first = AdapterBase(name=name, engine=engine, shapes=shapes, fingerprint=fingerprint)
@@ -82,18 +82,18 @@ class AdapterStore:
         self._served: dict[str, HeldAdapter] = {}
         self._staged: dict[str, HeldAdapter] = {}
         self._loaded: dict[int, HeldAdapter] = {}
-        """By number, everything of the session that the engine may hold: what is served, and older
+        """By number, all session adapters that the engine may hold: the served ones, and older
         versions until their games end."""
         self._loading: frozenset[int] = frozenset()
-        """Numbers of what a commit is loading; an upload that comes meanwhile must leave their
+        """Numbers of the adapters that a commit is loading; concurrent uploads must leave their
         files alone."""
         self.frozen = FrozenAdapters(self._loader)
         """Guest adapters; sessions, commits and releases leave them alone."""
 
     async def open_session(self, wanted: SessionRequest) -> None:
-        """Give the server to a trainer that fits it.
+        """Give the server to a matching trainer.
 
-        Another run begins with no versions. The same run finds those that it pushed before.
+        A different run begins with no versions. The same run keeps the versions that it pushed.
 
         Raises:
             SessionError: Another run's session is alive, see `Ownership.refuse_stranger`.
@@ -135,12 +135,13 @@ class AdapterStore:
         It runs to its end even when the caller is cancelled.
 
         Returns:
-            What is held of this version now; the same upload sent twice is held once.
+            The held adapter of this version; the same upload sent twice is held once.
 
         Raises:
             AdapterError: The upload must not be loaded.
-            VersionError: It is older than what is served, or the version is held with other bytes.
-            SessionError: Another trainer took over meanwhile.
+            VersionError: It is older than the served version, or the version is already held with
+                different bytes.
+            SessionError: Another trainer took over in the meantime.
         """
         self._check_upload(upload.adapter, upload.version)
         # A session's adapter is on the base model of its player.
@@ -152,8 +153,8 @@ class AdapterStore:
         new = await self._loader.write(upload)
         kept = None
         try:
-            # Looked up only now: other requests ran meanwhile, and two uploads of one version may
-            # have come together.
+            # Looked up only now: other requests ran in the meantime, and two uploads of one version
+            # may have arrived together.
             kept = self._same_upload(new, session) or new
         finally:
             if kept is not new:
@@ -166,13 +167,13 @@ class AdapterStore:
         return kept
 
     def _same_upload(self, new: HeldAdapter, session: Session) -> HeldAdapter | None:
-        """Return what is held of this very upload; None: nothing of this version.
+        """Return the held adapter of an identical upload; None: this version is not held.
 
         Raises as `stage`.
         """
         if self.ownership.session is not session:
             raise SessionError(
-                f"upload of {new.name}: another trainer took over before it was done."
+                f"upload of {new.name}: another trainer took over before it was finished."
             )
         self._check_upload(new.adapter, new.version)
         for held in (self._staged.get(new.adapter), self._served.get(new.adapter)):
@@ -180,18 +181,19 @@ class AdapterStore:
                 continue
             if held.sha256 == new.sha256 and held.config_sha256 == new.config_sha256:
                 return held
-            difference = "bytes" if held.sha256 != new.sha256 else "PEFT config"
+            difference = "sha256" if held.sha256 != new.sha256 else "PEFT config"
             raise VersionError(
-                f"{held.name} is held with other {difference} ({held.sha256[:_SHOWN_DIGEST]}…, "
-                f"config {held.config_sha256[:_SHOWN_DIGEST]}…); push a newer version."
+                f"{held.name} is already held with a different {difference} "
+                f"({held.sha256[:_SHOWN_DIGEST]}…, config {held.config_sha256[:_SHOWN_DIGEST]}…); "
+                "push a newer version."
             )
         return None
 
     async def commit(self, version: int) -> Receipts:
-        """Serve a staged version of every adapter, or of none.
+        """Serve a staged version of all adapters, or of none.
 
-        It runs to its end even when the caller is cancelled: a trainer that disconnects leaves no
-        half of it.
+        It runs to its end even when the caller is cancelled, so that a trainer that disconnects
+        does not leave a partial commit.
 
         Returns:
             The receipt of each adapter.
@@ -199,8 +201,8 @@ class AdapterStore:
         Raises:
             VersionError: Not every adapter has this version staged.
             BusyError: Games still hold too many older versions.
-            AdapterError: The engine refused one; the old version stays served.
-            SessionError: Another trainer took over meanwhile.
+            AdapterError: The engine rejected one; the previous version is still served.
+            SessionError: Another trainer took over in the meantime.
         """
         return await self._loader.to_the_end(self._commit(version, self.ownership.current()))
 
@@ -217,8 +219,8 @@ class AdapterStore:
             chosen = self._staged_versions(trained, version)
             self._check_room(trained, version)
             await self._load_chosen(chosen, version)
-            # No await between these lines: a rollout sees the old versions of all players or the
-            # new ones.
+            # No await between these lines: a rollout sees the old versions of all players, or the
+            # new versions of all.
             replaced = self._served
             self._served = chosen
             self._loading = frozenset()
@@ -229,7 +231,7 @@ class AdapterStore:
             return {name: held.receipt for name, held in chosen.items()}
 
     def _staged_versions(self, adapters: list[str], version: int) -> dict[str, HeldAdapter]:
-        """Return what is staged of a version, by adapter; a VersionError when one is missing."""
+        """Return the staged adapters of a version; raise a VersionError if one is missing."""
         chosen = {}
         missing = []
         for name in adapters:
@@ -240,13 +242,13 @@ class AdapterStore:
                 chosen[name] = staged
         if missing:
             raise VersionError(
-                f"commit of version {version}: nothing staged for {', '.join(missing)}; put "
-                "them first."
+                f"commit of version {version}: nothing staged for {', '.join(missing)}; upload "
+                "them first (PUT /adapters/)."
             )
         return chosen
 
     def _check_room(self, adapters: list[str], version: int) -> None:
-        """Raise a BusyError when the engine has no room for another version of an adapter."""
+        """Raise a BusyError if the engine has no room for another version of an adapter."""
         for adapter in adapters:
             loaded = [held for held in self._loaded.values() if held.adapter == adapter]
             if len(loaded) >= MAX_VERSIONS:
@@ -267,7 +269,7 @@ class AdapterStore:
             if not isinstance(error, Exception):
                 raise
             raise AdapterError(
-                f"commit of version {version} failed, the old version stays served: {error}"
+                f"commit of version {version} failed, the old version is still served: {error}"
             ) from error
         for adapter in chosen.values():
             self._loaded[adapter.number] = adapter
@@ -277,13 +279,13 @@ class AdapterStore:
         """Hold adapters, the session's or guests, while a rollout samples from them.
 
         Args:
-            wanted: Adapter to the version that it must have.
+            wanted: The required version of each adapter.
 
         Yields:
             The adapters by name.
 
         Raises:
-            VersionError: One of them is not held in that version.
+            VersionError: An adapter is not held in that version.
         """
         leased = {name: self._find(name, version) for name, version in wanted.items()}
         for held in leased.values():
@@ -302,10 +304,10 @@ class AdapterStore:
 
     @contextlib.asynccontextmanager
     async def probing(self, upload: Upload) -> AsyncIterator[HeldAdapter]:
-        """Load an adapter beside what is served, and drop it at the end of the block.
+        """Load an adapter for a probe, and drop it at the end of the block.
 
-        It takes the way of every upload: the same checks, files and call of the engine. No seat can
-        name it, and no version counts it. One is held at a time.
+        It is handled like every upload: the same checks, files and engine call. No seat can name
+        it, and it does not count as a version. Only one is held at a time.
 
         Args:
             upload: An adapter of the session, with other weights.
@@ -338,7 +340,7 @@ class AdapterStore:
             await self._loader.load(held)
         except Exception as error:
             raise AdapterError(
-                f"{held.name} could not be loaded, nothing else changed: {error}"
+                f"{held.name} could not be loaded; nothing else changed: {error}"
             ) from error
 
     def _find(self, adapter: str, version: int) -> HeldAdapter:
@@ -353,7 +355,7 @@ class AdapterStore:
         return served
 
     def served(self) -> dict[str, dict[str, Any]]:
-        """Return version and sha256 of every adapter of the session that is served."""
+        """Return version and sha256 of every served adapter of the session."""
         adapters = {}
         for name, held in self._served.items():
             adapters[name] = {"version": held.version, "sha256": held.sha256}
@@ -364,18 +366,18 @@ class AdapterStore:
         return {name: held.version for name, held in self._served.items()}
 
     def close(self) -> None:
-        """Remove every file."""
+        """Remove all files."""
         self.folder.close()
 
     async def _retire(self, *versions: HeldAdapter) -> None:
-        """Drop versions that nothing serves and no game uses; called whenever one of these ends."""
+        """Drop versions that are no longer served, staged or used; called when that may change."""
         for held in versions:
             is_served = self._served.get(held.adapter) is held
             is_staged = self._staged.get(held.adapter) is held
             if held.users or is_served or is_staged or held.is_leaving:
                 continue
-            # Its last users may end in one moment; the second must not remove the files while the
-            # first still waits for the engine.
+            # Its last users may end at the same moment; the second must not remove the files while
+            # the first still waits for the engine.
             held.is_leaving = True
             was_loaded = self._loaded.pop(held.number, None) is not None
             await self._loader.drop(held, loaded=was_loaded)

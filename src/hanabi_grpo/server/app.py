@@ -1,6 +1,6 @@
-"""The app: the door before every route, errors as JSON, the server's state, and adapter uploads.
+"""The app: access checks before every route, errors as JSON, server state, and adapter uploads.
 
-Adapters come in a trainer's session, by uploads and commits, or as guests from any client.
+Adapters are uploaded and committed in a trainer's session, or uploaded as guests by any client.
 """
 
 import logging
@@ -77,15 +77,15 @@ def create_app(
     """Build the app around a running engine.
 
     Args:
-        engine: Answers whether it is alive, or all engines are.
+        engine: The health of the engine, or of all engines.
         store: The adapters.
         scheduler: Plays the games.
-        identity: What the server is.
-        ring: The newest log lines, for `/log/`.
-        api_key: Key that every request must carry; None lets in every program of this machine.
+        identity: Identity of the server.
+        ring: The latest log lines, for `/log/`.
+        api_key: Key that every request must have; None admits every program on this machine.
         host: Address that the server listens on.
-        access: What requests may name.
-        people: What games of people on the page take from the server's settings.
+        access: The games and files that requests may name.
+        people: The server's settings for games of people on the page.
 
     Returns:
         The app, ready to be served.
@@ -93,8 +93,8 @@ def create_app(
     app = FastAPI(
         title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None
     )
-    # The middleware that is added last is asked first: a stranger without the key is refused
-    # before a body is looked at.
+    # The middleware added last runs first: a client without the key is rejected before its body is
+    # read.
     app.add_middleware(BodyCheck, upload_bytes=store.max_upload_bytes)
     app.add_middleware(CrowdCheck, is_owner=store.ownership.is_owner)
     app.add_middleware(KeyCheck, api_key=api_key, host=host, open_paths=(PERSON_PAGE,))
@@ -118,7 +118,7 @@ def _add_state_routes(
     identity: ServerIdentity,
     ring: LineRing,
 ) -> None:
-    """Add the routes that anybody may ask: health, identity and log."""
+    """Add the routes that are open to every client: health, identity and log."""
     started = time.time()
 
     @app.get("/health")
@@ -161,7 +161,7 @@ def _add_error_handlers(app: FastAPI, engine: EngineHealth) -> None:
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
         if engine.is_dead or isinstance(error, NoRoomError):
-            # Whatever failed may succeed once the engine is back, or there is room.
+            # The request may succeed once the engine is back, or there is room.
             status = UNAVAILABLE
         elif isinstance(error, VersionError):
             status = CONFLICT
@@ -200,14 +200,12 @@ def _add_error_handlers(app: FastAPI, engine: EngineHealth) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        # The traceback is in the server's log (uvicorn's); a client learns the kind of error, but
-        # none of our values.
+        # The traceback is in the server's log (uvicorn's); the client gets only the type of the
+        # error, no values.
         kind = type(error).__name__
         logger.error("%s failed: %s", _describe(request), kind)
         status = UNAVAILABLE if engine.is_dead else INTERNAL_ERROR
-        return problem(
-            status, f"the server failed: {kind}; its log, in the other terminal, says where."
-        )
+        return problem(status, f"the server failed: {kind}; see its log in the other terminal.")
 
 
 def _describe(request: Request) -> str:
@@ -223,7 +221,7 @@ def _add_session_routes(
     identity: ServerIdentity,
     access: GameAccess,
 ) -> None:
-    """Add the routes by which a trainer takes the server, keeps it and leaves it."""
+    """Add the routes with which a trainer opens, keeps and releases its session."""
     ownership = store.ownership
 
     def state() -> dict[str, Any]:
@@ -237,10 +235,10 @@ def _add_session_routes(
     @app.post("/session/")
     async def open_session(request: Request) -> dict[str, Any]:
         body = await request.body()
-        # Beside the event loop: it plays the beginning of each game that the trainer names.
+        # In a thread: the check plays the beginning of each game that the trainer names.
         reading = scheduler.threads.sessions
         wanted = await reading.run(read_session_request, identity, body)
-        # Before anything is played for a stranger while the server works for another run.
+        # Checked first, so that nothing is played for a stranger during another run's session.
         ownership.refuse_stranger(wanted)
         await reading.run(check_fit, identity, wanted, access)
         await wake_for_trainer(engine)
@@ -250,8 +248,8 @@ def _add_session_routes(
     @app.post("/session/heartbeat")
     async def heartbeat(request: Request) -> Response:
         if ownership.session is None:
-            # Not 409: nobody took over, this is a new server process that does not know the run
-            # yet.
+            # Not 409: this is a new server process without a session, not a takeover by another
+            # trainer.
             return problem(NOT_FOUND, NO_SESSION)
         ownership.check(request.headers)
         return JSONResponse(state())
@@ -265,7 +263,7 @@ def _add_session_routes(
 def _add_adapter_routes(
     app: FastAPI, engine: EngineHealth, store: AdapterStore, identity: ServerIdentity
 ) -> None:
-    """Add the routes by which adapters come: a session's, and guests."""
+    """Add the upload routes for adapters of the session and guest adapters."""
     ownership = store.ownership
 
     @app.put("/adapters/{adapter}")
@@ -307,7 +305,7 @@ def _add_adapter_routes(
 
 
 def _add_probe_route(app: FastAPI, store: AdapterStore, scheduler: Scheduler) -> None:
-    """Add the route by which a trainer learns what an adapter changes, see `Scheduler.probe`."""
+    """Add the route with which a trainer probes an adapter's effect, see `Scheduler.probe`."""
 
     @app.put("/probes/{adapter}")
     async def probe(adapter: str, request: Request) -> Response:
@@ -316,24 +314,24 @@ def _add_probe_route(app: FastAPI, store: AdapterStore, scheduler: Scheduler) ->
         sequences = _read_sequences(request, adapter)
         # Another trainer may have taken over while the body was read.
         store.ownership.check(request.headers)
-        # To its end, whatever becomes of the client: it is short, and leaves nothing in the engine.
+        # Runs to its end even if the client disconnects: it is short and leaves nothing behind.
         answer = await scheduler.probe(upload, sequences)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 def _read_sequences(request: Request, adapter: str) -> list[list[int]]:
-    """Return the token sequences of a probe; an AdapterError when they are missing or malformed."""
+    """Return the token sequences of a probe; AdapterError if they are missing or malformed."""
     try:
         return msgspec.json.decode(request.headers["x-token-ids"], type=ProbedIds)
     except (KeyError, ValueError) as error:
         raise AdapterError(
             f"probe of {adapter}: header x-token-ids (a JSON list of lists of token ids) is "
-            f"needed; {type(error).__name__}: {error}"
+            f"required; {type(error).__name__}: {error}"
         ) from error
 
 
 async def _read_upload(request: Request, adapter: str, version: int) -> Upload:
-    """Return the upload of a request; an AdapterError when a header is missing or malformed."""
+    """Return the upload of a request; AdapterError if a header is missing or malformed."""
     try:
         sha256 = request.headers["x-sha256"]
         config = msgspec.json.decode(
@@ -341,8 +339,8 @@ async def _read_upload(request: Request, adapter: str, version: int) -> Upload:
         )
     except (KeyError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise AdapterError(
-            f"{adapter}@{version}: headers x-sha256 and x-peft-config (a JSON object) are needed; "
-            f"{type(error).__name__}: {error}"
+            f"{adapter}@{version}: headers x-sha256 and x-peft-config (a JSON object) are "
+            f"required; {type(error).__name__}: {error}"
         ) from error
     return Upload(
         adapter=adapter,

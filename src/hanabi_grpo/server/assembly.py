@@ -1,4 +1,4 @@
-"""The server's parts, put together: for the command, for the benchmarks, and for a dry run."""
+"""Assembly of the server's parts: for the command, for the benchmarks, and for a dry run."""
 
 import asyncio
 import atexit
@@ -51,63 +51,63 @@ SOCKETS = "hanabi-sockets-"
 _MAX_SOCKET_PATH = 107
 """Characters of a socket's path on Linux."""
 _RANDOM_PART = "12345678"
-"""Stands for what `tempfile.mkdtemp` adds to a folder's name."""
+"""Stands for the suffix that `tempfile.mkdtemp` adds to a folder's name."""
 _INSTANCE_LETTERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutServer:
-    """A started engine and what is around it; `app` serves it."""
+    """A started engine and the parts around it; `app` serves it."""
 
     engine: Sampler
-    """Samples replies; of several base models player_0's."""
+    """Samples replies; with several base models, player_0's engine."""
     health: EngineHealth
-    """Of all engines together."""
+    """The health of all engines together."""
     chat: ChatFormat
-    """Turns conversations into token ids; of several base models player_0's."""
+    """Turns conversations into token ids; with several base models, player_0's format."""
     store: AdapterStore
     """The adapters."""
     identity: ServerIdentity
-    """What trainers compare themselves with."""
+    """The identity that trainers compare themselves with."""
     app: FastAPI
     """The routes."""
 
 
 def prepare_environment(on_cpu: bool) -> None:
-    """Set what vLLM reads from the environment, before it is imported.
+    """Set the environment variables that vLLM reads, before it is imported.
 
-    What the user has set stays, but for what ties the engine to the server.
+    Variables that the user has set are kept, except those that tie the engine to the server.
 
     Args:
         on_cpu: Whether the engine runs on a CPU.
     """
-    # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
+    # ms-swift registers a vLLM plugin that imports torchvision, which text models do not need.
     os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
-    # vLLM forks on CUDA: a forked engine core counts its parent's plugins as its own and loads
-    # none, so nothing ties it to the server, and it keeps the listening socket.
+    # vLLM forks on CUDA: a forked engine core assumes that its parent's plugins are loaded and
+    # loads none, so nothing ties it to the server, and it keeps the listening socket.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(vllm_log.CONFIG))
     vllm_log.configure_early()
     os.environ.setdefault("PYTHONWARNINGS", vllm_log.PYTHONWARNINGS)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # How many replies are unpacked in one go; the default of 128 keeps everything else in the
-    # event loop waiting.
+    # Number of replies that are unpacked at once; the default of 128 blocks the event loop for too
+    # long.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
     if "VLLM_RPC_BASE_PATH" not in os.environ:
         _place_sockets()
     if on_cpu:
         _prepare_cpu()
     else:
-        # vLLM (0.32) does without FlashInfer's sampler where requests have seeds or want logprobs
-        # of the processed kind. All of ours do; it would be imported, and compiled, for nothing.
+        # vLLM (0.32) does not use FlashInfer's sampler for requests with seeds or with processed
+        # logprobs. All of ours have them, so it would be imported and compiled for nothing.
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 
 
 def _place_sockets() -> None:
-    """Give vLLM's sockets a folder that is removed with this process.
+    """Put vLLM's sockets into a folder that is removed when this process ends.
 
-    vLLM leaves its sockets, nine a start, in the temporary folder.
+    By default vLLM leaves nine sockets per start in the temporary folder.
     """
     home = tempfile.gettempdir()
     longest_path = f"{home}/{SOCKETS}{_RANDOM_PART}/{uuid.uuid4()}"
@@ -119,20 +119,20 @@ def _place_sockets() -> None:
 
 
 def _prepare_cpu() -> None:
-    # torch (2.13) warns at every start that memory is bound to the nodes of the engine's cores.
+    # At every start, torch (2.13) warns that memory is bound to the nodes of the engine's cores.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    # All that vLLM would compile here is how it counts ranks of logprobs: a sum, for which the
-    # first game would wait seconds.
+    # vLLM would only compile its ranking of logprobs here: a sum, for which the first game would
+    # wait seconds.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     # One core is left for games, tokens and HTTP: with a small model they are as much work as its
-    # matrix products, and threads that wait for an occupied core hold up the others.
+    # matrix products, and threads that wait for a busy core delay the others.
     num_threads = max(1, len(os.sched_getaffinity(0)) - 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    # With more than one thread vLLM divides a sequence's keys where a batch has few sequences, and
-    # what is beside a sequence then changes the last bits of its logprobs.
+    # With more than one thread, vLLM splits a sequence's keys if a batch has few sequences, and the
+    # last bits of its logprobs then depend on the other sequences in the batch.
     os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
-    # A thread that is bound to a core waits for it even when another core is idle.
+    # A thread that is bound to a core waits for it even if another core is idle.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
@@ -144,22 +144,22 @@ def rollout_server(
     partner_calls: Path | None = None,
     judge_calls: Path | None = None,
 ) -> Iterator[RolloutServer]:
-    """Start the engine and build the server around it; both end with the block.
+    """Start the engine and build the server around it; both stop at the end of the block.
 
-    Call it after `prepare_environment`, on the main thread and inside a running event loop, which
-    the engine needs.
+    Call it after `prepare_environment`, on the main thread and inside a running event loop; the
+    engine needs both.
 
     Args:
         settings: The server's settings.
         ring: The log lines that `/log/` returns.
         extra_args: vLLM's own command line options.
-        partner_calls: Where calls of the models of HANABI_PARTNER_URLS are recorded.
-        judge_calls: Where calls of HANABI_JUDGE are recorded.
+        partner_calls: File that records calls to the models of HANABI_PARTNER_URLS.
+        judge_calls: File that records calls to HANABI_JUDGE.
 
     Yields:
         The server.
     """
-    # Before the engine, which takes a minute to start.
+    # Created before the engine, so that errors do not wait for its start of a minute.
     judge = Judge(settings, judge_calls) if settings.judge else None
     setups = read_setups(settings)
     access = GameAccess.of(setups)
@@ -203,7 +203,7 @@ def rollout_server(
     for setup in setups:
         if setup.tools:
             logger.info(
-                "tools: %s, at most %d calls a turn (%s)",
+                "tools: %s, at most %d calls per turn (%s)",
                 ", ".join(tool.name for tool in setup.tools),
                 setup.config.tool_calls,
                 setup.spec.preset,
@@ -228,7 +228,7 @@ def rollout_server(
             judge_model=judge.model if judge else "",
             bases=_identities(bases, base_of),
         )
-        # One game takes its turn at a time, whichever model it is played with.
+        # Games take turns one at a time across all models.
         turnstile = asyncio.Lock()
         models = {}
         for base in bases:
@@ -268,8 +268,8 @@ def rollout_server(
                 temperature=settings.temperature,
             ),
         )
-        # vLLM's 670,000 objects live until the end; every full collection would hold up the event
-        # loop only to find that out.
+        # vLLM's 670,000 objects live until the end; scanning them in every full garbage collection
+        # would block the event loop for nothing.
         gc.collect()
         gc.freeze()
         with contextlib.closing(scheduler.threads):
@@ -291,19 +291,19 @@ def rollout_server(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseParts:
-    """What a server knows of one of its base models before an engine runs it."""
+    """The facts about a base model that are known before an engine runs it."""
 
     name: str
-    """As MODEL says it."""
+    """As spelled in MODEL."""
     folder: Path
-    """Where it is on this machine."""
+    """Its folder on this machine."""
     chat: ChatFormat
     fingerprint: str
     """See `model_fingerprint`."""
     tokenizer_hash: str
     """See `handshake.tokenizer_hash`."""
     shapes: Shapes
-    """What its adapters cover."""
+    """The modules that its adapters cover."""
     vocab_size: int
     """Rows of its token embedding."""
 
@@ -342,8 +342,8 @@ def start_engines(
     """Start an engine for each base model, or none.
 
     Args:
-        settings: The server's.
-        bases: Of `read_bases`.
+        settings: The server's settings.
+        bases: The base models, see `read_bases`.
         extra_args: vLLM's own command line options.
 
     Returns:
@@ -359,15 +359,15 @@ def start_engines(
                 base.fingerprint,
             )
             if settings.device == "gpu":
-                # vLLM reports it at a log level that is switched off here.
+                # vLLM reports it at a log level that is disabled here.
                 logger.info(
                     "engine: compiling kernels and capturing CUDA graphs can take minutes without "
-                    "a line"
+                    "any output"
                 )
             options = engine_options(
                 settings, str(base.folder), base.shapes, num_engines=len(bases)
             )
-            # The one place where a sampler is chosen.
+            # This is the only place where a sampler is chosen.
             engines[base.name] = VllmSampler(options, extra_args, patience=settings.engine_timeout)
     except BaseException:
         _stop_all(engines)
@@ -376,7 +376,7 @@ def start_engines(
 
 
 def _identities(bases: Sequence[BaseParts], base_of: Mapping[str, str]) -> dict[str, BaseIdentity]:
-    """Return what trainers compare of each player's base model, where there are several."""
+    """Return the identity of each player's base model, if there are several."""
     described = {}
     for base in bases:
         described[base.name] = BaseIdentity(
@@ -391,7 +391,7 @@ def _identities(bases: Sequence[BaseParts], base_of: Mapping[str, str]) -> dict[
 def read_setups(settings: Settings) -> list[Setup[Any]]:
     """Return the games of these settings, of their DATASET and of their HANABI_EVAL_DATASET.
 
-    What they name, requests may name too.
+    Requests may name the files that these games name.
 
     Raises:
         SettingsError: One of them cannot be played.
@@ -407,10 +407,10 @@ def read_setups(settings: Settings) -> list[Setup[Any]]:
         if Path(file).is_file():
             setups += played_setups(read_rows(settings))
         else:
-            # The trainer reads it, perhaps on another machine; most rows name nothing outside.
+            # The trainer reads it, perhaps on another machine; most rows do not name files.
             logger.info(
-                "%s=%s is not on this machine: requests cannot use the problem files that its "
-                "rows name",
+                "%s=%s is not on this machine, so requests cannot use problem files named in its "
+                "rows",
                 variable,
                 file,
             )
@@ -428,4 +428,4 @@ def _stop(engine: Sampler) -> None:
     except Exception:
         if not engine.is_dead:
             raise
-        logger.exception("ending the dead engine failed")
+        logger.exception("could not stop the dead engine")

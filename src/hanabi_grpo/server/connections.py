@@ -1,9 +1,9 @@
-"""Connections: how many there may be, and how long one may take to say what it wants.
+"""Limits on connections: their number, and the time a client may take to send its request.
 
-uvicorn has no time limit for a client that says nothing, or half of a request's head, or does not
-read its answer; and its `limit_concurrency` counts such connections like any other, so that they
-would keep all others out. This is its protocol with clocks, and with a limit that the longest
-waiting connection makes room for.
+uvicorn has no time limit for a client that sends nothing, or only part of a request's head, or does
+not read its answer. Its `limit_concurrency` counts such connections like any other, so they could
+lock out all other clients. This is its protocol with timeouts, and with a limit at which the
+connection that has been idle longest makes room for a new one.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from hanabi_grpo.server.door import CROWDED
 logger = logging.getLogger(__name__)
 
 HEAD_SECONDS = 20.0
-"""From a connection's beginning, or its last answer, until the head of a request is complete."""
+"""Time from the start of a connection, or its last answer, until a request's head is complete."""
 READ_SECONDS = 20.0
-"""In which a client that keeps the server waiting reads at least `_READ_BYTES` of its answer."""
+"""Time in which a slow client must read at least `_READ_BYTES` of its answer."""
 _READ_BYTES = 16 << 10
 MAX_CONNECTIONS = 1024
 _MIN_CONNECTIONS = 16
 _LOG_SECONDS = 60.0
-"""Least time between two log lines of the same kind."""
+"""Minimum time between two log lines of the same kind."""
 _OUT_OF_RESOURCES = "socket.accept() out of system resource"
-"""How asyncio begins its message."""
+"""Beginning of asyncio's message."""
 
 
 def connection_limit() -> int:
-    """Return how many connections there may be: at most half of the descriptors that are free.
+    """Return the maximum number of connections: at most half of the free file descriptors.
 
-    The rest is for files, and for connections that come in one burst.
+    The rest is for files and for bursts of new connections.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -47,7 +47,7 @@ def connection_limit() -> int:
 
 
 class _Seldom:
-    """Lets through one line a minute, and counts the others."""
+    """Logs at most one line per minute, and counts the others."""
 
     def __init__(self) -> None:
         self._last = -math.inf
@@ -59,27 +59,27 @@ class _Seldom:
         if now - self._last < _LOG_SECONDS:
             self._num_left_out += 1
             return
-        more = f" ({self._num_left_out} more times since then)" if self._num_left_out else ""
+        more = f" ({self._num_left_out} more since the last line)" if self._num_left_out else ""
         logger.warning("%s%s", text, more)
         self._last = now
         self._num_left_out = 0
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which says once a minute at most that it cannot accept connections."""
+    """uvicorn's server, which logs at most once a minute that it cannot accept connections."""
 
     async def startup(self, sockets: Any = None) -> None:
-        """Begin to serve in the running event loop."""
+        """Start serving in the running event loop."""
         seldom = _Seldom()
 
         def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-            # Python 3.11 goes on through the whole backlog, with a traceback each.
+            # Python 3.11 tries the whole backlog, with a traceback for each connection.
             if not str(context.get("message")).startswith(_OUT_OF_RESOURCES):
                 loop.default_exception_handler(context)
                 return
             seldom.warning(
-                f"new connections have to wait: {context.get('exception')}. End clients that are "
-                "not needed, or start the server where ulimit -n allows more open files."
+                f"new connections must wait: {context.get('exception')}. End clients that are not "
+                "needed, or start the server where ulimit -n allows more open files."
             )
 
         asyncio.get_running_loop().set_exception_handler(report)
@@ -87,16 +87,16 @@ class Server(uvicorn.Server):
 
 
 def limited_protocol() -> type[H11Protocol]:
-    """Return the protocol of one server, with the limit of what this process may open now."""
+    """Return the protocol of one server, limited by the descriptors that this process has now."""
     limit = connection_limit()
     seldom = _Seldom()
     waiting: dict[H11Protocol, None] = {}
-    """Connections without a request, the longest waiting first."""
+    """Connections without a request, longest waiting first."""
 
     class LimitedProtocol(H11Protocol):
-        """uvicorn's protocol with a limit, and with clocks.
+        """uvicorn's protocol with a limit and two timers.
 
-        One runs while there is no request, one while the client does not read its answer.
+        One runs while there is no request, the other while the client does not read its answer.
         """
 
         _clock: asyncio.TimerHandle | None = None
@@ -115,7 +115,7 @@ def limited_protocol() -> type[H11Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            # A complete head stops the clock, single bytes do not.
+            # Only a complete head stops the timer, not single bytes.
             if self._has_request():
                 self._stop_clock()
 
@@ -142,7 +142,7 @@ def limited_protocol() -> type[H11Protocol]:
 
         def _on_no_head(self) -> None:
             if self.transport.get_write_buffer_size():
-                # The client still reads its last answer, which the other clock watches.
+                # The client still reads its last answer, which the other timer watches.
                 self._start_clock()
             else:
                 self.transport.abort()
@@ -171,7 +171,7 @@ def limited_protocol() -> type[H11Protocol]:
                 self._reading_clock = None
 
         def _make_room(self) -> None:
-            """Close the connection that waits for longest; where none does, refuse the new one."""
+            """Close the connection that has waited longest; if none waits, reject the new one."""
             for oldest in waiting:
                 if oldest.transport.get_write_buffer_size():
                     continue
@@ -180,12 +180,12 @@ def limited_protocol() -> type[H11Protocol]:
                     "has been idle longest is closed"
                 )
                 oldest._stop_clock()  # type: ignore[attr-defined]
-                # Not counted until the event loop has closed it.
+                # Removed here, so that it no longer counts before the event loop has closed it.
                 self.connections.discard(oldest)
                 oldest.transport.abort()
                 return
             seldom.warning(f"{limit} connections are open and busy: new ones get status 503")
-            # The door lets in the session's trainer all the same.
+            # `CrowdCheck` still admits the session's trainer.
             self.app_state = {**self.app_state, CROWDED: limit}
 
     return LimitedProtocol

@@ -1,4 +1,4 @@
-"""The server's door: who is let in, how large a body may be, and refusals as JSON."""
+"""Access checks of the server: which clients are admitted, size of bodies, and errors as JSON."""
 
 import asyncio
 import hmac
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hanabi_grpo.errors import shown
 
 RETRY_SECONDS = 5
-"""After which a request that came at a bad moment may be sent again."""
+"""Seconds after which a request that failed temporarily may be sent again."""
 
 UNAUTHORIZED = 401
 FORBIDDEN = 403
@@ -24,20 +24,20 @@ TIMEOUT = 408
 UNAVAILABLE = 503
 
 CROWDED = "connection_limit"
-"""Entry of a request's state: the limit that its connection is beyond, see `connections`."""
+"""Entry in a request's state: the limit that its connection exceeds, see `connections`."""
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 _BODY_BYTES = 24 << 20
-"""Largest body of a request that is no upload.
+"""Largest body of a request that is not an upload.
 
 A task takes about 350 bytes, and `messages.MAX_TASKS` of them are allowed."""
 _BODY_SECONDS = 20.0
-"""Longest wait for the next piece of a body, and time after which `_SLOWEST` holds."""
+"""Longest wait for the next piece of a body, and time after which `_SLOWEST` applies."""
 _SECOND_LOOK = 0.05
-"""Seconds for a piece that came while the event loop was held up."""
+"""Extra seconds for a piece that arrived while the event loop was blocked."""
 _SLOWEST = 64 << 10
-"""Bytes per second of a body; the client's own limit is 1 MiB."""
+"""Minimum bytes per second of a body; the client's own limit is 1 MiB."""
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.ASCII)
-"""A Host header without user names, which a program may read as another host."""
+"""A Host header without user names, which some programs would read as a different host."""
 _JSON = "application/json"
 _SHOWN_PATH = 200
 """Characters of a request's path in a message."""
@@ -49,7 +49,7 @@ def problem(status: int, message: str, *, again: bool = False) -> Response:
 
     Args:
         status: The HTTP status.
-        message: What is wrong. What is not valid Unicode in it is escaped.
+        message: The error message. Invalid Unicode in it is escaped.
         again: Whether the same request may succeed later.
 
     Returns:
@@ -61,12 +61,12 @@ def problem(status: int, message: str, *, again: bool = False) -> Response:
 
 
 class KeyCheck:
-    """ASGI middleware that refuses strangers before anything of a request is looked at.
+    """ASGI middleware that rejects strangers before anything in a request is read.
 
-    With a key: 401 unless a request carries `Authorization: Bearer <key>`. Without one: 403 to the
-    pages of a browser. A page of any site can send requests to 127.0.0.1. With a name of its own
-    that resolves to this machine it can even read the answers (DNS rebinding), but then its name,
-    not our `host`, stands in the Host header.
+    With a key: 401 unless a request has `Authorization: Bearer <key>`. Without a key: 403 for web
+    pages. A page of any site can send requests to 127.0.0.1. With a domain that resolves to this
+    machine it could even read the answers (DNS rebinding), but then the Host header has that
+    domain, not our `host`.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class KeyCheck:
         """Wrap an app.
 
         Args:
-            app: The app behind the door.
-            api_key: The key; None: there is none.
+            app: The wrapped app.
+            api_key: The key; None for none.
             host: Address that the server listens on.
             open_paths: Paths of static pages that GET returns without the key: a browser cannot
-                send it before a page has asked for it.
+                send the key before a page has asked for it.
         """
         self._app = app
         self._open_paths = frozenset(open_paths)
@@ -92,9 +92,9 @@ class KeyCheck:
         self._names = tuple(dict.fromkeys((*_LOCAL_NAMES, host.lower())))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or reject it."""
         refusal = None
-        # Else it is "lifespan", the app's own start and end, which has no headers.
+        # Otherwise the scope is "lifespan", the app's start and end, which has no headers.
         if scope["type"] in ("http", "websocket") and not self._is_open(scope):
             refusal = self._refusal(Headers(scope=scope))
         if refusal is None:
@@ -103,7 +103,7 @@ class KeyCheck:
             await refusal(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        """Tell whether a request with no key asks a server with a key for a static page."""
+        """Tell whether a request may get a static page without the server's key."""
         if self._expected is None or scope["type"] != "http" or scope["method"] != "GET":
             return False
         return scope["path"] in self._open_paths
@@ -117,10 +117,10 @@ class KeyCheck:
         return problem(UNAUTHORIZED, _WRONG_KEY)
 
     def _origin_refusal(self, headers: Headers) -> Response | None:
-        """Refuse a page that is not our own.
+        """Reject requests from pages other than our own.
 
-        Browsers say the page's origin with every WebSocket, which they let any page open to
-        anywhere, but not all say `sec-fetch-site` with it. Programs send no origin.
+        Browsers let any page open a WebSocket to any host. They always send the page's origin with
+        it, but not all send `sec-fetch-site`. Programs do not send an origin.
         """
         origin = headers.get("origin")
         if origin is None or origin.partition("://")[2] == headers.get("host"):
@@ -142,26 +142,26 @@ class KeyCheck:
         return problem(
             FORBIDDEN,
             f"host {shown(host)}, sec-fetch-site {shown(site)}: a server without a key accepts "
-            f"only requests to {', '.join(self._names)}, and none from web pages. Call it by one "
-            "of these names in VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals.",
+            f"only requests to {', '.join(self._names)}, and none from web pages. Set "
+            "VLLM_SERVER_HOST to one of these names, or set HANABI_API_KEY in both terminals.",
         )
 
 
 class CrowdCheck:
-    """ASGI middleware: 503 on connections beyond the limit, but for the session's trainer."""
+    """ASGI middleware: 503 on connections beyond the limit, except for the session's trainer."""
 
     def __init__(self, app: ASGIApp, *, is_owner: Callable[[Mapping[str, str]], bool]) -> None:
         """Wrap an app.
 
         Args:
-            app: The app behind the door.
-            is_owner: Tells by a request's headers whether it is from the session's trainer.
+            app: The wrapped app.
+            is_owner: Tells from a request's headers whether it is the session's trainer's.
         """
         self._app = app
         self._is_owner = is_owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it and close its connection."""
+        """Pass a request on, or reject it and close its connection."""
         limit = scope.get("state", {}).get(CROWDED)
         if limit is None or self._is_owner(Headers(scope=scope)):
             await self._app(scope, receive, send)
@@ -179,15 +179,15 @@ class CrowdCheck:
 class BodyCheck:
     """ASGI middleware for bodies.
 
-    413 for one that is too large, 408 for one that comes too slowly, 415 for one that a browser
-    would post for any page.
+    413 for a body that is too large, 408 for one that arrives too slowly, 415 for one that a
+    browser would post for any page.
     """
 
     def __init__(self, app: ASGIApp, *, upload_bytes: int) -> None:
         """Wrap an app.
 
         Args:
-            app: The app behind the door.
+            app: The wrapped app.
             upload_bytes: Largest body of a PUT request, which is an adapter.
         """
         self._app = app
@@ -198,8 +198,8 @@ class BodyCheck:
         headers = Headers(scope=scope)
         content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-        # A request with this content type is not "simple": a browser asks for permission before,
-        # and is refused. It does so before every PUT.
+        # A request with this content type is not "simple": a browser first sends a preflight
+        # request, which is rejected. The same holds for every PUT.
         if content_type != _JSON and scope["method"] == "POST" and has_body:
             given = shown(content_type) if content_type else "none"
             message = f"{scope['path'][:_SHOWN_PATH]}: content-type {given}; allowed is {_JSON}."
@@ -214,21 +214,21 @@ class BodyCheck:
         async def receive_limited() -> Message:
             nonlocal num_bytes, is_complete
             if is_complete:
-                # What is left is waiting for the client's end, for as long as its games take.
+                # All that remains is to wait for the client to disconnect, as long as games take.
                 return await receive()
             message = await _receive_in_time(receive, num_bytes)
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
             if num_bytes > limit:
                 raise HTTPException(
-                    TOO_LARGE, f"a body of more than {limit} bytes, the most that is allowed here."
+                    TOO_LARGE, f"the body has more than {limit} bytes, the maximum allowed here."
                 )
             seconds = time.monotonic() - begin
             if not is_complete and seconds > _BODY_SECONDS and num_bytes < _SLOWEST * seconds:
                 raise HTTPException(
                     TIMEOUT,
-                    f"{num_bytes} bytes of the body came in {seconds:.0f} s; a body needs at least "
-                    f"{_SLOWEST} bytes per second. Send it again.",
+                    f"only {num_bytes} bytes of the body arrived in {seconds:.0f} s; the minimum "
+                    f"is {_SLOWEST} bytes per second. Send it again.",
                 )
             return message
 
@@ -239,11 +239,11 @@ async def _receive_in_time(receive: Receive, num_bytes: int) -> Message:
     """Return the next piece of a body.
 
     Args:
-        receive: Waits for it.
-        num_bytes: Bytes of the pieces before it, for the message.
+        receive: Waits for the piece.
+        num_bytes: Bytes of the previous pieces, for the message.
 
     Raises:
-        HTTPException: It did not come in time.
+        HTTPException: It did not arrive in time.
     """
     for seconds in (_BODY_SECONDS, _SECOND_LOOK):
         try:

@@ -1,7 +1,7 @@
 """The vLLM sampler, the only module that talks to vLLM: start, generate, score, adapters, health.
 
-vLLM's stock `AsyncLLM` is fed token ids, so no text is encoded twice. Log-probabilities come back
-under the sampled distribution (after temperature), which is the one that the trainer computes.
+vLLM's stock `AsyncLLM` gets token ids, so no text is encoded twice. The returned log-probabilities
+are those of the sampled distribution (after temperature), which the trainer computes as well.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 BLOCK_SIZE = 32
 """Tokens of a cache block on CPU.
 
-vLLM's default of 128 there means that short prompts share no prefix."""
+With vLLM's CPU default of 128, short prompts would share no prefix."""
 
 BATCHED_TOKENS = 8192
 """Prompt tokens of one step on a GPU.
@@ -43,10 +43,10 @@ BATCHED_TOKENS = 8192
 vLLM's default for an engine inside another program is 2048."""
 
 _LOOK_SECONDS = 0.5
-"""Time between two looks at whether a call was answered or the engine died."""
+"""Time between two checks whether a call was answered or the engine died."""
 
 _PULSE_SECONDS = 5.0
-"""Time between an answer of the engine and the next question."""
+"""Time between an answer of the engine and the next health check."""
 
 _NVCC_SECONDS = 10
 """Time limit of `nvcc --version`."""
@@ -57,20 +57,20 @@ _Answer = TypeVar("_Answer")
 def engine_options(
     settings: Settings, model: str, shapes: Iterable[str] = (), *, num_engines: int = 1
 ) -> dict[str, Any]:
-    """Return the options that vLLM is started with.
+    """Return the options with which vLLM is started.
 
     Args:
         settings: The server's settings.
-        model: Folder that MODEL stands for.
+        model: Folder of the model.
         shapes: Paths of the modules that an adapter covers, see `adapter_files.Shapes`.
-        num_engines: Engines of this server, which share the memory of its GPUs.
+        num_engines: Number of this server's engines, which share the memory of its GPUs.
 
     Returns:
         Names and values of `AsyncEngineArgs`.
     """
     module_names = {module.rpartition(".")[2] for module in shapes}
-    # Weights and cache in memory that can be handed back; not by default, because vLLM's allocator
-    # for it excludes others.
+    # Weights and cache in memory that can be released; off by default, because vLLM's allocator for
+    # it excludes others.
     sleep_options = {"enable_sleep_mode": True} if settings.sleep else {}
     return {
         **sleep_options,
@@ -80,13 +80,13 @@ def engine_options(
         "max_num_seqs": settings.max_num_seqs,
         "enable_lora": True,
         "max_lora_rank": settings.largest_rank,
-        # How many adapters one batch may mix; with HANABI_OVERLAP their versions play side by side.
-        # Requests that need another one wait in vLLM's scheduler. A slot takes rank x (in + out)
+        # Number of adapters in one batch; with HANABI_OVERLAP several versions play at once.
+        # Requests for further adapters wait in vLLM's scheduler. A slot takes rank x (in + out)
         # numbers per linear layer, 66 MB for a 4B model at rank 16, and kernels for adapters are
         # launched for all slots.
         "max_loras": settings.players * (1 + settings.overlap) + settings.guest_slots,
-        # Adapters kept in host memory: as many as the server may hold. Beyond that, vLLM (0.32,
-        # `LRUCacheWorkerLoRAManager`) drops the least recently used one and reads it again from
+        # Adapters kept in host memory: as many as the server may hold. With more, vLLM (0.32,
+        # `LRUCacheWorkerLoRAManager`) would drop the least recently used one and read it again from
         # its path when a request names it; a missing file would raise inside the engine core and
         # end it.
         "max_cpu_loras": MAX_VERSIONS * settings.players + MAX_FROZEN + MAX_PROBES,
@@ -113,8 +113,8 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
         extra_args: vLLM's own command line options, which override ours.
 
     Raises:
-        SettingsError: One of `extra_args` would break a guarantee of this server, or vLLM does not
-            take it.
+        SettingsError: One of `extra_args` would break a guarantee of this server, or vLLM rejects
+            it.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -125,8 +125,8 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
         def error(self, message: str) -> NoReturn:
             # argparse would print vLLM's 200 options and exit.
             raise SettingsError(
-                f'options behind the script, {shlex.join(extra_args)}: vLLM says "{message}". '
-                f"`vllm serve --help=all` lists what it takes; see {PASS_THROUGH_PAGE}."
+                f"options passed through to vLLM, {shlex.join(extra_args)}: vLLM reports "
+                f'"{message}". `vllm serve --help=all` lists its options; see {PASS_THROUGH_PAGE}.'
             )
 
     check_options("server", extra_args)
@@ -137,20 +137,20 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(extra_args)))
     if on_cpu and args.tensor_parallel_size == 1:
         # The engine core computes in its own process, as vLLM (0.32) does on a single GPU. On a
-        # CPU it would start a worker, only to set the worker's threads; `prepare_environment` has
-        # set them here.
+        # CPU it would start a worker only to set the worker's threads, which `prepare_environment`
+        # has already set.
         args.distributed_executor_backend = UniProcExecutor
     elif _has_copies_of_one_device(args):
-        # vLLM (0.32) does so for a single copy. For several it would start a worker beside each
-        # engine core, and every token would pass between the two.
+        # The same as vLLM (0.32) does for a single copy. For several, it would start a worker for
+        # each engine core, and every token would pass between the two.
         args.distributed_executor_backend = "uni"
     return args
 
 
 def _has_copies_of_one_device(args: "AsyncEngineArgs") -> bool:
-    """Tell whether the model is copied and each copy has one GPU of this machine.
+    """Tell whether there are copies of the model, each on one GPU of this machine.
 
-    False where the user has said how the copies are to be run.
+    False if the user has specified how the copies run.
     """
     return (
         args.data_parallel_size > 1
@@ -170,7 +170,7 @@ def cpu_options() -> dict[str, Any]:
 def gpu_options(dtype: str) -> dict[str, Any]:
     """Return vLLM's options for GPUs.
 
-    FlashInfer must compile nothing where the machine's nvcc does not belong to torch's CUDA.
+    FlashInfer must not compile anything if the machine's nvcc does not match torch's CUDA.
 
     Args:
         dtype: Number format of the model.
@@ -180,16 +180,17 @@ def gpu_options(dtype: str) -> dict[str, Any]:
 
     options: dict[str, Any] = {"max_num_batched_tokens": BATCHED_TOKENS}
     if dtype != "float32":
-        # The trainer computes logits in float32. Rounded to 16 bits, as vLLM does by default, they
-        # are off by up to 0.04 nats.
+        # The trainer computes logits in float32. vLLM's default of 16 bits would be off by up to
+        # 0.04 nats.
         options["hf_overrides"] = {"head_dtype": "float32"}
     nvcc = nvcc_release(os.environ)
     cuda = str(torch.version.cuda)
     if nvcc.partition(".")[0] == cuda.partition(".")[0]:
         return options
     logger.info(
-        "engine: no FlashInfer autotune and all-reduce fusion (%s, torch is built for %s)",
-        f"nvcc is of CUDA {nvcc}" if nvcc else "there is no nvcc",
+        "engine: FlashInfer autotune and all-reduce fusion are disabled (%s, torch is built for "
+        "CUDA %s)",
+        f"nvcc is from CUDA {nvcc}" if nvcc else "nvcc not found",
         cuda,
     )
     options["enable_flashinfer_autotune"] = False
@@ -200,7 +201,7 @@ def gpu_options(dtype: str) -> dict[str, Any]:
 
 
 def nvcc_release(environ: Mapping[str, str]) -> str:
-    """Return the CUDA release of the nvcc that FlashInfer would run (0.32), "" where there is none.
+    """Return the CUDA release of the nvcc that FlashInfer would run (0.32), "" if there is none.
 
     Example: "13.0".
     """
@@ -223,12 +224,12 @@ def nvcc_release(environ: Mapping[str, str]) -> str:
 
 
 class Pulse:
-    """Asks the engine again and again whether it answers, and gives up after too long a silence.
+    """Periodic health check of the engine, which is given up after too long a silence.
 
-    A process that hangs neither dies nor samples, and vLLM waits for it forever. The question goes
+    A process that hangs neither dies nor samples, and vLLM waits for it forever. The check goes
     through engine core and workers and is answered between two steps. So a busy engine answers
-    after each step, also after those of a long prompt, which yield no token; one that does not
-    answer is not making steps any more.
+    after each step, even after steps of a long prompt, which yield no token; an engine that does
+    not answer no longer makes steps.
     """
 
     def __init__(
@@ -239,33 +240,33 @@ class Pulse:
         every: float = _PULSE_SECONDS,
         look: float = _LOOK_SECONDS,
     ) -> None:
-        """Prepare to watch.
+        """Prepare to watch the engine.
 
         Args:
-            ask: Returns once the engine has answered, and raises when it is dead.
-            patience: Seconds of silence after which the engine is given up; a step must be shorter.
-            every: Seconds between an answer and the next question.
-            look: Seconds between two looks at whether the answer has come.
+            ask: Returns once the engine has answered, and raises if it is dead.
+            patience: Seconds of silence after which the engine is given up; must exceed any step.
+            every: Seconds between an answer and the next check.
+            look: Seconds between two looks for the answer.
         """
         self._ask = ask
         self._patience = patience
         self._every = every
         self._look = look
         self.silence = 0.0
-        """Seconds since the question that is not yet answered, or since a later sign of life."""
+        """Seconds since the unanswered check, or since a later sign of life."""
 
     @property
     def is_lost(self) -> bool:
-        """True once the silence was too long."""
+        """True once the silence has been too long."""
         return self.silence >= self._patience
 
     def beat(self) -> None:
-        """Note a sign of life; it comes too late for an engine that was given up."""
+        """Note a sign of life; it has no effect on an engine that was given up."""
         if not self.is_lost:
             self.silence = 0.0
 
     async def watch(self) -> None:
-        """Ask until the engine is lost. Raises what asking raises."""
+        """Check until the engine is lost. Raises the errors of `ask`."""
         while not self.is_lost:
             answer = asyncio.ensure_future(self._ask())
             try:
@@ -273,8 +274,8 @@ class Pulse:
                     done, _ = await asyncio.wait({answer}, timeout=self._look)
                     if done:
                         break
-                    # A look counts the same however long ago the last one was: if this process
-                    # was suspended as well, that says nothing about the engine.
+                    # Each look counts the same, however long ago the last one was: a suspension of
+                    # this process says nothing about the engine.
                     self.silence += self._look
                     if self.is_lost:
                         return
@@ -317,13 +318,13 @@ class VllmSampler:
         try:
             await self._pulse.watch()
         except Exception as error:
-            # A dead engine cannot be asked; `is_dead` reports it.
+            # A dead engine cannot be checked; `is_dead` reports it.
             logger.info(
                 "the engine's health is no longer checked: %s: %s", type(error).__name__, error
             )
             return
         logger.error(self.state)
-        # Everyone who waits for a reply learns it now, as when the core dies.
+        # All pending requests fail now, as when the core dies.
         self._engine.output_processor.propagate_error(EngineDeadError())
 
     async def generate(
@@ -338,9 +339,9 @@ class VllmSampler:
         Args:
             prompt_ids: Token ids of the conversation so far.
             sampling: Length limit and temperature.
-            adapter: A `LoRARequest` that is loaded at this moment: one whose files are gone kills
-                the engine core. None: the base model.
-            game: Chooses the copy of the model, where there are several; None: vLLM chooses.
+            adapter: A `LoRARequest` that is currently loaded: one whose files are gone kills the
+                engine core. None: the base model.
+            game: Chooses the copy of the model, if there are several; None: vLLM chooses.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -355,7 +356,7 @@ class VllmSampler:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            # Nobody else holds these parameters; a deep copy would cost the event loop 0.1 ms a
+            # These parameters are not shared; a deep copy would cost the event loop 0.1 ms per
             # turn.
             skip_clone=True,
         )
@@ -387,8 +388,8 @@ class VllmSampler:
         positions = output.prompt_logprobs
         if positions is None or len(positions) != len(ids):
             raise ServerError(
-                "vLLM scored another text than was given; look for the engine's error above in "
-                "this log."
+                "vLLM scored a different text than given; look for the engine's error above "
+                "in this log."
             )
         logprobs = []
         for position in range(len(prompt_ids), len(ids)):
@@ -417,8 +418,8 @@ class VllmSampler:
         self._pulse.beat()
         if final is None or not final.finished:
             raise ServerError(
-                "vLLM ended a request without an answer; look for the engine's error above in "
-                "this log."
+                "vLLM ended a request without an answer; look for the engine's error above "
+                "in this log."
             )
         return final
 
@@ -436,7 +437,7 @@ class VllmSampler:
         return request
 
     async def unload_adapter(self, number: int) -> None:
-        """Forget an adapter that no game uses any more."""
+        """Unload an adapter that no game uses anymore."""
         await self._while_alive(self._engine.remove_lora(number))
 
     async def sleep(self) -> None:
@@ -447,15 +448,15 @@ class VllmSampler:
         await self._while_alive(self._engine.sleep(level=1))
 
     async def wake(self) -> None:
-        """Take the memory again."""
+        """Allocate the memory again."""
         is_awake = await self._while_alive(self._engine.wake_up())
         if not is_awake:
-            raise ServerError("vLLM woke up only in part; its log above says why.")
+            raise ServerError("vLLM woke up only in part; see its log above.")
 
     async def reset_prefix_cache(self) -> bool:
         """Drop cached prefixes; False when blocks are in use.
 
-        Stale prefixes do no harm: adapter names carry the version.
+        Stale prefixes do no harm, because adapter names include the version.
         """
         return bool(await self._while_alive(self._engine.reset_prefix_cache()))
 
@@ -469,7 +470,7 @@ class VllmSampler:
                     return task.result()
                 if self.is_dead:
                     raise ServerGoneError(
-                        "the engine died during the call; the server starts again or ends."
+                        "the engine died during the call; the server restarts or exits."
                     )
         finally:
             task.cancel()
@@ -485,15 +486,15 @@ class VllmSampler:
         if self._pulse.is_lost:
             return (
                 f"engine hung: it has not answered for {self._pulse.silence:.0f} s "
-                "(HANABI_ENGINE_TIMEOUT); the server starts again or ends, its log says which"
+                "(HANABI_ENGINE_TIMEOUT); the server restarts or exits, see its log"
             )
         if self.is_dead:
-            return "engine dead: the server starts again or ends; its log says which"
+            return "engine dead: the server restarts or exits; see its log"
         return "ok"
 
     @property
     def silence(self) -> float:
-        """Seconds for which the engine has not answered; a long step is one reason."""
+        """Seconds since the engine last answered; a long step is one possible reason."""
         return self._pulse.silence
 
     def stop(self) -> None:
@@ -503,12 +504,12 @@ class VllmSampler:
 
 
 def _sample(choice: "CompletionOutput", *, num_cached_tokens: int) -> Sample:
-    """Return what vLLM (0.32, `CompletionOutput` with `FlatLogprobs`) holds of a reply."""
+    """Return a reply as a `Sample` (vLLM 0.32: `CompletionOutput` with `FlatLogprobs`)."""
     ids = tuple(choice.token_ids)
     logprobs = choice.logprobs
     if tuple(logprobs.token_ids) != ids:
         raise ServerError(
-            f"vLLM gave {len(logprobs.token_ids)} logprobs that are not those of its "
+            f"vLLM returned {len(logprobs.token_ids)} logprobs that are not those of its "
             f"{len(ids)} tokens."
         )
     return Sample(

@@ -1,4 +1,4 @@
-"""The engines of a team with several base models, as one: a server without one of them is dead."""
+"""The engines of a team with several base models, as one: if one is dead, the server is."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,17 @@ class Engines:
     """The health of several engines together, see `EngineHealth`."""
 
     def __init__(self, engines: Mapping[str, Sampler]) -> None:
-        """Take the engines by the name of their base model."""
+        """Use the engines, given by the name of their base model."""
         self._engines = dict(engines)
 
     @property
     def is_dead(self) -> bool:
-        """True once one of them has failed or hangs."""
+        """True once one of them has failed or hung."""
         return any(engine.is_dead for engine in self._engines.values())
 
     @property
     def state(self) -> str:
-        """The state of the first that is not well, with its base model; "ok" where all are."""
+        """The state of the first dead engine, with its base model; "ok" if all are alive."""
         for name, engine in self._engines.items():
             if engine.is_dead:
                 return f"{name}: {engine.state}"
@@ -27,12 +27,12 @@ class Engines:
 
     @property
     def silence(self) -> float:
-        """The longest silence of them, in seconds."""
+        """The longest silence of any engine, in seconds."""
         return max(engine.silence for engine in self._engines.values())
 
 
 def health_of(engines: Mapping[str, Sampler]) -> EngineHealth:
-    """Return what answers for the engines of a server; of one it is the engine itself."""
+    """Return the health of a server's engines; with only one engine, the engine itself."""
     if len(engines) == 1:
         return next(iter(engines.values()))
     return Engines(engines)

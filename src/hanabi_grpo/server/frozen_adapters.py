@@ -1,7 +1,7 @@
-"""Guest adapters: uploaded by any client, they never change and belong to no session.
+"""Guest adapters: uploaded by any client, they never change and do not belong to a session.
 
 Their name is a digest of weights and configuration, so equal ones are held once. The version only
-records how many optimizer steps are behind them; the same weights uploaded as two versions are two
+records the number of optimizer steps behind them; the same weights uploaded as two versions are two
 entries.
 """
 
@@ -22,9 +22,9 @@ from hanabi_grpo.server.adapter_loader import (
 logger = logging.getLogger(__name__)
 
 RESERVED = 4
-"""Of `MAX_FROZEN`, the places that only the session's trainer may fill while it is alive.
+"""Slots out of `MAX_FROZEN` that only the session's trainer may fill while it is alive.
 
-Guests that keep all the others in use then never hold up a trainer with frozen partners."""
+So guests that keep all other slots in use never hold up a trainer with frozen partners."""
 
 
 class FrozenAdapters:
@@ -32,14 +32,14 @@ class FrozenAdapters:
 
     def __init__(self, loader: AdapterLoader) -> None:
         self._loader = loader
-        # Not the session's lock: a commit does not wait for a guest adapter, nor the other way
-        # round.
+        # Separate from the session's lock, so that commits and guest adapters do not wait for each
+        # other.
         self._lock = asyncio.Lock()
         self._held: dict[str, HeldAdapter] = {}
-        """By name with version, least recently used first; each is in the engine and has its
+        """By name with version, least recently used first; each is loaded in the engine and has its
         files."""
         self._of_session: set[str] = set()
-        """Names of those that the session's trainer has uploaded."""
+        """Names of the adapters that the session's trainer uploaded."""
 
     def names(self) -> list[str]:
         """Return the name with version of each held adapter, least recently used first."""
@@ -49,7 +49,7 @@ class FrozenAdapters:
         """Return a held adapter.
 
         Raises:
-            VersionError: It is not held, or not any more.
+            VersionError: It is not held, or no longer.
         """
         name = f"{adapter}@{version}"
         if name not in self._held:
@@ -62,12 +62,12 @@ class FrozenAdapters:
         return self._held[name]
 
     def touch(self, adapter: HeldAdapter) -> None:
-        """Note that an adapter is used now."""
-        # It is there: it has a user, or was looked up just now.
+        """Mark an adapter as just used."""
+        # It is certainly held: it has a user, or was just looked up.
         self._held[adapter.name] = self._held.pop(adapter.name)
 
     def begin_session(self) -> None:
-        """Count what an earlier session's trainer has uploaded as guests' from now on."""
+        """Count the uploads of earlier trainers as guests' from now on."""
         self._of_session.clear()
 
     async def add(
@@ -75,26 +75,27 @@ class FrozenAdapters:
     ) -> HeldAdapter:
         """Check an upload, load it and hold it under the name of its content.
 
-        One that is held already is only touched. Once checked, it runs to its end even when the
-        caller is cancelled. To make room, the least recently used adapter that no rollout uses is
-        dropped first, and stays dropped when something fails after that. A guest's upload never
-        drops one of the session's trainer.
+        An adapter that is already held is only touched. After the check, loading runs to its end
+        even when the caller is cancelled. To make room, the least recently used adapter that no
+        rollout uses is dropped first, and stays dropped if loading fails. A guest's upload never
+        drops an adapter of the session's trainer.
 
         Args:
             upload: The adapter.
-            is_session: Whether it may fill the places of `RESERVED`: it is the session's
-                trainer's, or there is no session.
-            fingerprint: Of its base model; None: on a server of several its shapes decide.
+            is_session: Whether it may use the `RESERVED` slots: it is the session's trainer's, or
+                there is no session.
+            fingerprint: Fingerprint of its base model; None: if the server has several, the base
+                model is found by the tensors' shapes.
 
         Raises:
-            AdapterError: The upload must not be loaded, or the engine refused it.
+            AdapterError: The upload must not be loaded, or the engine rejected it.
             BusyError: Every held adapter is in use, so there is no room.
         """
         rank = upload.config.get("r")
         if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
             raise AdapterError(
-                f"frozen adapter: r={shown(rank)}; this server takes ranks 1 to "
-                f"{self._loader.max_rank}. Start it with a larger LORA_RANK for others."
+                f"frozen adapter: r={shown(rank)}; this server accepts ranks 1 to "
+                f"{self._loader.max_rank}. Start it with a larger LORA_RANK for larger ranks."
             )
         named = replace(upload, adapter=frozen_name(upload.sha256, upload.config))
         base = await self._loader.find_base(named, lora_rank=rank, fingerprint=fingerprint)
@@ -123,7 +124,7 @@ class FrozenAdapters:
         return not is_session and len(self._guests()) >= MAX_FROZEN - RESERVED
 
     def _guests(self) -> list[HeldAdapter]:
-        """Return the held adapters that the session's trainer has not uploaded."""
+        """Return the held adapters that the session's trainer did not upload."""
         guests = []
         for name, adapter in self._held.items():
             if name not in self._of_session:
@@ -135,13 +136,13 @@ class FrozenAdapters:
         replaceable = list(self._held.values()) if is_session else self._guests()
         idle = next((adapter for adapter in replaceable if not adapter.users), None)
         if idle is None:
-            kept = f", {RESERVED} are kept for the session's trainer" if not is_session else ""
+            kept = f", {RESERVED} are reserved for the session's trainer" if not is_session else ""
             raise BusyError(
                 f"{name}: all {len(replaceable)} slots for frozen adapters that it may use are "
                 f"in use ({users_of(replaceable)}){kept}. Wait for those games or end their "
                 "clients, then upload it again."
             )
-        # Out of the map before anything is awaited: no rollout can take it from here on.
+        # Removed from the map before anything is awaited, so that no rollout can take it anymore.
         del self._held[idle.name]
         self._of_session.discard(idle.name)
         logger.info("frozen adapter: dropping %s for %s", idle.name, name)
@@ -156,6 +157,6 @@ class FrozenAdapters:
             if not isinstance(error, Exception):
                 raise
             raise AdapterError(
-                f"{upload.name} could not be loaded, nothing else changed: {error}"
+                f"{upload.name} could not be loaded; nothing else changed: {error}"
             ) from error
         return adapter

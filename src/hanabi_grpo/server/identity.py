@@ -1,4 +1,4 @@
-"""What a rollout server is, and whether a trainer fits it."""
+"""The identity of a rollout server, and the check whether a trainer matches it."""
 
 import contextlib
 import json
@@ -25,24 +25,23 @@ _SAME_CODE = "install the same hanabi_grpo version on both sides"
 
 
 class BaseIdentity(BaseModel):
-    """The base model of one player of a team, as the server has it."""
+    """The base model of one player of a team, on the server's side."""
 
     model: str
-    """As MODEL says it."""
+    """As spelled in MODEL."""
     model_fingerprint: str
     tokenizer_hash: str
     chat_hash: str
 
 
 class ServerIdentity(BaseModel):
-    """What this server is; a trainer compares it before the first step."""
+    """The identity of this server; a trainer compares it before the first step."""
 
     protocol: int = PROTOCOL
     instance_id: str
-    """Names this server process."""
+    """Identifies this server process."""
     model: str
-    """MODEL as the server was given it; where it names several, fingerprint and digests are
-    player_0's."""
+    """MODEL as given to the server; if it names several, fingerprint and digests are player_0's."""
     model_fingerprint: str
     tokenizer_hash: str
     chat_hash: str
@@ -50,17 +49,17 @@ class ServerIdentity(BaseModel):
     max_lora_rank: int
     max_players: int
     max_model_len: int
-    """Token budget of a conversation, the next reply included."""
+    """Token budget of a conversation, including the next reply."""
     session_timeout: float = 60.0
     """Seconds of a trainer's silence after which another may take over."""
     partners: dict[str, str] = {}
     """Models behind URLs that may take a seat: seat reference to URL#model."""
     judge: str = ""
-    """What is paid by HANABI_JUDGE, see `settings.judge.judge_description`; "": no judge."""
+    """The judge's settings, see `settings.judge.judge_description`; "": no judge."""
     judge_model: str = ""
     """URL#model of the judge."""
     bases: dict[str, BaseIdentity] = {}
-    """The base model of each player; empty where all have the same."""
+    """The base model of each player; empty if all have the same."""
 
     def base_of(self, player: str) -> BaseIdentity:
         """Return the base model of a player."""
@@ -75,21 +74,21 @@ class ServerIdentity(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """One fact that must be the same on both sides."""
+    """A property that must be the same on both sides."""
 
     subject: str
-    """What is compared, e.g. "tokenizer"."""
+    """Name of the property, e.g. "tokenizer"."""
     here: object
     """The server's value."""
     there: object
     """The trainer's value."""
     remedy: str
-    """What to do when they differ."""
+    """What to do if the values differ."""
     shown_here: object | None = None
-    """How a message shows the server's value; None: as it is."""
+    """The server's value in messages; None: the value itself."""
 
     def check(self) -> None:
-        """Raise a SettingsError with both values and the remedy when they differ."""
+        """Raise a SettingsError with both values and the remedy if they differ."""
         if self.here == self.there:
             return
         here = self.here if self.shown_here is None else self.shown_here
@@ -102,19 +101,19 @@ def read_session_request(identity: ServerIdentity, body: bytes) -> SessionReques
     """Return the session request of a body.
 
     Raises:
-        SettingsError: It is none, or of another protocol.
+        SettingsError: It is malformed, or has a different protocol.
     """
     try:
         return read_struct(SessionRequest, body, secret_fields=SECRET_FIELDS)
     except ValueError as error:
-        # Another protocol has other fields: the protocol, not the first strange field, is what the
-        # trainer must be told about.
+        # A different protocol has different fields: report the protocol, not the first unknown
+        # field.
         _check_protocol_of(identity, body)
         raise SettingsError(f"session request: {error}; {_SAME_CODE}.") from error
 
 
 def _check_protocol_of(identity: ServerIdentity, body: bytes) -> None:
-    """Raise a SettingsError when a body names another protocol."""
+    """Raise a SettingsError if a body has a different protocol."""
     protocol = None
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         protocol = json.loads(body)["protocol"]
@@ -131,16 +130,16 @@ def _protocol_comparison(identity: ServerIdentity, protocol: int) -> _Comparison
 def check_fit(
     identity: ServerIdentity, wanted: SessionRequest, access: GameAccess = NOTHING_OUTSIDE
 ) -> None:
-    """Check that a trainer fits this server; making the problems of its games may take long.
+    """Check that a trainer matches this server; building the problems of its games may take long.
 
     Args:
-        identity: What this server is.
-        wanted: What the trainer says of itself.
-        access: What its games may name.
+        identity: Identity of this server.
+        wanted: The trainer's description of itself.
+        access: The files that its games may name.
 
     Raises:
-        SettingsError: It does not; the message names the first difference, both values, and what to
-            do.
+        SettingsError: It does not match; the message has the first difference, both values, and
+            what to do.
     """
     for comparison in _comparisons(identity, wanted):
         comparison.check()
@@ -153,7 +152,7 @@ def check_fit(
     if any(rank > wanted.lora_rank for rank in wanted.lora_ranks.values()):
         raise SettingsError(
             f"lora_ranks: {wanted.lora_ranks} with lora_rank {wanted.lora_rank}, which must be the "
-            f"largest; {_SAME_CODE}."
+            f"largest rank; {_SAME_CODE}."
         )
     num_adapters = len(wanted.adapters)
     if num_adapters > identity.max_players:
@@ -171,9 +170,9 @@ def check_fit(
 
 
 def _comparisons(identity: ServerIdentity, wanted: SessionRequest) -> Iterator[_Comparison]:
-    """Yield what must be the same of server and trainer, the protocol first."""
+    """Yield the comparisons of server and trainer, the protocol first."""
     yield _protocol_comparison(identity, wanted.protocol)
-    # Of a team with one base model the first player stands for all.
+    # If a team has one base model, the first player stands for all.
     players = wanted.adapters if identity.bases or wanted.bases else wanted.adapters[:1]
     for player in players:
         whose = f" of {player}" if len(players) > 1 else ""
@@ -195,12 +194,12 @@ def _comparisons(identity: ServerIdentity, wanted: SessionRequest) -> Iterator[_
 
 
 def _base_comparisons(here: BaseIdentity, there: BaseClaim, whose: str) -> Iterator[_Comparison]:
-    """Yield what must be the same of a base model.
+    """Yield the comparisons of a base model.
 
     Args:
         here: The server's.
         there: The trainer's.
-        whose: " of player_1", or "" where it is everybody's.
+        whose: " of player_1", or "" if all players share it.
     """
     yield _Comparison(
         subject=f"base model{whose}",
@@ -228,7 +227,7 @@ def _base_comparisons(here: BaseIdentity, there: BaseClaim, whose: str) -> Itera
 def _game_comparisons(
     identity: ServerIdentity, claim: GameClaim, adapters: list[str], access: GameAccess
 ) -> Iterator[_Comparison]:
-    """Yield what must be the same of one game of the trainer.
+    """Yield the comparisons of one game of the trainer.
 
     Raises:
         SettingsError: The server cannot play the game, or not with this many players or adapters.
@@ -245,8 +244,8 @@ def _game_comparisons(
     if adapters != [SHARED_ADAPTER] and len(adapters) < spec.num_players:
         raise SettingsError(
             f"games of {spec.num_players} players, but {len(adapters)} adapters "
-            f"({', '.join(adapters)}): give each player one (HANABI_PLAYERS), or let all share "
-            "one (HANABI_ADAPTERS=shared)."
+            f"({', '.join(adapters)}): give each player one (HANABI_PLAYERS), or let all players "
+            "share one (HANABI_ADAPTERS=shared)."
         )
     name = f"{spec.env} {spec.preset}, {spec.num_players} players"
     package = origin(played.env)

@@ -1,11 +1,11 @@
-"""The judge's part in one request: scores become rewards, and failures have their consequence.
+"""The judge in one request: scores become rewards, and failed games are dropped or filled in.
 
-HANABI_JUDGE_FAILURE says what becomes of a game without a score. `drop` leaves it out, counted as
-any dropped game. `mean` pays it what the judged games of its task got on average, under a name of
-its own, so it is as good as the others as far as the judge goes. Either way a request ends, with
-the reason, when the judge fails call after call, has used up its tokens, or leaves more than half
-of the games without a score: what is left would be no fair sample. A run never continues with
-rewards that are silently missing.
+HANABI_JUDGE_FAILURE decides what happens to a game without a score. `drop` drops it, counted like
+any dropped game. `mean` gives it the mean reward of the judged games of its task, under a separate
+name, so the judge neither favors nor penalizes it. In both cases the request ends with the reason
+if the judge fails repeatedly, has used up its tokens, or leaves more than half of the games without
+a score, since the remaining games would be a biased sample. A run never continues with rewards that
+are silently missing.
 """
 
 import logging
@@ -22,7 +22,7 @@ from hanabi_grpo.types import JUDGE_MEAN_PART, JUDGE_PART, DroppedGame, Episode
 logger = logging.getLogger(__name__)
 
 _SHOWN_REASON = 300
-"""Characters of the reason for which a game was dropped."""
+"""Characters of the reason why a game was dropped."""
 
 
 class Judging:
@@ -32,7 +32,7 @@ class Judging:
         """Begin with nothing judged.
 
         Args:
-            judge: The server's; None: it has none.
+            judge: The server's judge; None for none.
             own: Whether the request is the session's trainer's.
         """
         self._judge = judge if own else None
@@ -42,21 +42,21 @@ class Judging:
         self._first_failure = ""
 
     async def judge(self, task: Task[Any], episode: Episode) -> Episode | DroppedGame:
-        """Return a game with its score as a reward, or what becomes of it without one.
+        """Return a game with its score as a reward; without a score, see HANABI_JUDGE_FAILURE.
 
         Raises:
             PartnerDownError: See `Judge.score`.
-            SettingsError: What one player of the game wins the others lose.
+            SettingsError: The game is zero-sum.
         """
         judge = self._judge
-        # Validations are measured by the game alone; an episode without a turn said nothing.
+        # Validation is scored by the game alone; an episode without a turn has no replies to judge.
         if judge is None or is_held_out(task.split) or not episode.turns:
             return episode
         if task.setup.spec.payoff == "zero_sum":
             raise SettingsError(
                 f"HANABI_JUDGE={judge.spec} with a game of {episode.env}: the judge pays all "
-                "players the same, and in a zero-sum game what one wins the others lose; leave "
-                "its rows out of DATASET, or unset HANABI_JUDGE."
+                "players the same, and in a zero-sum game what one wins the others lose; remove "
+                "its rows from DATASET, or unset HANABI_JUDGE."
             )
         self._num_games += 1
         try:
@@ -67,10 +67,10 @@ class Judging:
             self._num_unjudged += 1
             self._first_failure = self._first_failure or str(error)
             if judge.failure == "mean":
-                logger.warning("game %d has no score of its own: %s", episode.game, error)
+                logger.warning("game %d gets the mean score: %s", episode.game, error)
                 return episode
             reason = f"{type(error).__name__}: {error}"[:_SHOWN_REASON]
-            logger.warning("game %d is dropped: %s", episode.game, reason)
+            logger.warning("game %d dropped: %s", episode.game, reason)
             return DroppedGame(
                 suite=episode.suite, seed=episode.seed, game=episode.game, reason=reason
             )
@@ -79,7 +79,7 @@ class Judging:
     def finish(
         self, played: Sequence[Sequence[Episode | DroppedGame]]
     ) -> list[list[Episode | DroppedGame]]:
-        """Return the games of a request, those without a score with the mean of their task.
+        """Return the games of a request; with `mean`, unscored games get the mean of their task.
 
         Raises:
             PartnerDownError: More than half of the games have no score.
@@ -92,8 +92,8 @@ class Judging:
             raise PartnerDownError(
                 f"HANABI_JUDGE={judge.spec}: {self._num_unjudged} of {self._num_games} games have "
                 f"no score, the first because of: {self._first_failure} Make sure that it answers "
-                'with a line "Score: …" (its calls are in outputs/judge_calls-….jsonl), then '
-                "give the same command, in training with RESUME=latest."
+                'with a line "Score: …" (its calls are in outputs/judge_calls-….jsonl), then run '
+                "the same command again, in training with RESUME=latest."
             )
         if judge.failure == "mean":
             everybody = _scores([game for group in groups for game in group])
@@ -103,7 +103,7 @@ class Judging:
 
 
 def _scores(games: Sequence[Episode | DroppedGame]) -> list[float]:
-    """Return what the judge paid in the games that have a score."""
+    """Return the judge's rewards in the games that have a score."""
     scores = []
     for game in games:
         if isinstance(game, Episode) and game.turns:
@@ -115,7 +115,7 @@ def _scores(games: Sequence[Episode | DroppedGame]) -> list[float]:
 
 
 def _pay_mean(group: list[Episode | DroppedGame], scores: Sequence[float]) -> None:
-    """Pay the games of a group that have no score the mean of some scores."""
+    """Give the unscored games of a group the mean of some scores."""
     for number, game in enumerate(group):
         if not isinstance(game, Episode) or not game.turns or _scores([game]):
             continue

@@ -1,10 +1,10 @@
-"""Start the rollout server: port first, then the process that serves, in it engine and routes.
+"""Start the rollout server: first the port, then the serving process with engine and routes.
 
-The parent serves nothing itself: it starts the process that does, forwards signals, and starts it
-again. A dead engine does not come back, and a killed process cannot help itself. The parent holds
-the listening socket, so the port stays and clients wait in its queue meanwhile. Whatever a dead
-process left behind (engine core, workers) is handed to the parent by the kernel and ended before
-the next process starts: a new engine needs their memory.
+The parent process does not serve requests: it starts the serving process, forwards signals, and
+restarts it, since a dead engine or a killed process cannot recover. The parent holds the listening
+socket, so the port stays open and clients wait in its queue during a restart. Processes that a dead
+serving process leaves behind (engine core, workers) are reparented to the parent by the kernel and
+ended before the next start, since a new engine needs their memory.
 """
 
 import asyncio
@@ -35,16 +35,17 @@ from hanabi_grpo.settings import Settings
 logger = logging.getLogger(__name__)
 
 EXIT_CODE = 70
-"""The engine died (EX_SOFTWARE): of the serving process each time, of the parent once too often."""
+"""Exit code after the engine died (EX_SOFTWARE): of the serving process each time, and of the
+parent when no restarts are left."""
 
 _CALLS = Path("outputs")
-"""Where calls of models behind URLs are recorded."""
+"""Folder in which calls to models behind URLs are recorded."""
 _END_SECONDS = 20.0
-"""For killed processes to be gone; one that holds a GPU gives its memory back first."""
+"""Time for killed processes to end; one that holds a GPU first frees its memory."""
 _CLEAN_UP_SECONDS = 20
-"""From the engine's death to the process's end, at most: a clean-up may hang on what is dead."""
+"""Maximum time from the engine's death to the end of the process, since cleanup may hang."""
 _HEALTHY_SECONDS = 600.0
-"""A process that lived so long resets the count of restarts."""
+"""A process that lived this long resets the count of restarts."""
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 _FROM_TERMINAL = 0x80
 """Linux's SI_KERNEL: Ctrl-C, which the terminal sends to the serving process too."""
@@ -52,13 +53,13 @@ _BY_SIGNAL = 128
 """Added to a signal's number in the exit code of a process that the signal ended."""
 
 _BACKLOG = 128
-"""Connections that the kernel keeps waiting."""
+"""Connections that may wait in the kernel's queue."""
 _KEEPALIVE_IDLE = 30
-"""Seconds of silence before the kernel asks whether the other machine is there."""
+"""Seconds of silence before the kernel probes whether the other machine is alive."""
 _KEEPALIVE_INTERVAL = 10
-"""Seconds between such questions."""
+"""Seconds between these probes."""
 _KEEPALIVE_COUNT = 3
-"""Unanswered questions after which a connection is closed."""
+"""Unanswered probes after which a connection is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +73,27 @@ class _ChildEnd:
 
 
 def serve(settings: Settings, extra_args: list[str]) -> None:
-    """Run the server until SIGINT, SIGTERM or too many deaths of its process.
+    """Run the server until SIGINT, SIGTERM, or too many restarts of its process.
 
     Args:
         settings: The server's settings.
         extra_args: vLLM's own command line options.
 
     Raises:
-        ServerError: The port is taken.
-        SystemExit: The server ended; the code says how.
+        ServerError: The port is in use.
+        SystemExit: The server ended; see its exit code.
     """
     set_up_logging()
     raise_descriptor_limit()
     listener = listen(settings.host, settings.port)
-    # Named before the fork, so that a process that takes a dead one's place writes on in it.
+    # Chosen before the fork, so that a restarted process appends to the same files.
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{settings.port}"
     if settings.die_with_parent:
         die_with_parent(signal.SIGTERM)
     fork_and_supervise(allowed=settings.engine_restarts)
     signal.signal(signal.SIGTERM, _end)
     if settings.debug == "server":
-        # In the process that serves, also in the one that takes a dead one's place.
+        # In the serving process, also after a restart.
         wait_for_debugger("server")
     engine_died = asyncio.run(_run(settings, extra_args, listener, stamp))
     if engine_died:
@@ -100,8 +101,8 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
 
 
 def _end(signum: int, frame: object) -> None:
-    # Whoever ends a whole process group sends the signal twice; the clean-up must not be cut
-    # short.
+    # When a whole process group is ended, the signal arrives twice; it must not interrupt the
+    # cleanup.
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(_BY_SIGNAL + signum)
 
@@ -110,15 +111,15 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        ServerError: That is impossible; its cause is the OSError.
+        ServerError: The address cannot be used; its cause is the OSError.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio switches off Nagle's algorithm; without it every small
-    # answer waits 40 ms for an ACK.
+    # With an explicit protocol, asyncio disables Nagle's algorithm; otherwise every small answer
+    # would wait 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by every connection: a machine that vanishes closes nothing, and its games would be
-    # played for nobody.
+    # Inherited by every connection: a machine that vanishes does not close its connections, and its
+    # games would be played for nobody.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE)
@@ -130,8 +131,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ServerError(
-            f"PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Stop what runs "
-            "there, or choose another port here and the same in the other terminal: "
+            f"PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Stop the process on "
+            "that port, or choose another port in both terminals: "
             f"PORT={port + 1} and VLLM_SERVER_PORT={port + 1}."
         ) from error
     return listener
@@ -140,7 +141,7 @@ def listen(host: str, port: int) -> socket.socket:
 async def _run(
     settings: Settings, extra_args: list[str], listener: socket.socket, stamp: str
 ) -> bool:
-    """Serve in this process; returns whether the engine died."""
+    """Serve in this process; return whether the engine died."""
     from hanabi_grpo.server.assembly import prepare_environment, rollout_server
     from hanabi_grpo.server.serving import serve_until_dead, starting_server
 
@@ -168,25 +169,24 @@ async def _run(
             server.app,
             listener,
             lambda: server.health.is_dead,
-            # If the clean-up hangs, the kernel ends the process, and the parent starts the next
-            # one.
+            # If cleanup hangs, the kernel ends the process, and the parent starts the next one.
             on_death=lambda: signal.alarm(_CLEAN_UP_SECONDS),
         )
 
 
 def fork_and_supervise(*, allowed: int, healthy_seconds: float = _HEALTHY_SECONDS) -> None:
-    """Return in each serving process; the parent stays here and ends with it.
+    """Return in each serving process; the parent stays in this function until the end.
 
-    Call it before any thread starts. The serving process is killed when its parent is, and its
-    engine with it (Linux only).
+    Call it before any thread starts. If the parent is killed, the serving process is killed too,
+    together with its engine (Linux only).
 
     Args:
-        allowed: Restarts after an engine's death or a kill.
-        healthy_seconds: After a process that lived so long, restarts are counted anew.
+        allowed: Number of restarts after an engine's death or a kill.
+        healthy_seconds: A process that lived this long resets the count of restarts.
 
     Raises:
         SystemExit: In the parent, with the code of a serving process that ended otherwise, or
-            `EXIT_CODE` when it died too often.
+            `EXIT_CODE` if it died too often.
     """
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -195,7 +195,7 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = _HEALTHY_SECOND
     restarts = 0
     is_first = True
     while True:
-        # What is still in a buffer would be written by both.
+        # Otherwise both processes would write the buffered output.
         sys.stdout.flush()
         sys.stderr.flush()
         started = time.monotonic()
@@ -203,7 +203,7 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = _HEALTHY_SECOND
         if child == 0:
             die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
-                # The parent died before the kernel was asked.
+                # The parent died before `die_with_parent` took effect.
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             return
@@ -237,14 +237,15 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = _HEALTHY_SECOND
 
 
 def _reason_to_restart(code: int, *, is_first: bool) -> str | None:
-    """Return why a serving process that ended is started again; None: it is not."""
-    # The alarm ends a clean-up that hangs on the dead engine.
+    """Return why a serving process that ended is restarted; None: it is not."""
+    # The alarm ends a cleanup that hangs on the dead engine.
     if code in (EXIT_CODE, -signal.SIGALRM):
         return "engine dead"
     if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
         return f"server process killed by {signal.Signals(-code).name}"
     if code == 1 and not is_first:
-        # It started before with the same settings: what the dead one held may not be free yet.
+        # It started before with the same settings, so resources of the dead process may not be free
+        # yet.
         return "the server did not start again and ended"
     return None
 
@@ -266,7 +267,7 @@ def _wait_for(child: int) -> _ChildEnd:
 
 
 def _reap(child: int) -> int | None:
-    """Collect every process that has ended; returns the exit code of `child` if it is one."""
+    """Reap every process that has ended; return the exit code of `child` if it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -279,13 +280,13 @@ def _reap(child: int) -> int | None:
 
 
 def _kill_descendants() -> None:
-    """Kill what a dead serving process left behind."""
+    """Kill the processes that a dead serving process left behind."""
     killed = []
     for process in psutil.Process().children(recursive=True):
-        # A psutil.Error: a zombie, or gone meanwhile.
+        # A psutil.Error means a zombie, or a process that has just ended.
         with contextlib.suppress(psutil.Error):
-            # Python's resource tracker removes the shared memory of the dead, and ends when they
-            # are gone.
+            # Python's resource tracker removes the shared memory of dead processes, and ends after
+            # them.
             if "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
                 continue
             process.kill()
@@ -293,4 +294,4 @@ def _kill_descendants() -> None:
     _, alive = psutil.wait_procs(killed, timeout=_END_SECONDS)
     if alive:
         ids = ", ".join(str(process.pid) for process in alive)
-        logger.error("killed processes that do not end: %s", ids)
+        logger.error("processes still alive after being killed: %s", ids)

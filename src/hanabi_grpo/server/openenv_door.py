@@ -1,7 +1,7 @@
-"""The rollout server's door before an OpenEnv server, and how uvicorn serves it.
+"""The rollout server's access checks for an OpenEnv server, and its uvicorn configuration.
 
-`hanabi-grpo openenv` and the package in integrations/openenv put it there: environments know no
-doors.
+`hanabi-grpo openenv` and the package in integrations/openenv add the checks, since environments
+have none.
 """
 
 import base64
@@ -19,48 +19,48 @@ from hanabi_grpo.server.door import FORBIDDEN, BodyCheck, KeyCheck, problem
 from hanabi_grpo.settings.values import is_loopback, why_key_is_needed
 
 MAX_BODY = 1 << 20
-"""Bytes of an upload; OpenEnv has none."""
+"""Maximum bytes of an upload; OpenEnv has no limit."""
 _QUEUED_MESSAGES = 2
-"""Messages of a session that wait to be read; a client waits for each answer."""
+"""Unread messages of a session; clients wait for each answer."""
 _OTHER_CONNECTIONS = 128
-"""Connections besides sessions: requests, and sessions that are refused."""
+"""Connections besides sessions: requests, and rejected sessions."""
 _KEEP_ALIVE_SECONDS = 35
-"""After which an idle connection is closed."""
+"""Seconds after which an idle connection is closed."""
 _GRACEFUL_SECONDS = 5
-"""For sessions in play at the end."""
+"""Seconds for sessions that are still open at the end."""
 _REFUSED = "ASGI callable returned without completing handshake."
-"""What uvicorn logs of a session that is refused with a status, as an error of the app."""
+"""uvicorn's log line for a session rejected with a status, which it takes for an app error."""
 
 
 def behind_door(app: ASGIApp, *, api_key: str | None, host: str) -> ASGIApp:
-    """Put an OpenEnv server behind the rollout server's door.
+    """Add the rollout server's access checks to an OpenEnv server.
 
     Args:
         app: The app of `openenv_server.openenv_app`.
-        api_key: The key that every request needs; None or "": only programs of this machine are
-            let in.
-        host: Address that it listens on.
+        api_key: The key that every request needs; None or "": only programs on this machine are
+            admitted.
+        host: Address that the server listens on.
     """
     checked = KeyCheck(_BodyCheck(app), api_key=api_key, host=host)
     return _KeyInAddress(checked) if api_key else _ThisMachine(checked)
 
 
 def check_host(option: str, host: str, api_key: str | None) -> None:
-    """Refuse to listen where other machines reach the server without a key.
+    """Reject an address at which other machines could reach the server without a key.
 
     Args:
-        option: Where the address was given, e.g. "--host".
+        option: Name of the option with the address, e.g. "--host".
         host: The address.
         api_key: The key, if there is one.
 
     Raises:
-        SettingsError: It needs one, or a longer one.
+        SettingsError: The address needs a key, or a longer one.
     """
     reason = why_key_is_needed(host, api_key or "")
     if reason is not None:
         raise SettingsError(
             f"{option}={host!r}: {reason}. Set it here, e.g. export "
-            'HANABI_API_KEY="$(openssl rand -hex 16)", and give it to clients in the address, '
+            'HANABI_API_KEY="$(openssl rand -hex 16)", and in the clients\' URL, '
             f"http://key:KEY@{host}; or listen on 127.0.0.1."
         )
 
@@ -68,24 +68,24 @@ def check_host(option: str, host: str, api_key: str | None) -> None:
 def uvicorn_config(
     app: ASGIApp, *, host: str, port: int, sessions: int, **options: Any
 ) -> uvicorn.Config:
-    """Return how uvicorn serves it.
+    """Return the uvicorn configuration of the server.
 
     Args:
-        app: What `behind_door` returned.
+        app: The app returned by `behind_door`.
         host: Address to listen on.
         port: Port to listen on.
-        sessions: Sessions that may be open at once.
-        **options: More of uvicorn's options.
+        sessions: Number of sessions that may be open at once.
+        **options: Further uvicorn options.
     """
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         log_level="warning",
-        # The strict parser, as of the rollout server.
+        # The strict parser, as in the rollout server.
         http="h11",
         server_header=False,
-        # Who asks is who connects, whatever a header says.
+        # The client is the connecting address, whatever a header claims.
         proxy_headers=False,
         limit_concurrency=sessions + _OTHER_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
@@ -94,7 +94,7 @@ def uvicorn_config(
         ws_max_queue=_QUEUED_MESSAGES,
         **options,
     )
-    # Strangers may be refused as often as they like.
+    # Rejected strangers must not flood the log.
     logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
     return config
 
@@ -104,7 +104,7 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
 
 
 class _BodyCheck:
-    """The rollout server's limits of bodies; a WebSocket has none."""
+    """The rollout server's body limits, which do not apply to WebSockets."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -116,17 +116,17 @@ class _BodyCheck:
 
 
 class _ThisMachine:
-    """Lets in who connects from this machine.
+    """Admits only clients on this machine.
 
-    Other servers than ours may listen on every address, without a key, and a Host header can say
-    anything.
+    Another program that serves this app may listen on every address without a key, and the Host
+    header is not reliable.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # None: of a Unix socket.
+        # None: a Unix socket.
         client = scope.get("client")
         if client is None or is_loopback(client[0]):
             await self._app(scope, receive, send)
@@ -134,16 +134,16 @@ class _ThisMachine:
         refusal = problem(
             FORBIDDEN,
             f"client {shown(client[0])}: a server without a key accepts only this machine. Start "
-            "it with HANABI_API_KEY, and call it by http://key:KEY@host:port.",
+            "it with HANABI_API_KEY, and use http://key:KEY@host:port in the client.",
         )
         await refusal(scope, receive, send)
 
 
 class _KeyInAddress:
-    """Takes the key from an address too, as http://key:KEY@host:port.
+    """Also accepts the key in the URL, as http://key:KEY@host:port.
 
-    OpenEnv's own client has no way to send a header; its libraries make `Authorization: Basic` of
-    the address. Not for browsers, which would send it for any page once it was typed in.
+    OpenEnv's own client cannot send a header; its libraries turn such a URL into `Authorization:
+    Basic`. Browsers are excluded, since they would send it for any page once it was entered.
     """
 
     def __init__(self, app: ASGIApp) -> None:

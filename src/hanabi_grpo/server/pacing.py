@@ -1,9 +1,9 @@
-"""Which game plays next, and how games share one event loop with the rest of the server.
+"""Scheduling of games, and sharing of the event loop with the rest of the server.
 
-When many replies come in one batch of the engine, many games are ready at the same moment, and
-everything else that waits (health checks, uploads, vLLM's callbacks) would wait for all of them. So
-games continue one at a time (`Model.take_turn`), with a pass of the event loop in between, and long
-lists are worked through in slices.
+When many replies arrive in one batch of the engine, many games are ready at the same moment, and
+everything else (health checks, uploads, vLLM's callbacks) would wait for all of them. So games
+continue one at a time (`Model.take_turn`), with a pass of the event loop in between, and long lists
+are processed in slices.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from typing import TypeVar
 SLICE = 0.001
 """Seconds of work on a list between two passes of the event loop."""
 GUEST_SHARE = 8
-"""While a session is alive, guests hold at most one place of so many."""
+"""While a session is alive, guests hold at most one out of this many places."""
 _Item = TypeVar("_Item")
 _Queues = dict[object, deque[asyncio.Future[None]]]
-"""Waiting games by request; the request whose turn is next comes first."""
+"""Waiting games by request; the request that is next comes first."""
 
 
 class Places:
-    """Limits how many games are played at once. Used from one event loop.
+    """Limits the number of games played at once. Used from one event loop.
 
-    The session's own games come first, then the other requests in turn. One queue for all would
-    make 32 games wait behind the 8192 of a request that came before. While a session is alive,
-    guests hold at most one place of `GUEST_SHARE`: whoever has a place also has a part of every
-    batch of the engine, and the trainer's games would be that much slower.
+    The session's own games come first, then those of the other requests, round-robin. With a single
+    queue, a request of 32 games would wait behind an earlier one of 8192. While a session is alive,
+    guests hold at most one place in `GUEST_SHARE`: every game in a place takes part of every batch
+    of the engine, which slows down the trainer's games.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Places:
         """Begin with all places free.
 
         Args:
-            number: Places in all.
-            session_is_alive: Tells whether a trainer owns the server now.
+            number: Total number of places.
+            session_is_alive: Tells whether a trainer currently owns the server.
         """
         self._free = number
         self._guest_limit = max(1, number // GUEST_SHARE)
@@ -49,7 +49,7 @@ class Places:
 
     @contextlib.asynccontextmanager
     async def place(self, request: object, *, own: bool) -> AsyncIterator[None]:
-        """Wait for a place for one game and hold it for the block.
+        """Wait for a place for one game and hold it during the block.
 
         Args:
             request: Identifies the request that the game belongs to.
@@ -66,7 +66,7 @@ class Places:
             self._release(own=own)
 
     def _has_room(self, *, own: bool) -> bool:
-        """Tell whether a game of the trainer, or of a guest, may begin now."""
+        """Tell whether a game of the trainer (`own`) or of a guest may begin now."""
         if not self._free:
             return False
         if own or not self._session_is_alive():
@@ -85,12 +85,12 @@ class Places:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                # Cancelled between the grant and its next step.
+                # Cancelled after the place was granted.
                 self._release(own=own)
             raise
 
     def _release(self, *, own: bool) -> None:
-        """Free a place, and hand out what is free to the games that wait."""
+        """Free a place, and grant free places to waiting games."""
         self._free += 1
         if not own:
             self._held_by_guests -= 1
@@ -100,14 +100,14 @@ class Places:
 
 
 def _grant_next(queues: _Queues) -> bool:
-    """Grant a place to a game of the request whose turn it is; False when none waits."""
+    """Grant a place to a game of the next request; return False if none waits."""
     while queues:
         request = next(iter(queues))
         queue = queues.pop(request)
         while queue:
             granted = queue.popleft()
             if granted.done():
-                # Cancelled while it waited.
+                # Cancelled while waiting.
                 continue
             if queue:
                 # The request goes to the end of the line.
@@ -118,7 +118,7 @@ def _grant_next(queues: _Queues) -> bool:
 
 
 async def in_slices(items: Iterable[_Item]) -> AsyncIterator[_Item]:
-    """Yield the items; after every `SLICE` of work with them the event loop goes on first."""
+    """Yield the items, with a pass of the event loop after every `SLICE` seconds of work."""
     start = time.perf_counter()
     for item in items:
         yield item

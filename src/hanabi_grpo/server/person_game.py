@@ -1,8 +1,8 @@
-"""One game that a person plays on the page, as the server sees it.
+"""The server's side of one game that a person plays on the page.
 
-The person's seat waits for moves that come by requests; scripts and the server's models have the
-others. What leaves for the browser is `PersonGame.state` alone: the scenes of the person's own
-seat, and once the game is over its outcome.
+The person's seat waits for moves in requests; scripts and the server's models have the other seats.
+The browser gets only `PersonGame.state`: the scenes of the person's own seat, and the outcome once
+the game is over.
 """
 
 import asyncio
@@ -25,41 +25,41 @@ logger = logging.getLogger(__name__)
 
 
 class AbandonedError(HanabiGrpoError):
-    """Nobody played on for too long."""
+    """The person has not played for too long."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PersonGame:
-    """A game in play, or one that is over and whose record may still be fetched."""
+    """A game in progress, or a finished one whose record may still be fetched."""
 
     task: Task[Any]
-    """Start of the game."""
+    """The task that is played."""
     seat: int
-    """The person's."""
+    """The person's seat."""
     idle_seconds: float
-    """After so long without a request of the person the game is ended."""
+    """The game ends after this long without a request from the person."""
     names: list[str]
-    """The policy of each seat, as records name it; a model's version may rise during the game."""
+    """The policy of each seat, for records; a model's version may rise during the game."""
     status: PersonStatus = PersonStatus.WAITING
     number: int = 0
-    """Of the state; it rises with every change."""
+    """Number of the state; it increases with every change."""
     episode: Episode | None = None
-    """The game, once it is over."""
+    """The episode, once the game is over."""
     problem: str = ""
-    """Why it failed."""
+    """Why the game failed."""
     heard: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    """When the person was last heard."""
+    """Time of the person's last request."""
     _seen: Observation | None = None
-    """What the person may look at; it follows the game as it goes on."""
+    """The person's observation; it keeps following the game as it continues."""
     _move: asyncio.Future[str] | None = None
-    """The move that is waited for."""
+    """The move that the game waits for."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def play(self, players: Sequence[Player], *, instance_id: str) -> None:
-        """Play the game to its end; an error is the end too.
+        """Play the game to its end; an error ends it as well.
 
         Args:
-            players: Who has the other seats, by seat; the person's entry is ignored.
+            players: The players by seat; the person's entry is ignored.
             instance_id: Identifier of the server process, for the record.
         """
         seated = [*players]
@@ -72,16 +72,16 @@ class PersonGame:
             self.fail(str(error))
         except Exception as error:
             logger.exception("a person's game failed")
-            self.fail(f"the server failed: {type(error).__name__}; its log says where.")
+            self.fail(f"the server failed: {type(error).__name__}; see its log.")
         else:
             self._change(PersonStatus.OVER)
 
     def hear(self) -> None:
-        """Note a sign of life of the person."""
+        """Note a sign of life from the person."""
         self.heard = asyncio.get_running_loop().time()
 
     async def changed(self, after: int | None, seconds: float) -> None:
-        """Wait until there is a newer state than `after`, at most so many seconds."""
+        """Wait for a newer state than `after`, at most this many seconds."""
         if after != self.number or self.status.is_end:
             return
         try:
@@ -91,10 +91,10 @@ class PersonGame:
             return
 
     def move(self, text: str, number: int) -> None:
-        """Take a move of the person.
+        """Accept a move from the person.
 
         Raises:
-            BusyError: It is not the person's turn, or the person has seen another state.
+            BusyError: It is not the person's turn, or the person saw a different state.
             SettingsError: The text names no legal action.
         """
         is_asked = self._move is not None and not self._move.done()
@@ -112,7 +112,7 @@ class PersonGame:
         """Wait for the person's reply.
 
         Raises:
-            AbandonedError: The person was not heard for too long.
+            AbandonedError: The person sent no request for too long.
         """
         message = seen.message()
         self._seen = seen
@@ -123,17 +123,17 @@ class PersonGame:
             left = self.heard + self.idle_seconds - loop.time()
             if left <= 0:
                 raise AbandonedError(
-                    f"no move for {self.idle_seconds / 60:g} minutes, so the game was "
-                    "ended. Start another one."
+                    f"no move for {self.idle_seconds / 60:g} minutes, so the game was ended. Start "
+                    "a new one."
                 )
             await asyncio.wait({self._move}, timeout=left)
         reply = self._move.result()
-        # The game is stepped as soon as this returns; nothing of it is read before.
+        # The game advances as soon as this returns, so the status is updated after that.
         asyncio.get_running_loop().call_soon(self._waits)
         return Reply(text=reply, prompt=message)
 
     def state(self) -> dict[str, Any]:
-        """Return what the person's browser is told, as JSON."""
+        """Return the state for the person's browser, as JSON."""
         spec = self.task.setup.spec
         scene = None if self._seen is None else _scene_json(self._seen.scene())
         players = []
@@ -161,7 +161,7 @@ class PersonGame:
         }
 
     def _rules(self) -> str:
-        """Return the rules as the person reads them, with the instruction of the seat."""
+        """Return the rules for the person, with the instruction of the seat."""
         return self.task.environment.person_message(self.task.config, self.seat)
 
     def _waits(self) -> None:
@@ -171,7 +171,7 @@ class PersonGame:
                 self._change(PersonStatus.WAITING)
 
     def fail(self, problem: str) -> None:
-        """End the game without a result, unless it is over."""
+        """End the game without a result, unless it is already over."""
         if self.status.is_end:
             return
         self.problem = problem
@@ -185,9 +185,9 @@ class PersonGame:
 
 
 def public_row(setup: Setup[Any]) -> dict[str, Any]:
-    """Return a game as JSON that a request may name, with files by their digests.
+    """Return a game as JSON for requests, with files by their digests.
 
-    A file's path is nobody's business.
+    File paths must not be disclosed.
     """
     row = setup.row()
     for name, outside in setup.environment.outside(setup.config).items():
@@ -197,7 +197,7 @@ def public_row(setup: Setup[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Person:
-    """The person of a game as a player and as its only seat."""
+    """The person of a game, as a player and as its only seat."""
 
     game: PersonGame
     name: str = HUMAN
@@ -210,7 +210,7 @@ class _Person:
 
 
 def _scene_json(scene: Scene) -> dict[str, Any]:
-    """Return a scene as JSON; a page writes its texts as they are."""
+    """Return a scene as JSON; the page shows its texts unchanged."""
     choices = None
     numbered = False
     if scene.choices is not None:

@@ -1,8 +1,8 @@
-"""The games that people play on the page: who may begin one, who sits in it, and when it ends.
+"""The games that people play on the page: who may start one, its players, and when it ends.
 
-A model's reply is sampled by itself, as for `/reply/`, so that a person who thinks holds neither a
-place of `pacing.Places` nor a version of an adapter: a trainer pushes and commits as if nobody
-played, and the person's partner continues with the newest version.
+Each reply of a model is sampled separately, as for `/reply/`, so a person who is thinking holds
+neither a place of `pacing.Places` nor a version of an adapter. A trainer pushes and commits as
+usual, and the person's partner continues with the newest version.
 """
 
 import asyncio
@@ -34,34 +34,34 @@ from hanabi_grpo.settings.refs import (
 from hanabi_grpo.types import HUMAN, Reply, adapter_of, player_name
 
 MAX_GAMES = 16
-"""Games of people that may be open at once; those that are over make room."""
+"""Games of people that may be open at once; finished games make room for new ones."""
 IDLE_SECONDS = 1800.0
-"""After which a game that its person left is ended."""
+"""Idle time after which a game is ended."""
 _REPLACEABLE_SECONDS = 120.0
-"""After which the game that was idle longest may be ended for a new one."""
+"""Idle time after which the longest idle game may be ended for a new one."""
 _MAX_RANDOM_SEED = 2**31
 _TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonSettings:
-    """What games of people take from the server's settings."""
+    """The server's settings for games of people."""
 
     setups: tuple[Setup[Any], ...] = ()
     """The games that the server was started with, which its models know."""
     max_tokens: int = 256
     """Longest reply of a model, in tokens."""
     temperature: float = 1.0
-    """Of models where a request names none."""
+    """Default sampling temperature of models."""
 
 
 NOBODY_SET = PersonSettings()
-"""Those of a server that was told nothing of games of people."""
+"""Default settings for games of people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """A request that was read: what is played, and who sits where."""
+    """A parsed request: the task, and the seat assignment."""
 
     task: Task[Any]
     seat: int
@@ -86,9 +86,9 @@ class PersonGames:
         Args:
             scheduler: Samples replies.
             store: Tells which adapters are served.
-            access: What requests may name.
-            settings: What games take from the server's settings.
-            idle_seconds: After which a game that its person left is ended.
+            access: The games and files that requests may name.
+            settings: The server's settings for these games.
+            idle_seconds: Idle time after which a game is ended.
         """
         self._scheduler = scheduler
         self._store = store
@@ -96,7 +96,7 @@ class PersonGames:
         self._settings = settings
         self._idle_seconds = idle_seconds
         self._games: dict[bytes, PersonGame] = {}
-        """By the digest of their token, so that a look-up takes as long for any wrong token."""
+        """By the digest of their token, so that look-ups take the same time for any wrong token."""
         self._running: dict[PersonGame, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -105,13 +105,12 @@ class PersonGames:
         return len(self._games)
 
     async def begin(self, wanted: NewGameRequest) -> str:
-        """Begin a game and return its token, which nobody can guess.
+        """Start a game and return its unguessable token.
 
         Raises:
-            SettingsError: The request names what cannot be played; the message says what is
-                allowed.
-            VersionError: An adapter that it names is not served.
-            BusyError: As many games are open as this server allows.
+            SettingsError: The request cannot be played; the message says what is allowed.
+            VersionError: A requested adapter is not served.
+            BusyError: The maximum number of games is open.
         """
         reading = self._scheduler.threads.requests(own=False)
         setup = await reading.run(self._access.setup, wanted.env, wanted.env_config)
@@ -136,11 +135,11 @@ class PersonGames:
         return token
 
     def find(self, token: str, *, is_person: bool = True) -> PersonGame | None:
-        """Return the game of a token; None where there is none, or none any more.
+        """Return the game of a token; None if it does not exist, or no longer.
 
         Args:
-            token: What `begin` returned.
-            is_person: Whether this is a sign of life of the person.
+            token: The token that `begin` returned.
+            is_person: Whether this counts as a sign of life from the person.
         """
         self._drop_idle()
         game = self._games.get(_digest(token))
@@ -149,7 +148,7 @@ class PersonGames:
         return game
 
     def leave(self, token: str) -> None:
-        """End a game and forget it; one that is not there is left already."""
+        """End a game and forget it; unknown tokens are ignored."""
         game = self._games.pop(_digest(token), None)
         if game is not None:
             self._end(game)
@@ -161,7 +160,7 @@ class PersonGames:
             playing.cancel()
 
     def _drop_idle(self) -> None:
-        """Forget the games that nobody has asked about for too long."""
+        """End and forget the games that have been idle for too long."""
         now = asyncio.get_running_loop().time()
         for digest, game in list(self._games.items()):
             if now - game.heard >= self._idle_seconds:
@@ -172,7 +171,7 @@ class PersonGames:
         self._drop_idle()
         if len(self._games) < MAX_GAMES:
             return
-        # Games that are over go first, then the one that was idle longest.
+        # Finished games go first, then the one that has been idle longest.
         digest = min(
             self._games,
             key=lambda digest: (not self._games[digest].status.is_end, self._games[digest].heard),
@@ -191,7 +190,7 @@ class PersonGames:
     def _plan(self, setup: Setup[Any], wanted: NewGameRequest) -> _Planned:
         if registry.may_block(setup):
             raise SettingsError(
-                f"env={shown(wanted.env)}: a game whose calls may block is not played on this "
+                f"env={shown(wanted.env)}: its calls may block, so it cannot be played on this "
                 f"page. Play it in the terminal: hanabi-grpo play --env {shown(wanted.env)}."
             )
         num_players = setup.spec.num_players
@@ -242,7 +241,7 @@ class PersonGames:
         elif ref is not Role.BASE:
             held = [SERVED, *versions, *self._store.frozen.names()]
             allowed = ", ".join([*setup.environment.policies, BASE, *held])
-            raise SettingsError(f"seats.{seat}={shown(spec)}: allowed beside {HUMAN}: {allowed}.")
+            raise SettingsError(f"seats.{seat}={shown(spec)}: allowed besides {HUMAN}: {allowed}.")
         partner = _Partner(
             scheduler=self._scheduler,
             store=self._store,
@@ -253,8 +252,8 @@ class PersonGames:
         )
         if version is not None and partner.name != f"{adapter}@{version}":
             raise VersionError(
-                f"seats.{seat}={shown(spec)}: the server serves {partner.name}, and keeps no other "
-                "version."
+                f"seats.{seat}={shown(spec)}: the server serves {partner.name} and keeps no other "
+                f"version. Choose {partner.name}."
             )
         return partner
 
@@ -265,7 +264,7 @@ def _digest(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Nobody:
-    """Stands in the person's seat of a list until `PersonGame.play` takes it."""
+    """Placeholder for the person's seat in a list of players, see `PersonGame.play`."""
 
     name: str = HUMAN
 
@@ -275,7 +274,7 @@ class _Nobody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SlowScript:
-    """A script that may take seconds for a move: it acts beside the event loop."""
+    """A script that may take seconds for a move, so it acts in a thread."""
 
     script: ScriptedPlayer
     thread: Thread
@@ -302,24 +301,24 @@ class _SlowSeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Partner:
-    """A model of this server beside a person, in its newest version at each turn."""
+    """A model of this server as a person's partner, in its newest version at each turn."""
 
     scheduler: Scheduler
     store: AdapterStore
     adapter: str | None
     """None: the base model."""
     version: int | None
-    """Of a guest, which has one version alone; else ignored once the game has begun."""
+    """The version of a guest, which has only one; otherwise ignored once the game has started."""
     max_tokens: int
     temperature: float
     names: list[str] = field(default_factory=list)
-    """The names of the game's seats, in which a newer version is noted."""
+    """The names of the game's seats, updated when there is a newer version."""
     player: int = 0
     """Number of its seat."""
 
     @property
     def name(self) -> str:
-        """Name of the model as requests and records say it.
+        """Name of the model in requests and records.
 
         Raises:
             VersionError: The server does not hold it.
@@ -376,10 +375,10 @@ class _PartnerSeat:
 
 
 def playable_games(settings: PersonSettings) -> list[Setup[Any]]:
-    """Return the games that a page may offer: the server's own first, then this package's.
+    """Return the games that the page may offer: the server's own first, then this package's.
 
     Args:
-        settings: Those of the server.
+        settings: The server's settings for these games.
     """
     chosen: dict[tuple[str, str], Setup[Any]] = {}
     for setup in settings.setups:

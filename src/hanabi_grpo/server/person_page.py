@@ -1,7 +1,7 @@
-"""The page on which a person plays: one file of HTML, its style and its script inside.
+"""The page on which a person plays: a single HTML file that includes its style and script.
 
-It is the same for every request. The content security policy names the hashes of its style and
-script, so that nothing else in it can run, and lets it ask this server alone.
+It is the same for every request. The content security policy has the hashes of its style and
+script, so that no other script can run, and allows requests to this server only.
 """
 
 import base64

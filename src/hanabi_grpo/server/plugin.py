@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes, where no other code of ours runs.
+"""The vLLM plugin, which runs our code in each of vLLM's processes.
 
 The entry point is `vllm.general_plugins`.
 """
@@ -35,7 +35,7 @@ def register() -> None:
 def tie_coordinator() -> None:
     """Tie the coordinator process to the server.
 
-    vLLM (0.32) starts it beside several copies of a model; it loads no plugins.
+    vLLM (0.32) starts it if there are several copies of a model; it loads no plugins.
     """
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
@@ -54,11 +54,11 @@ def _tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
-    # `cli` switches the collector off while it imports; vLLM's modules have been imported by now.
+    # `cli` disables the garbage collector during imports; vLLM's modules are imported by now.
     gc.enable()
     die_with_parent(signal.SIGKILL)
     try:
         os.kill(parent.pid, 0)
     except ProcessLookupError:
-        # The parent died before the kernel was asked: nobody will ever send the signal.
+        # The parent died before `die_with_parent` took effect, so the signal will never be sent.
         os._exit(1)

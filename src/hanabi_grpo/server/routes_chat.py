@@ -1,8 +1,8 @@
-"""Replies by OpenAI's chat API, for programs that know no other; ids and logprobs are included.
+"""Replies through OpenAI's chat API, for programs that use it; ids and logprobs are included.
 
-A conversation comes as texts and is rendered anew by the chat template, as with a memory of some
-turns: earlier replies have no thoughts there, and their ids are the tokenizer's. A client that
-needs the sampled ids in the prompt asks `/reply/`.
+A conversation is sent as texts and rendered again by the chat template, as with a limited memory:
+earlier replies have no thoughts, and their ids come from the tokenizer. A client that needs the
+sampled ids in the prompt uses `/reply/`.
 """
 
 import time
@@ -31,8 +31,8 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
     """Build the routes.
 
     Args:
-        store: The adapters that may be named.
-        scheduler: Samples.
+        store: The adapters that requests may name.
+        scheduler: Samples the replies.
         model: Name of the base model.
     """
     router = APIRouter(prefix="/v1")
@@ -52,7 +52,7 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
         asked = await reading.run(read_body, _WHAT, ChatRequest, await request.body())
         seat = read_seat(asked, model, store.versions())
         served = scheduler.model_of(seat)
-        # Beside the event loop: earlier replies are encoded.
+        # In a thread, since earlier replies are encoded.
         wanted = await reading.run(read_chat, asked, served, seat)
         check_owner(store, request, [wanted.seat])
         own = store.ownership.is_owner(request.headers)
@@ -72,12 +72,12 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
 
 
 def read_chat(asked: ChatRequest, model: Model, seat: str) -> ReplyRequest:
-    """Return the reply request that a chat request stands for.
+    """Convert a chat request to a reply request.
 
     Args:
         asked: The chat request.
         model: The base model that samples.
-        seat: Who is asked, see `read_seat`.
+        seat: The seat reference, see `read_seat`.
 
     Raises:
         SettingsError: The request cannot be answered; the message says what is wrong.
@@ -92,8 +92,9 @@ def read_chat(asked: ChatRequest, model: Model, seat: str) -> ReplyRequest:
     if roles != alternating or len(roles) > 2 * MAX_TURNS:
         all_roles = [message.role for message in asked.messages]
         raise SettingsError(
-            f"{_WHAT}: messages of {shown(all_roles)}; allowed are a system message or none, then "
-            f"user and assistant in turn, a user last, at most {MAX_TURNS} of them."
+            f"{_WHAT}: messages with roles {shown(all_roles)}; allowed are an optional system "
+            "message, then user and assistant in turn, ending with user, at most "
+            f"{MAX_TURNS} user messages."
         )
     turns = []
     room = model.max_model_len
@@ -102,7 +103,7 @@ def read_chat(asked: ChatRequest, model: Model, seat: str) -> ReplyRequest:
         room -= len(ids)
         if room < 0:
             raise _too_long(max_tokens, model)
-        # A reply that said nothing, such as a space to a tokenizer of words, had its end alone.
+        # An empty reply, such as a space for a word tokenizer, consists only of its end token.
         turns.append(EarlierTurn(prompt=prompt.content, reply_ids=ids or (model.chat.eos_id,)))
     return ReplyRequest(
         seat=seat,
@@ -117,15 +118,15 @@ def read_chat(asked: ChatRequest, model: Model, seat: str) -> ReplyRequest:
 
 
 def read_seat(asked: ChatRequest, base: str, newest: Mapping[str, int]) -> str:
-    """Return the seat reference that the request's `model` stands for.
+    """Return the seat reference of the request's `model`.
 
     Args:
         asked: The chat request.
         base: Name of the base model.
-        newest: Adapter to its served version, for adapters that are named without one.
+        newest: Served version of each adapter, for adapters that are named without one.
 
     Raises:
-        SettingsError: It stands for nobody here.
+        SettingsError: There is no such model here.
     """
     seat = BASE if asked.model == base else asked.model
     if seat in newest:
@@ -139,11 +140,11 @@ def read_seat(asked: ChatRequest, base: str, newest: Mapping[str, int]) -> str:
 
 
 def _read_max_tokens(asked: ChatRequest) -> int:
-    """Return the one limit that the request names, by either of OpenAI's two names."""
+    """Return the token limit of the request, under either of OpenAI's two names."""
     limits = {asked.max_tokens, asked.max_completion_tokens} - {None}
     if len(limits) != 1:
         raise SettingsError(
-            f"{_WHAT}: max_tokens has {len(limits)} values; send max_tokens or "
+            f"{_WHAT}: max_tokens has {len(limits)} values; send either max_tokens or "
             "max_completion_tokens."
         )
     return limits.pop() or 0
@@ -151,8 +152,9 @@ def _read_max_tokens(asked: ChatRequest) -> int:
 
 def _too_long(max_tokens: int, model: Model) -> SettingsError:
     return SettingsError(
-        f"{_WHAT}: the messages and max_tokens={max_tokens} are longer than the conversations of "
-        f"this server, HANABI_MAX_MODEL_LEN={model.max_model_len}. Send less, or ask for less."
+        f"{_WHAT}: the messages and max_tokens={max_tokens} exceed this server's conversation "
+        f"length, HANABI_MAX_MODEL_LEN={model.max_model_len}. Shorten the messages, or lower "
+        "max_tokens."
     )
 
 
@@ -175,7 +177,7 @@ def _completion(reply: Reply, chat: ChatFormat, model: str) -> dict[str, Any]:
         "message": {"role": "assistant", "content": reply.text},
         "finish_reason": "stop" if ids[-1] in chat.end_ids else "length",
         "logprobs": {"content": logprobs},
-        # The name that vLLM's own server gives them.
+        # The field name of vLLM's own server.
         "token_ids": ids,
     }
     num_prompt = len(reply.prompt_ids)

@@ -1,7 +1,7 @@
 """The page on which a person plays, and its requests.
 
-`GET /play/` is one static page, which is the same for everybody. All else is POST with JSON, so
-that no page of another site can send it, and a game is named by its token in the body.
+`GET /play/` is a static page, the same for everybody. All other requests are POST with JSON, so
+that pages of other sites cannot send them, and a game is identified by its token in the body.
 """
 
 from typing import Any, TypeVar
@@ -46,8 +46,8 @@ def person_routes(
 
     Args:
         games: The games of people.
-        store: Tells which adapters may sit beside a person.
-        scheduler: Has the threads in which games are made.
+        store: Tells which adapters a person may play with.
+        scheduler: Has the threads in which games are built.
         settings: Tells which games the server was started with.
     """
     router = APIRouter(prefix="/play")
@@ -71,7 +71,7 @@ def person_routes(
         wanted = _read(NewGameRequest, await request.body())
         token = await games.begin(wanted)
         game = games.find(token)
-        assert game is not None, "it has just begun"
+        assert game is not None, "it has just started"
         await game.changed(0, WAIT_SECONDS)
         return _fresh({"token": token, "state": game.state()})
 
@@ -110,7 +110,7 @@ def person_routes(
 
 
 def _listed_games(settings: PersonSettings) -> list[dict[str, Any]]:
-    """Return what the page's menu of games needs."""
+    """Return the games for the page's menu."""
     known = set(settings.setups)
     listed = []
     for setup in playable_games(settings):
@@ -128,12 +128,12 @@ def _listed_games(settings: PersonSettings) -> list[dict[str, Any]]:
 
 
 def _record(game: PersonGame) -> Response:
-    """Return a game as a line of a file of recorded games; only once it is over."""
+    """Return a finished game as one line of a file of recorded games."""
     if game.episode is None:
         return problem(
             _CONFLICT,
-            f"status={game.status}: a game has a record when it is over, since the record holds "
-            "every hidden card. Play it to its end.",
+            f"status={game.status}: a game has no record before its end, since the record shows "
+            "every hidden card. Finish the game first.",
         )
     return _fresh(recording_to_json(Recording(episode=game.episode)))
 
@@ -142,24 +142,24 @@ def _read(struct: type[_Message], body: bytes) -> _Message:
     """Return the message of a body.
 
     Raises:
-        SettingsError: It is none; the message says what is wrong where.
+        SettingsError: It is malformed; the message names the field and the problem.
     """
     try:
         return read_struct(struct, body)
     except ValueError as error:
-        raise SettingsError(f"request of the page: {error}.") from None
+        raise SettingsError(f"page request: {error}.") from None
 
 
 def _fresh(content: Any) -> Response:
-    """Return JSON that no cache keeps."""
+    """Return JSON that must not be cached."""
     headers = {"cache-control": "no-store"}
-    # Not every value of a record is one that json knows.
+    # A record may contain values that json cannot encode.
     return JSONResponse(msgspec.to_builtins(content), headers=headers)
 
 
 def _no_game() -> Response:
     return problem(
         _NOT_FOUND,
-        "token: no game of this token is open here: it was left, had no move for half an "
-        "hour, or the server restarted. Start another game.",
+        "token: no game with this token is open here: it was left, had no move for half an hour, "
+        "or the server restarted. Start a new game.",
     )

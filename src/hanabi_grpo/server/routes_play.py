@@ -1,7 +1,7 @@
 """Routes that play games, sample one reply, or score replies.
 
-Requests are checked before anything is sampled. `/reply/` samples outside any game: the server of
-another model may use this one's model as a partner behind a URL.
+Requests are checked before anything is sampled. `/reply/` samples outside any game, so that another
+server can use this server's model as a partner behind a URL.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import DroppedGame, Episode
 
 CLIENT_CLOSED = 499
-"""The status for a client that closed the connection; it is for logs alone."""
+"""Status for a client that closed the connection; it appears only in logs."""
 
 _JSON = "application/json"
 _Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest, ChatRequest)
@@ -48,8 +48,8 @@ def play_routes(store: AdapterStore, scheduler: Scheduler, access: GameAccess) -
 
     Args:
         store: Tells which trainer owns the session.
-        scheduler: Does the work.
-        access: What requests may name.
+        scheduler: Plays games, samples and scores.
+        access: The games and files that requests may name.
     """
     router = APIRouter()
 
@@ -57,7 +57,7 @@ def play_routes(store: AdapterStore, scheduler: Scheduler, access: GameAccess) -
     async def rollout(request: Request) -> Response:
         body = await request.body()
         own = store.ownership.is_owner(request.headers)
-        # Beside the event loop: a body of many megabytes takes seconds to check.
+        # In a thread: a body of many megabytes takes seconds to check.
         reading = scheduler.threads.requests(own=own)
         tasks, sampling = await reading.run(parse_rollout_request, body, access)
         seats = {seat for task in tasks for seat in task.seats}
@@ -106,14 +106,14 @@ def play_routes(store: AdapterStore, scheduler: Scheduler, access: GameAccess) -
 
 
 def check_owner(store: AdapterStore, request: Request, seats: Iterable[str]) -> None:
-    """Refuse a trainer that names the session's adapters and does not own the session.
+    """Reject a trainer that names the session's adapters but does not own the session.
 
-    The name of a session's adapter does not say whose weights it stands for; that of a guest does.
+    The name of a session adapter does not identify its weights; that of a guest adapter does.
 
     Args:
-        store: Knows the session.
+        store: Has the session.
         request: The request.
-        seats: Seat references that it names.
+        seats: Seat references in the request.
 
     Raises:
         SessionError: The request is from another trainer.
@@ -124,9 +124,9 @@ def check_owner(store: AdapterStore, request: Request, seats: Iterable[str]) -> 
 
 
 async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Return the response that a coroutine makes, or cancel it when the client disconnects."""
+    """Return the response of a coroutine, or cancel it when the client disconnects."""
     answer = asyncio.ensure_future(work)
-    # The body was read before: the next message is the end of the connection.
+    # The body has already been read, so the next message is the end of the connection.
     disconnect = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
@@ -138,7 +138,7 @@ async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Res
             CLIENT_CLOSED, "the client closed the connection; its request was cancelled."
         )
     finally:
-        # Also when the server stops: games of a request that nobody waits for must not go on.
+        # Also when the server stops: games that nobody waits for must not continue.
         answer.cancel()
         disconnect.cancel()
 
@@ -148,12 +148,12 @@ async def played_games(
 ) -> Response:
     """Return the games of a request as a `RolloutAnswer`.
 
-    The answer has megabytes. A value is encoded in one go that holds the interpreter's lock
-    meanwhile, so a thread would not help: each game is encoded by itself.
+    The answer may have many megabytes. Encoding a value holds the interpreter lock throughout, so a
+    thread would not help. Instead, each game is encoded separately.
 
     Args:
-        groups: Per task its games, in order of their numbers.
-        prompts: Tokens that the request gave the engine.
+        groups: The games of each task, in order of their numbers.
+        prompts: Prompt tokens of the request.
     """
     episodes: list[bytes] = []
     dropped: list[DroppedRow] = []
@@ -191,11 +191,11 @@ def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
 
     Args:
         what: Name of the request in messages, e.g. "chat request".
-        struct: Its type.
+        struct: Type of the request.
         body: JSON.
 
     Raises:
-        SettingsError: It is none; the message says what is wrong where.
+        SettingsError: It is malformed; the message names the field and the problem.
     """
     try:
         return read_struct(struct, body)
@@ -206,11 +206,11 @@ def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
 def parse_rollout_request(
     body: bytes, access: GameAccess
 ) -> tuple[list[RequestedTask], SamplingConfig]:
-    """Return the tasks of a rollout request, and how replies are sampled.
+    """Return the tasks of a rollout request, and its sampling parameters.
 
     Args:
         body: JSON.
-        access: What its tasks may name.
+        access: The games and files that its tasks may name.
 
     Raises:
         SettingsError: It is malformed, or names a task that cannot be played.
@@ -226,26 +226,26 @@ def parse_rollout_request(
 
 
 def _check_sampled(what: str, seat: str) -> None:
-    """Refuse a seat for which this server does not sample."""
+    """Reject a seat for which this server does not sample."""
     if is_scripted(check_seat(seat)):
         raise SettingsError(
             f"{what}: seat {seat!r} is a script, which needs no server; run it in the client, "
-            f"or ask for adapter@version (player_0@7) or {BASE}."
+            f"or name adapter@version (player_0@7) or {BASE}."
         )
     if is_url(seat):
         raise SettingsError(
             f"{what}: seat {seat!r} is a model behind a URL, which can only play in games; send "
-            "the request to that server itself."
+            "the request directly to that URL."
         )
 
 
 def _check_number_of_scores(wanted: ScoreRequest) -> None:
-    """Refuse a request for more scores than one request may ask for."""
+    """Reject a request for too many scores."""
     num_scores = sum(len(prompt.replies) for prompt in wanted.prompts)
     if num_scores > MAX_SCORES:
         raise SettingsError(
             f"score request: {len(wanted.prompts)} prompts with {num_scores} replies; a request "
-            f"may ask for {MAX_SCORES} scores. Ask for fewer at once."
+            f"may have at most {MAX_SCORES}. Split it into several requests."
         )
 
 
@@ -256,7 +256,7 @@ def parse_reply_request(body: bytes) -> ReplyRequest:
         body: JSON.
 
     Raises:
-        SettingsError: It is malformed, or asks for no model of this server.
+        SettingsError: It is malformed, or its seat is not a model of this server.
     """
     wanted = read_body("reply request", ReplyRequest, body)
     _check_sampled("reply request", wanted.seat)

@@ -1,10 +1,10 @@
-"""Tasks in, games out: plays the tasks of a request concurrently, one coroutine a game.
+"""Tasks in, games out: plays the tasks of a request concurrently, one coroutine per game.
 
-A game that fails is played once more from its start and then dropped; the others of its request go
-on. One with a partner behind a URL is dropped at once: its calls were repeated already, and cost.
-Four things end a whole request instead: a request that could never be played, a dead engine,
-failure of every single game, and a partner behind a URL that is gone or loses more than half of its
-games.
+A game that fails is played once more from its start and then dropped; the other games of its
+request continue. A game with a partner behind a URL is dropped at once, since its calls were
+already retried and cost tokens. A whole request ends in four cases: it cannot be played at all, the
+engine is dead, all games failed, or a partner behind a URL is gone or failed in more than half of
+its games.
 """
 
 import asyncio
@@ -67,36 +67,36 @@ from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2
-"""How often a game is started before it is dropped."""
+"""Number of attempts at a game before it is dropped."""
 
 _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError)
-"""Errors of one game that hold for the whole request, now and at the next attempt."""
+"""Errors of one game that apply to the whole request and would recur at the next attempt."""
 
 SCORES_AT_ONCE = 64
-"""Scores of one request that are in flight at the same time."""
+"""Scores of one request that may be in flight at the same time."""
 
 _SHOWN_TEXT = 40
 """Characters of a reply in a message."""
 _SHOWN_PROMPT = 60
 """Characters of a prompt in a message."""
 _SHOWN_REASON = 300
-"""Characters of the reason for which a game was dropped."""
+"""Characters of the reason why a game was dropped."""
 _MIN_SECONDS = 1e-9
 """Keeps tokens per second finite for games that took no time."""
 
 Result = Episode | DroppedGame
 _Place = Callable[[], AbstractAsyncContextManager[None]]
-"""Waits for a place for one game and holds it."""
+"""Waits for a place for one game, and holds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WaitingScore:
-    """A reply whose score is still to be computed."""
+    """A reply whose score has not been computed yet."""
 
     prompt: int
-    """Number of its prompt in the request."""
+    """Index of its prompt in the request."""
     reply: int
-    """Number of the reply to that prompt."""
+    """Index of the reply among those to the prompt."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class _PartnerGames:
 
 
 class Scheduler:
-    """Plays requests on a server's engines, each game its own coroutine."""
+    """Plays requests on a server's engines, with a coroutine for each game."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class Scheduler:
         Args:
             model: The base model that samples, or those of a team.
             store: The adapters that seats may name.
-            games_at_once: Most games in play at the same time.
-            instance_id: Stamped on every episode; names this server process.
+            games_at_once: Maximum number of games in progress.
+            instance_id: Recorded in every episode; identifies this server process.
             game_timeout: Seconds after which a game is dropped.
-            workers: They play what may block; `close` ends them.
-            judge: Scores the games that the session's trainer learns from; None: nobody does.
+            workers: Worker processes for games that may block; `close` ends them.
+            judge: Scores the games that the session's trainer learns from; None for no judge.
         """
         self.models = model if isinstance(model, TeamModels) else TeamModels.of_one(model)
         self.instance_id = instance_id
@@ -140,7 +140,7 @@ class Scheduler:
         self._judge = judge
         self._places = Places(games_at_once, session_is_alive=lambda: store.ownership.is_alive)
         self.threads = Threads()
-        """Where requests are read."""
+        """Threads that read requests."""
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
@@ -162,17 +162,17 @@ class Scheduler:
         """Play the tasks of a request.
 
         Args:
-            tasks: What is played, and by whom.
-            sampling: How replies are sampled.
-            own: Whether the request is the session's trainer's; its games take free places before
+            tasks: The tasks, with their seats.
+            sampling: Sampling parameters of the replies.
+            own: Whether the request is the session's trainer's; its games get free places before
                 all others.
-            prompts: Counts what the engine is given.
+            prompts: Counter of the prompt tokens.
 
         Returns:
             The games of each task, in order of their numbers.
 
         Raises:
-            SettingsError: Tasks that cannot be played.
+            SettingsError: The tasks cannot be played.
             VersionError: A version that a seat names is not served; nothing was sampled.
             PartnerDownError: A partner behind a URL, or the judge, failed too often, or its budget
                 is used up.
@@ -194,13 +194,13 @@ class Scheduler:
     ) -> None:
         games = [game for group in played for game in group]
         dropped = [game for game in games if isinstance(game, DroppedGame)]
-        # Late games are no fault of this server or model: the next tasks may be faster.
+        # Late games are not a fault of this server or model: the next tasks may be faster.
         if len(dropped) < len(games) or any(game.is_late for game in dropped):
             return
         raise ServerError(
             f"all {len(dropped)} games failed, so this is not a transient error; the first, "
-            f"{tasks[0].where}, game {dropped[0].game}: {dropped[0].reason}. Look at the server's "
-            "log, and check model, adapters and settings."
+            f"{tasks[0].where}, game {dropped[0].game}: {dropped[0].reason}. See the server's log, "
+            "and check model, adapters and settings."
         )
 
     async def reply(
@@ -208,18 +208,17 @@ class Scheduler:
     ) -> Reply:
         """Sample one reply outside any game, without waiting for a place.
 
-        The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same
-        conversation has the same ids.
+        The conversation is rebuilt from its ids, continued by one reply, and not kept. As in games,
+        the same conversation has the same ids.
 
         Args:
             wanted: The request.
-            player: In whose seat the reply is made; None: in nobody's, where a base model of
-                several is not known.
-            own: Whether the request is the session's trainer's; an engine that sleeps wakes for
-                it.
+            player: The player whose seat replies; None: no seat, so "base" is ambiguous if there
+                are several base models.
+            own: Whether the request is the session's trainer's; a sleeping engine wakes for it.
 
         Raises:
-            SettingsError: The chat template refuses the conversation, or ids are not the model's.
+            SettingsError: The chat template rejects the conversation, or ids are not the model's.
             VersionError: The adapter is not served in this version.
             ServerError: The engine failed, or its sample is not usable (see `ServedPlayer.ask`).
         """
@@ -240,7 +239,7 @@ class Scheduler:
                 tables = Tables(models=self.models, sampling=sampling, leased=leased)
                 served = tables.served(wanted.seat, player)
                 try:
-                    # Beside the event loop: a long text takes a while to encode.
+                    # In a thread, since a long text takes a while to encode.
                     reading = self.threads.requests(own=own)
                     fits = await reading.run(_rebuild, conversation, wanted, model.max_model_len)
                     if not fits:
@@ -256,11 +255,12 @@ class Scheduler:
 
         Args:
             seat: The reference, e.g. "player_0@7" or "base".
-            player: In whose seat; None: outside a game.
+            player: The player whose seat it is; None: outside a game.
 
         Raises:
-            SettingsError: It is "base", of several base models, outside a game.
-            VersionError: A guest that is not held.
+            SettingsError: The reference is "base" outside a game, and there are several base
+                models.
+            VersionError: The reference is a guest adapter that is not held.
         """
         adapter = seat_adapter(seat)
         if adapter is None:
@@ -271,9 +271,9 @@ class Scheduler:
         return self.models.of_player(name)
 
     async def score(self, wanted: ScoreRequest, *, own: bool = False) -> ScoreAnswer:
-        """Return how likely given replies are, without sampling.
+        """Return the log-probabilities of given replies, without sampling.
 
-        Each score takes the place of a game meanwhile, and a request has at most
+        Each score takes the place of a game while it is computed, and a request has at most
         `SCORES_AT_ONCE` of them in flight.
 
         Args:
@@ -281,10 +281,10 @@ class Scheduler:
             own: Whether the request is the session's trainer's, see `run`.
 
         Raises:
-            SettingsError: A prompt and its reply are longer than the server's conversations, or
-                the chat template refuses the prompt.
+            SettingsError: A prompt and its reply exceed the server's conversation length, or the
+                chat template rejects the prompt.
             VersionError: The adapter is not served in this version.
-            NonFiniteError: A logprob is infinite or not a number.
+            NonFiniteError: A logprob is infinite or NaN.
             ServerError: The engine failed.
         """
         adapter = seat_adapter(wanted.seat)
@@ -319,17 +319,17 @@ class Scheduler:
         )
 
     async def probe(self, upload: Upload, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
-        """Return what an adapter changes that the session's trainer sends for this alone.
+        """Score token sequences with and without an adapter that is uploaded only for this.
 
         Args:
             upload: The adapter, see `AdapterStore.probing`.
-            sequences: Token ids; each sequence is scored from its second one on.
+            sequences: Token ids; each sequence is scored from its second id on.
 
         Raises:
-            SettingsError: A sequence is longer than the server's conversations, or has ids that the
-                model does not.
+            SettingsError: A sequence exceeds the server's conversation length, or has ids that are
+                not the model's.
             AdapterError: The upload must not be loaded.
-            NonFiniteError: A logprob is infinite or not a number.
+            NonFiniteError: A logprob is infinite or NaN.
             ServerError: The engine failed.
         """
         model = self.models.of_player(upload.adapter)
@@ -361,7 +361,8 @@ class Scheduler:
         if max_tokens >= limit:
             raise SettingsError(
                 f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the "
-                f"conversation that this server can hold, HANABI_MAX_MODEL_LEN={limit}."
+                f"conversation length of this server, HANABI_MAX_MODEL_LEN={limit}. Lower "
+                "MAX_COMPLETION_LENGTH, or raise HANABI_MAX_MODEL_LEN of the server."
             )
 
     async def _play_all(
@@ -410,7 +411,7 @@ class Scheduler:
         *,
         own: bool,
     ) -> Result:
-        """Play one game, and have it judged, which needs no place of the engine."""
+        """Play one game and judge it; judging does not need a place."""
         result = await self._play_in_place(place, task, players, game, own=own)
         if not isinstance(result, Episode):
             return result
@@ -428,7 +429,7 @@ class Scheduler:
         *,
         own: bool,
     ) -> Result:
-        """Play one game, a second time when the first attempt fails."""
+        """Play one game, and once more if the first attempt fails."""
         async with place():
             self.games_in_flight += 1
             try:
@@ -465,14 +466,14 @@ class Scheduler:
 
         Args:
             requested: The task of the game.
-            players: Who plays, by seat.
+            players: The players, by seat.
             game: Number of the game within its task.
-            own: Whether the session's trainer asks.
-            attempt: Which attempt this is, from 1.
-            attempts: How many there are at most.
+            own: Whether the request is the session's trainer's.
+            attempt: Number of this attempt, from 1.
+            attempts: Maximum number of attempts.
 
         Returns:
-            The episode, or the reason why there is none.
+            The episode, or a dropped game with the reason.
 
         Raises:
             ServerGoneError: The engine is dead.
@@ -483,7 +484,7 @@ class Scheduler:
         with self._engine_faults(where):
             try:
                 episode = await self._episode(requested, players, game, progress, own=own)
-                # JSON has no number that is not finite: one such game would spoil the answer.
+                # JSON cannot represent non-finite numbers: one such game would break the answer.
                 check_episode(episode)
                 return episode
             except _IMPOSSIBLE:
@@ -515,10 +516,10 @@ class Scheduler:
         *,
         own: bool,
     ) -> Episode:
-        """Play one game to its end, here or, where something in it may block, in a worker.
+        """Play one game to its end, here or, if its code may block, in a worker.
 
         Raises:
-            LateEpisodeError: It was not over in time.
+            LateEpisodeError: It did not finish in time.
         """
         if not _needs_worker(requested):
             async with game_limit(self._game_timeout, of=self._game_timeout):
@@ -548,7 +549,7 @@ class Scheduler:
 
     @contextlib.contextmanager
     def _engine_faults(self, where: str) -> Iterator[None]:
-        """Raise a ServerError when the engine is what failed in the block."""
+        """Raise a ServerError if the failure in the block is the engine's."""
         try:
             yield
         except _IMPOSSIBLE:
@@ -557,8 +558,8 @@ class Scheduler:
             running = asyncio.current_task()
             if running is None or running.cancelling():
                 raise
-            # Nobody cancelled this task, so the engine did; passed on, it would look like a
-            # request that its client gave up.
+            # This task was not cancelled from outside, so the engine did it; passed on, it would
+            # look like a request that its client cancelled.
             raise self._engine_error(where, "the engine cancelled a reply") from error
         except Exception as error:
             if self.models.dead is not None:
@@ -577,11 +578,11 @@ class Scheduler:
 
 
 def _rebuild(conversation: Conversation, wanted: ReplyRequest, max_model_len: int) -> bool:
-    """Add the past turns of a request to a conversation; False when they do not fit."""
+    """Add the past turns of a request to a conversation; return False if they do not fit."""
     past = list(wanted.turns)
     present: list[EarlierTurn] = []
     if wanted.follows_call:
-        # What was said in the present turn has the ids that were sampled, whatever the memory.
+        # Replies of the current turn have their sampled ids, whatever the memory.
         while past and (not present or present[0].follows_call):
             present.insert(0, past.pop())
     for turn in past:
@@ -595,22 +596,22 @@ def _rebuild(conversation: Conversation, wanted: ReplyRequest, max_model_len: in
 
 
 def _check_ids(wanted: ReplyRequest, vocab_size: int) -> None:
-    """Refuse a reply request with ids that the model does not have."""
+    """Reject a reply request with ids that the model does not have."""
     for number, turn in enumerate(wanted.turns):
         highest = max(turn.reply_ids)
         if highest >= vocab_size:
             raise SettingsError(
-                f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 "
+                f"reply request: turns.{number}.reply_ids contains {highest}; this model has ids 0 "
                 f"to {vocab_size - 1}. Send the ids that this server sampled."
             )
 
 
 def _check_sequences(sequences: Sequence[Sequence[int]], model: Model) -> None:
-    """Refuse token sequences of a probe that the engine could not compute."""
+    """Reject token sequences of a probe that the engine could not score."""
     longest = max(len(ids) for ids in sequences)
     if longest >= model.max_model_len:
         raise SettingsError(
-            f"probe: a sequence of {longest} tokens; conversations of this server hold fewer, "
+            f"probe: a sequence has {longest} tokens; it must have fewer than "
             f"HANABI_MAX_MODEL_LEN={model.max_model_len}."
         )
     highest = max(max(ids) for ids in sequences)
@@ -623,7 +624,7 @@ def _check_sequences(sequences: Sequence[Sequence[int]], model: Model) -> None:
 async def _score_reply(
     model: Model, prompt: ScoredPrompt, reply: str, adapter: AdapterHandle | None
 ) -> float:
-    """Return the log-probability of a whole reply, its end token included, in nats."""
+    """Return the log-probability of a whole reply, including its end token, in nats."""
     chat = model.chat
     try:
         prompt_ids = chat.open(prompt.system, prompt.prompt)
@@ -634,7 +635,7 @@ async def _score_reply(
     if num_tokens >= model.max_model_len:
         raise SettingsError(
             f"score request: {prompt.prompt[:_SHOWN_PROMPT]!r} with {reply[:_SHOWN_TEXT]!r} "
-            f"has {num_tokens} tokens; conversations of this server hold fewer, "
+            f"has {num_tokens} tokens; it must have fewer than "
             f"HANABI_MAX_MODEL_LEN={model.max_model_len}."
         )
     logprobs = await model.sampler.score(prompt_ids, reply_ids, adapter)
@@ -643,14 +644,14 @@ async def _score_reply(
 
 
 def _refused_by_template(what: str, error: TemplateError) -> SettingsError:
-    """Return the error for a conversation that the model's chat template does not take.
+    """Return the error for a conversation that the model's chat template rejects.
 
     Args:
         what: Name of the request, e.g. "reply request".
-        error: What the template said.
+        error: The template's error.
     """
     return SettingsError(
-        f"{what}: the chat template of this server's model refuses the conversation ({error}); "
+        f"{what}: the chat template of this server's model rejects the conversation ({error}); "
         'send system="" and put its text into the first prompt.'
     )
 
@@ -658,7 +659,7 @@ def _refused_by_template(what: str, error: TemplateError) -> SettingsError:
 def _late_game(
     requested: RequestedTask, game: int, progress: Progress, error: LateEpisodeError
 ) -> DroppedGame:
-    """Return a game that has not ended in time, with how far it has come."""
+    """Return a dropped game that did not finish in time, with its progress."""
     reason = f"{error}, {progress.num_turns} turns taken"
     logger.warning("%s, game %d: %s; it is dropped", requested.where, game, reason)
     task = requested.task
@@ -674,7 +675,7 @@ def _late_game(
 
 
 def _with_lesson_ids(episode: Episode, players: Sequence[Player]) -> Episode:
-    """Return a game whose lessons have the tokens of the players in its seats."""
+    """Return a game whose lessons are encoded with the tokenizers of its players."""
     served = [player if isinstance(player, ServedPlayer) else None for player in players]
     chats = [player.model.chat if player is not None else None for player in served]
     longest = [player.sampling.max_tokens for player in served if player is not None]
@@ -700,10 +701,9 @@ def _waiting_scores(wanted: ScoreRequest) -> Iterator[_WaitingScore]:
 
 
 def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Result]]) -> None:
-    """Raise a PartnerDownError when most games with a partner behind a URL were dropped.
+    """Raise a PartnerDownError if most games with a partner behind a URL were dropped.
 
-    The games that are left are no fair sample then: long games make more calls, and fail more
-    often.
+    The remaining games would be a biased sample: long games make more calls, and fail more often.
     """
     partners: dict[str, _PartnerGames] = {}
     for task, group in zip(tasks, played, strict=True):
@@ -718,13 +718,13 @@ def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Re
             raise PartnerDownError(
                 f"{url}: {len(games.dropped)} of {games.num_games} games with it were dropped, "
                 f"more than half, the first with: {games.dropped[0].reason} Make sure that it "
-                "answers (hanabi-grpo doctor --role server asks it), then give the same command, "
-                "in training with RESUME=latest."
+                "responds (hanabi-grpo doctor --role server checks it), then run the same command "
+                "again, in training with RESUME=latest."
             )
 
 
 async def _log_group(task: RequestedTask, games: Sequence[asyncio.Task[Result]]) -> None:
-    """Log one line on a task once all its games are played."""
+    """Log one line about a task when all its games are finished."""
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     seconds = time.perf_counter() - start
@@ -748,7 +748,7 @@ async def _log_group(task: RequestedTask, games: Sequence[asyncio.Task[Result]])
         len(episodes),
         f" ({num_dropped} dropped)" if num_dropped else "",
         (len(turns) - num_calls) / len(episodes),
-        f", {num_calls} calls of tools" if num_calls else "",
+        f", {num_calls} tool calls" if num_calls else "",
         num_bad,
         num_tokens / max(seconds, _MIN_SECONDS),
         " ".join(returns),
@@ -756,16 +756,13 @@ async def _log_group(task: RequestedTask, games: Sequence[asyncio.Task[Result]])
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error as one line of text that UTF-8 can hold.
-
-    It travels as JSON and ends up in logs.
-    """
+    """Return an error as one line of valid UTF-8 text, for JSON and logs."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return encodable(text[:_SHOWN_REASON])
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """Return the first error of ours inside an exception group, else the first error of all."""
+    """Return the first HanabiGrpoError in an exception group, or else the first error."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [_first_error(inner) for inner in error.exceptions]

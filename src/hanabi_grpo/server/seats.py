@@ -22,7 +22,7 @@ def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
     """Return the version of every adapter that a request needs.
 
     Raises:
-        VersionError: An adapter is asked for at two versions.
+        VersionError: An adapter is requested in two versions.
     """
     wanted: dict[str, int] = {}
     # Most tasks of a request have the same seats.
@@ -42,17 +42,17 @@ def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """Seats players at the tasks of one request.
+    """Assigns players to the seats of one request's tasks.
 
-    A script or adapter that sits at several tasks is one player.
+    A script or adapter in several tasks is a single player.
     """
 
     models: TeamModels
     sampling: SamplingConfig
     leased: Mapping[str, HeldAdapter]
-    """By adapter name, the version that is held for this request."""
+    """By adapter name, the version held for this request."""
     prompts: PromptTokens = field(default_factory=PromptTokens)
-    """Counts what the request gives the engine."""
+    """Counter of the request's prompt tokens."""
     own: bool = False
     """Whether the request is the session's trainer's."""
     made: dict[tuple[Setup[Any], SeatRef, int], Player] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Tables:
         players = []
         for seat, ref in enumerate(task.refs):
             player = player_name(seat)
-            # A base model is that of the seat's player; everybody else is the same in every seat.
+            # "base" is the base model of the seat's player; all others are the same in every seat.
             key = (setup, ref, id(self._model_of(ref, player)))
             if key not in self.made:
                 self.made[key] = self._make_player(setup, ref, player)
@@ -82,9 +82,9 @@ class Tables:
             return player
         if not have_same_tokens(player.model, scoring.model):
             raise SettingsError(
-                f"HANABI_TEACHER: {teacher.policy} and {name} have base models of other tokens, so "
-                "one cannot score what the other says; take a teacher on a model with the same "
-                "tokenizer and chat template."
+                f"HANABI_TEACHER: the base models of {teacher.policy} and {name} have different "
+                "tokens, so one cannot score the other's replies; choose a teacher on a model with "
+                "the same tokenizer and chat template."
             )
         return ScoredPlayer(player=player, teacher=scoring)
 
@@ -93,7 +93,7 @@ class Tables:
 
         Args:
             ref: The policy.
-            player: In whose seat; None: outside a game.
+            player: The player whose seat it is; None: outside a game.
         """
         if isinstance(ref, AdapterRef):
             return self.models.named(self.leased[ref.adapter].base)
@@ -120,10 +120,11 @@ class Tables:
 
         Args:
             seat: The reference.
-            player: In whose seat; None: outside a game.
+            player: The player whose seat it is; None: outside a game.
 
         Raises:
-            SettingsError: It is "base", of several base models, outside a game.
+            SettingsError: The reference is "base" outside a game, and there are several base
+                models.
         """
         return self._make_served(parse_seat(seat), player)
 

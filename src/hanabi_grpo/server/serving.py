@@ -1,4 +1,4 @@
-"""What the port answers: first that the server is starting, then the app, until the end."""
+"""Serving on the port: first the answer that the server is starting, then the app."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,22 @@ logger = logging.getLogger(__name__)
 
 _UNAVAILABLE = 503
 _RETRY_SECONDS = "2"
-"""After which a client asks again whether the server has started."""
+"""Seconds after which a client asks again whether the server has started."""
 _STOP_SECONDS = 5.0
-"""For the thread that answers while the engine starts to end."""
+"""Seconds for the thread that answers during the start to end."""
 _BACKLOG = 128
-"""Connections that the kernel keeps waiting, and that are accepted in one go."""
+"""Connections that may wait in the kernel's queue, and that are accepted at once."""
 _MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers; an upload's PEFT configuration is a header."""
+"""Maximum size of request line and headers; an upload's PEFT configuration is a header."""
 
 
 @contextlib.contextmanager
 def starting_server(listener: socket.socket) -> Iterator[None]:
     """Answer every request on a socket with 503 and `{"status": "starting", "seconds": …}`.
 
-    An engine takes minutes to start, on the main thread; without an answer a client cannot tell a
-    server that is starting from one that hangs. This one answers in a thread. Requests after the
-    block's end wait for what serves next on the socket.
+    An engine takes minutes to start on the main thread; without an answer, a client cannot tell a
+    starting server from one that hangs. This server answers in a thread. Requests after the end of
+    the block wait for the next server on the socket.
     """
     began = time.monotonic()
 
@@ -44,7 +44,7 @@ def starting_server(listener: socket.socket) -> Iterator[None]:
         body = {
             "status": STARTING,
             "seconds": seconds,
-            "detail": f"the server is starting, {seconds:.0f} s so far; ask again.",
+            "detail": f"the server is starting, {seconds:.0f} s so far; try again.",
         }
         headers = {"retry-after": _RETRY_SECONDS, "connection": "close"}
         response = JSONResponse(body, status_code=_UNAVAILABLE, headers=headers)
@@ -74,15 +74,15 @@ async def serve_until_dead(
     """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it.
 
     Args:
-        app: What answers.
+        app: The app to serve.
         listener: The socket.
         is_dead: Tells whether the engine is dead.
-        on_death: Called once when it is, before connections are closed.
+        on_death: Called once when the engine is dead, before connections are closed.
         poll: Seconds between two calls of `is_dead`.
-        graceful_seconds: For requests in flight at the end.
+        graceful_seconds: Seconds for requests in flight at the end.
 
     Returns:
-        True when the engine died.
+        True if the engine died.
     """
     server = Server(server_config(app, graceful_seconds=graceful_seconds))
     engine_died = False
@@ -93,7 +93,7 @@ async def serve_until_dead(
             await asyncio.sleep(poll)
         engine_died = True
         on_death()
-        logger.error("engine dead: requests are answered 503 until the server ends")
+        logger.error("engine dead: requests get status 503 until the server ends")
         server.should_exit = True
 
     watcher = asyncio.create_task(watch())
@@ -101,7 +101,7 @@ async def serve_until_dead(
         await server.serve(sockets=[listener])
     finally:
         watcher.cancel()
-        # Not awaited directly: its cancellation would look like that of Ctrl-C.
+        # Not awaited directly, since its cancellation would look like that of Ctrl-C.
         await asyncio.wait({watcher})
     return engine_died
 
@@ -110,17 +110,17 @@ def server_config(app: ASGIApp, *, graceful_seconds: int) -> uvicorn.Config:
     """Return uvicorn's configuration.
 
     Args:
-        app: What answers.
-        graceful_seconds: For requests in flight at the end.
+        app: The app to serve.
+        graceful_seconds: Seconds for requests in flight at the end.
     """
     return uvicorn.Config(
         app,
         http=limited_protocol(),
-        # Its errors of accept are what `Server` keeps out of the log.
+        # `Server` filters the accept errors of this loop from the log.
         loop="asyncio",
         backlog=_BACKLOG,
-        # uvicorn's own logging would first close every handler of the process, the run's file and
-        # absl's stream among them.
+        # uvicorn's own logging would first close every handler of the process, including the run's
+        # file and absl's stream.
         log_config=None,
         ws="none",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""Which trainer the server works for: one at a time, until it leaves or was silent for too long."""
+"""The trainer that the server works for: one at a time, until it leaves or is silent too long."""
 
 import hmac
 import logging
@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 NO_SESSION = "no trainer has opened a session on this server; open one first (POST /session/)."
 
 _SHOWN_ID = 8
-"""Characters of a trainer's id in messages: who knows the whole id is let in."""
+"""Characters of a trainer's id in messages: the whole id would grant access."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """The trainer that the server works for now."""
+    """The trainer that the server currently works for."""
 
     trainer: SessionRequest
-    """What the trainer said of itself."""
+    """The trainer's description of itself."""
     heard: float
     """Time of its last sign of life, in seconds of a monotonic clock."""
     released: bool = False
@@ -40,7 +40,7 @@ class Session:
         return _is_same_secret(wanted.secret, self.trainer.secret)
 
     def serves_the_same(self, wanted: SessionRequest) -> bool:
-        """Tell whether what this session pushed can be served on for a trainer."""
+        """Tell whether the versions that this session pushed can still be served for a trainer."""
         return (
             self.is_of_run(wanted)
             and self.trainer.adapters == wanted.adapters
@@ -49,13 +49,13 @@ class Session:
         )
 
     def __str__(self) -> str:
-        # It goes into the log, which every client may read.
+        # Used in the log, which every client may read.
         run = public_run(self.trainer.run_id)
         return f"run {run} (trainer {self.trainer.trainer_id[:_SHOWN_ID]})"
 
 
 class Ownership:
-    """Decides who may open, use and end a session."""
+    """Decides which trainer may open, use and end a session."""
 
     def __init__(self, timeout: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin without a session.
@@ -83,15 +83,14 @@ class Ownership:
         return self._clock() - self.session.heard
 
     def refuse_stranger(self, wanted: SessionRequest) -> None:
-        """Refuse a trainer while one of another run is alive.
+        """Reject a trainer while the session of another run is alive.
 
-        A second trainer of the same run folder is the first one's successor: the lock on the folder
-        says that the first is gone, so a resumed run need not wait until the server has noticed.
-        The folder's secret proves it.
+        A second trainer of the same run folder is the successor of the first: the lock on the
+        folder guarantees that the first is gone, so a resumed run need not wait until the server
+        notices. The folder's secret proves that it is the same run.
 
         Raises:
-            SessionError: Another run's session is alive; the message names that run and the ways
-                out.
+            SessionError: Another run's session is alive; the message names that run and what to do.
         """
         session = self.session
         if session is None or not self.is_alive or session.is_of_run(wanted):
@@ -109,7 +108,7 @@ class Ownership:
         )
 
     def open(self, wanted: SessionRequest) -> Session:
-        """Give the server to a trainer, or note that its trainer is there.
+        """Give the server to a trainer, or refresh its own session.
 
         Returns:
             The old session if it is this trainer's, else a new one.
@@ -128,20 +127,20 @@ class Ownership:
         return self.session
 
     def current(self) -> Session:
-        """Return the session that was opened last; its trainer may have left since.
+        """Return the latest session; its trainer may have left.
 
         Raises:
-            SessionError: There was none yet.
+            SessionError: There has been no session yet.
         """
         if self.session is None:
             raise SessionError(NO_SESSION)
         return self.session
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Check that a request is from the session's trainer; then it counts as a sign of life.
+        """Check that a request is from the session's trainer; it counts as a sign of life.
 
         Raises:
-            SessionError: It is not, or that trainer has released the server.
+            SessionError: It is from another trainer, or its trainer has released the server.
         """
         session = self._session_of(headers)
         if session.released:
@@ -160,7 +159,7 @@ class Ownership:
         return True
 
     def release(self, headers: Mapping[str, str]) -> None:
-        """End the session of a request's trainer; a second time is harmless. Raises as `check`."""
+        """End the session of a request's trainer; may be repeated. Raises as `check`."""
         session = self._session_of(headers)
         if not session.released:
             logger.info("session: %s has released this server", session)
@@ -171,8 +170,8 @@ class Ownership:
         run_id, trainer_id = read_session_headers(headers)
         if run_id is None or trainer_id is None:
             raise SessionError(
-                f"headers x-run-id={run_id!r} and x-trainer-id={trainer_id!r} must say which "
-                "trainer asks; both are those of POST /session/."
+                f"headers x-run-id={run_id!r} and x-trainer-id={trainer_id!r} must identify the "
+                "trainer; send the values of POST /session/."
             )
         trainer = session.trainer
         if run_id != trainer.run_id:
@@ -193,16 +192,16 @@ class Ownership:
 def versions_to_drop(
     session: Session | None, wanted: SessionRequest, served: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return which served versions a trainer that opens a session replaces.
+    """Return the served versions that are replaced when a trainer opens a session.
 
     Args:
-        session: The session so far.
-        wanted: What the trainer asks for.
-        served: Adapter to its served version.
+        session: The previous session.
+        wanted: The trainer's request.
+        served: Served version of each adapter.
 
     Returns:
-        Adapter to its version that is no longer served. For the same run, with the same adapters,
-        only what is newer than the checkpoint that it resumes from; for any other, everything.
+        The versions that are no longer served, by adapter. For the same run with the same adapters,
+        these are only the versions newer than the checkpoint that it resumes from; otherwise all.
 
     Raises:
         VersionError: The server holds newer versions of the trainer's run, and the trainer does not
@@ -219,8 +218,8 @@ def versions_to_drop(
         given = "none" if wanted.replaces is None else f"{wanted.replaces}"
         raise VersionError(
             f"this server holds {names} of this run; the trainer resumes at {wanted.version}: "
-            f"steps {wanted.version + 1}-{max(newer.values())} were not saved and would be made "
-            f"again. It must say so (replaces={newer}, got {given}). Or resume from a newer "
+            f"steps {wanted.version + 1}-{max(newer.values())} were not saved and would be "
+            f"repeated. To confirm, send replaces={newer} (got {given}). Or resume from a newer "
             "checkpoint, choose another OUTPUT_DIR, or restart the server."
         )
     if session.serves_the_same(wanted):
@@ -229,6 +228,6 @@ def versions_to_drop(
 
 
 def _is_same_secret(given: str, known: str) -> bool:
-    # A trainer's id or a run's secret opens the door, so the time of the comparison must not
-    # reveal its letters.
+    # A trainer's id or a run's secret grants access, so the time of the comparison must not reveal
+    # it.
     return hmac.compare_digest(given.encode(), known.encode())

@@ -1,10 +1,10 @@
 """HANABI_SLEEP: on a GPU that server and trainer share, the engine sleeps while the trainer learns.
 
-Asleep, it has moved its weights to the host's memory and given the cache back (vLLM's sleep level
-1). The rule is the trainer's: before the answer with a step's games leaves the server the engine is
-asleep, so the trainer may take the memory at once; and whatever the trainer asks for next wakes it.
-Calls of all others wait meanwhile. They are let in by the trainer's next request, or by themselves
-once its session is over.
+A sleeping engine has moved its weights to the host's memory and released its cache (vLLM's sleep
+level 1). The trainer has priority: the engine is asleep before the answer with a step's games
+leaves the server, so the trainer may use the memory at once, and the trainer's next request wakes
+it. Calls of all other clients wait in the meantime, until the trainer's next request or the end of
+its session.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from hanabi_grpo.rollout.sampler import (
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.5
-"""Time between two looks at whether the session is over, while a stranger's call waits."""
+"""Time between two checks whether the session is over, while another client's call waits."""
 
 
 class DozingSampler(Sampler, Protocol):
-    """An engine that can give its device's memory back for a while."""
+    """An engine that can release its device memory for a while."""
 
     async def sleep(self) -> None:
-        """Move the weights to the host and drop the cache; no call is in flight."""
+        """Move the weights to the host and drop the cache; no call may be in flight."""
 
     async def wake(self) -> None:
-        """Take the memory again; only then are there calls."""
+        """Allocate the memory again; no calls are made before that."""
 
 
 class SleepingSampler(Sampler):
@@ -54,7 +54,7 @@ class SleepingSampler(Sampler):
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._num_calls = 0
-        """Calls of the engine in flight."""
+        """Engine calls in flight."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._num_owners = 0
@@ -62,14 +62,14 @@ class SleepingSampler(Sampler):
         self._changing = asyncio.Lock()
         """Held while the engine falls asleep or wakes."""
         self._changes: set[asyncio.Task[None]] = set()
-        """Keeps them from being collected before they are done."""
+        """Keeps tasks from being garbage-collected before they are done."""
         self._failure = ""
-        """Why it sleeps for ever; "" while all is well."""
+        """Why the engine cannot wake up; "" if it can."""
         self.is_asleep = False
 
     @property
     def is_dead(self) -> bool:
-        """See `Sampler.is_dead`; an engine that cannot wake is dead, too."""
+        """See `Sampler.is_dead`; an engine that cannot wake up is dead too."""
         return bool(self._failure) or self._engine.is_dead
 
     @property
@@ -84,10 +84,10 @@ class SleepingSampler(Sampler):
 
     @contextlib.asynccontextmanager
     async def asked_by_trainer(self) -> AsyncIterator[None]:
-        """Keep the engine awake for a request of the session's trainer; afterwards it sleeps.
+        """Keep the engine awake for a request of the session's trainer; afterward it sleeps.
 
         Raises:
-            ServerError: It could not wake, or not fall asleep.
+            ServerError: The engine could not wake up or fall asleep.
         """
         self._num_owners += 1
         try:
@@ -95,19 +95,19 @@ class SleepingSampler(Sampler):
             yield
         finally:
             self._num_owners -= 1
-        # Not after a failure: nobody learns from that, and the next request comes at once.
+        # Not after a failure: there is nothing to learn from, and the next request comes at once.
         await self._to_the_end(self._fall_asleep())
 
     async def wake(self) -> None:
-        """Wake the engine; nothing happens where it is awake.
+        """Wake the engine; does nothing if it is awake.
 
         Raises:
-            ServerError: It cannot take its memory.
+            ServerError: The engine cannot allocate its memory.
         """
         await self._to_the_end(self._wake_up())
 
     async def _to_the_end(self, change: Coroutine[Any, Any, None]) -> None:
-        """Fall asleep or wake to the end, also for a client that has closed its connection."""
+        """Complete falling asleep or waking, even if the client has closed its connection."""
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
@@ -123,11 +123,11 @@ class SleepingSampler(Sampler):
             except Exception as error:
                 self._failure = (
                     f"the engine cannot wake up: it could not get its memory back ({error}); the "
-                    "server starts again or ends. Lower HANABI_GPU_MEMORY_UTILIZATION or "
+                    "server restarts or exits. Lower HANABI_GPU_MEMORY_UTILIZATION or "
                     "HANABI_TRAINER_MEMORY, or set HANABI_SLEEP=0."
                 )
                 logger.error(self._failure)
-                # Whoever waits finds a dead engine.
+                # Waiting calls continue, and find a dead engine.
                 self._is_open.set()
                 raise ServerError(self._failure) from error
             self.is_asleep = False
@@ -135,14 +135,14 @@ class SleepingSampler(Sampler):
             logger.info("engine: awake after %.1f s", time.monotonic() - start)
 
     async def _fall_asleep(self) -> None:
-        """Let no new call in, wait for those in flight, and put the engine to sleep."""
+        """Block new calls, wait for those in flight, and put the engine to sleep."""
         async with self._changing:
             if self.is_asleep or self._num_owners or self.is_dead:
                 return
             self._is_open.clear()
             try:
                 await self._is_idle.wait()
-                # The trainer may have asked again meanwhile.
+                # The trainer may have sent another request in the meantime.
                 if self._num_owners:
                     return
                 start = time.monotonic()
@@ -152,7 +152,7 @@ class SleepingSampler(Sampler):
             except Exception as error:
                 raise ServerError(
                     f"the engine could not be put to sleep ({error}); set HANABI_SLEEP=0 in both "
-                    "terminals, then give the same command, in training with RESUME=latest."
+                    "terminals, then run the same command again, in training with RESUME=latest."
                 ) from error
             finally:
                 if not self.is_asleep:
@@ -160,9 +160,9 @@ class SleepingSampler(Sampler):
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
-        """Wait until the engine is awake, and keep it so for one call."""
+        """Wait until the engine is awake, and keep it awake for one call."""
         while not self._is_open.is_set():
-            # A trainer that is gone wakes nobody.
+            # A trainer that is gone will not wake the engine.
             if self.is_asleep and not self._session_is_alive():
                 await self.wake()
                 continue
@@ -213,7 +213,7 @@ class SleepingSampler(Sampler):
 
     async def unload_adapter(self, number: int) -> None:
         """See `Sampler.unload_adapter`."""
-        # It writes to memory that a sleeping engine does not have.
+        # Unloading writes to memory that a sleeping engine does not have.
         async with self._call():
             await self._engine.unload_adapter(number)
 
@@ -227,7 +227,7 @@ async def engine_for_trainer(engine: Sampler, *, own: bool) -> AsyncIterator[Non
     """Keep an engine awake for a request, see `SleepingSampler.asked_by_trainer`.
 
     Args:
-        engine: The server's; one that never sleeps is always awake.
+        engine: The server's engine; for one that never sleeps, this does nothing.
         own: Whether the request is the session's trainer's.
     """
     if own and isinstance(engine, SleepingSampler):
@@ -238,10 +238,10 @@ async def engine_for_trainer(engine: Sampler, *, own: bool) -> AsyncIterator[Non
 
 
 async def wake_for_trainer(engine: EngineHealth) -> None:
-    """Wake an engine that may be asleep, before what the session's trainer asks of it.
+    """Wake an engine that may be asleep, before a request of the session's trainer.
 
     Raises:
-        ServerError: It cannot take its memory.
+        ServerError: The engine cannot allocate its memory.
     """
     if isinstance(engine, SleepingSampler):
         await engine.wake()

@@ -1,8 +1,8 @@
-"""Threads for reading requests, which would hold up the event loop.
+"""Threads for reading requests, which would block the event loop.
 
-Each kind of work has one thread, and guests' work never the same as that of the session's trainer.
-A guest can thus keep other guests waiting, but neither the trainer nor the event loop, and never
-takes a thread of asyncio's own pool, which uploads need.
+Each kind of work has one thread, and guests never share a thread with the session's trainer. So a
+guest can delay other guests, but neither the trainer nor the event loop, and it never takes a
+thread of asyncio's own pool, which uploads need.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Thread:
-    """One thread, which works through what it is given in order. Used from one event loop."""
+    """A single thread that runs calls in order. Used from one event loop."""
 
     def __init__(self, name: str) -> None:
         """Start nothing yet.
@@ -27,12 +27,12 @@ class Thread:
         self._pool = ThreadPoolExecutor(1, name)
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
-        """Call a function in the thread; a call that is cancelled before its turn is not made."""
+        """Call a function in the thread; a call cancelled before its turn is skipped."""
         call = partial(function, *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
-        """Let the thread end after its present call; the others are not made."""
+        """Let the thread end after its current call; pending calls are skipped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -42,9 +42,9 @@ class Threads:
     def __init__(self) -> None:
         """Start none yet."""
         self.sessions = Thread("sessions")
-        """Reads what trainers say of themselves, and makes the games that they claim."""
+        """Reads session requests of trainers, and builds the games that they claim."""
         self.people = Thread("scripts beside people")
-        """Moves of slow scripts in games that people play on the page."""
+        """Runs the moves of slow scripts in games that people play on the page."""
         self._requests = {own: Thread(_name("requests", own)) for own in (True, False)}
 
     def requests(self, *, own: bool) -> Thread:

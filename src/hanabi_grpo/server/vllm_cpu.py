@@ -1,7 +1,7 @@
-"""Our replacements inside vLLM's CPU build (0.32): LoRA, a finite KV cache, seeds, experts.
+"""Our replacements in vLLM's CPU build (0.32): LoRA, a finite KV cache, seeds, experts.
 
-Each replaces one stock method; `tests/conformance/test_vllm_cpu.py` compares it with the stock one
-and fails when a new vLLM works in another way.
+Each replaces one stock method; `tests/conformance/test_vllm_cpu.py` compares it with the stock
+method and fails if a new vLLM version works differently.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,21 +32,21 @@ stock_select_experts = unquantized_fused_moe_method.select_unquantized_moe_backe
 _stock_update = CPUAttentionBackendImpl.do_kv_cache_update
 
 _FEW_ROWS = 128
-"""Rows up to which one product with the zeros of `_join` is faster than one per slice."""
+"""Rows up to which one product with block-diagonal zeros is faster than one per slice."""
 _MAX_SLOT_SETS = 8
-"""Sets of slots whose joined weights are kept: a batch has the players that are to act in it."""
+"""Sets of slots whose joined weights are cached; a batch's set depends on the players to act."""
 _CACHED_SHAPES = 32
-"""Numbers of rows for which oneDNN keeps what it has prepared, as for vLLM's own layers."""
+"""Numbers of rows for which oneDNN caches its preparation, as for vLLM's own layers."""
 _IS_X86 = current_platform.get_cpu_architecture() is CpuArchEnum.X86
 _OFFSET_PER_DRAW = 4
-"""What vLLM takes from a generator's offset to take one draw back."""
+"""The amount that vLLM subtracts from a generator's offset to take back one draw."""
 _WORD = 2**64 - 1
 _UNUSED_BITS = 33
 """vLLM's kernel takes seeds of 31 bits."""
 
 
 def install() -> None:
-    """Replace the stock methods by ours."""
+    """Replace the stock methods with ours."""
     LoRAModelManager.activate_adapter = activate_adapter
     PunicaWrapperCPU.rows = _Rows((), None)
     PunicaWrapperCPU.update_metadata = update_metadata
@@ -59,9 +59,9 @@ def install() -> None:
 
 
 def select_experts(moe_config: FusedMoEConfig) -> Any:
-    """Choose the kernels of a mixture's experts as without adapters, which never cover them.
+    """Choose the kernels for a mixture's experts as without adapters, which never cover them.
 
-    With adapters vLLM chooses Triton's, which a CPU has not.
+    With adapters vLLM chooses Triton kernels, which a CPU does not have.
 
     Args:
         moe_config: vLLM's description of the layer.
@@ -77,13 +77,14 @@ def _update(
     kv_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Replace values that are not finite by zero on their way into the cache.
+    """Replace non-finite values with zero before they enter the cache.
 
-    The attention reads whole blocks and gives what lies behind a sequence's end a weight of zero.
-    Zero times NaN is NaN: the blocks of a sequence that overflowed would poison the sequence that
-    gets them next, also one with another adapter. The cached prefixes themselves are never shared:
-    vLLM keys them by the adapter's name and path, and ours are never used twice. A sequence that
-    overflowed still ends in logprobs that are not finite: its hidden states stay as they are.
+    The attention reads whole blocks and gives positions beyond a sequence's end a weight of zero.
+    Zero times NaN is NaN, so the blocks of a sequence that overflowed would corrupt the next
+    sequence that gets them, even one with a different adapter. The cached prefixes themselves are
+    never shared: vLLM keys them by the adapter's name and path, and ours are never used twice. A
+    sequence that overflowed still ends in non-finite logprobs, since its hidden states are left
+    unchanged.
     """
     finite_key = torch.nan_to_num(key, nan=0.0, posinf=0.0, neginf=0.0)
     finite_value = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
@@ -91,19 +92,19 @@ def _update(
 
 
 class SeedStream:
-    """The random numbers of one request with a seed, in the place of its `torch.Generator`.
+    """The random numbers of one request with a seed, in place of its `torch.Generator`.
 
-    vLLM takes a draw back when it belongs to a part of a prompt, by the generator's offset. torch's
-    generator for CPUs has none: it raises, and the engine core dies of that.
+    vLLM takes back draws for a partial prompt through the generator's offset. torch's CPU generator
+    has no offset: it raises an error, which kills the engine core.
 
     The numbers are SplitMix64 (Steele, Lea and Flood 2014), the mixing function of vLLM's own
-    kernel, at successive positions from the mixed seed on.
+    kernel, at successive positions starting from the mixed seed.
     """
 
     __slots__ = ("_key", "_offset")
 
     def __init__(self, seed: int) -> None:
-        """Begin the stream of a seed from 0 to 2⁶⁴ - 1."""
+        """Start the stream of a seed from 0 to 2⁶⁴ - 1."""
         self._key: int = _mix(seed)
         self._offset = 0
 
@@ -124,13 +125,13 @@ class SeedStream:
 
 def draw_seeds(streams: Iterable[SeedStream]) -> torch.Tensor:
     """Return the next number of each stream, from 0 to 2³¹ - 1, as a tensor of int64."""
-    # All at once: one by one they would take longer than the choice of the tokens.
+    # All at once: one by one they would take longer than sampling the tokens.
     numbers = np.array([stream.advance() for stream in streams], dtype=np.uint64)
     return torch.from_numpy((_mix(numbers) >> _UNUSED_BITS).astype(np.int64))
 
 
 def _mix(value: Any) -> Any:
-    """Return 64 bits, each of which depends on all bits of a number; of an array, of each."""
+    """Return 64 bits that each depend on all bits of a number; works elementwise on an array."""
     value = (value + 0x9E3779B97F4A7C15) & _WORD
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _WORD
@@ -138,7 +139,7 @@ def _mix(value: Any) -> Any:
 
 
 def add_request(self: InputBatch, request: CachedRequestState) -> int:
-    """Add a request to the batch, as vLLM does; its seed stays with it where it leaves the batch.
+    """Add a request to the batch, as vLLM does; it keeps its seed when it leaves the batch.
 
     Returns:
         Its row.
@@ -166,7 +167,7 @@ def sample(
         p: [rows] top-p; None: no row has one.
 
     Returns:
-        The tokens, and what vLLM returns of their distribution, of the whole one (`vllm_filter`).
+        The tokens, and vLLM's logits or logprobs, but of the whole distribution (`vllm_filter`).
     """
     whole = whole_logprobs(self, logits, k, p)
     if not generators:
@@ -189,12 +190,12 @@ def sample(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Which adapters a batch has, worked out once for all layers."""
+    """The adapters of a batch, computed once for all layers."""
 
     slots: tuple[int, ...]
-    """Ascending; those that no row uses are left out."""
+    """The slots that rows use, ascending."""
     others: torch.Tensor | None
-    """[tokens, 1, slots, 1], true where the slot is not the row's; None when all rows share one."""
+    """[tokens, 1, slots, 1], true where the slot is not the row's; None if all rows share one."""
 
 
 _Product = Callable[[torch.Tensor], torch.Tensor]
@@ -203,7 +204,7 @@ _Product = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(slots=True)
 class _Joined:
-    """The LoRA weights of one layer, of some slots, side by side."""
+    """The LoRA weights of some slots in one layer, concatenated."""
 
     dtype: torch.dtype
     down: _Product
@@ -219,9 +220,9 @@ class _Joined:
 def matmul(
     handler: _custom_ops.CPUDNNLGEMMHandler, x: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Multiply rows with a matrix as vLLM does, each by the same sums whatever is beside it.
+    """Multiply rows with a matrix as vLLM does, but with sums that do not depend on the batch.
 
-    oneDNN takes a single row as a vector, for which it adds up large matrices in another order.
+    oneDNN treats a single row as a vector, and sums over large matrices in a different order.
     """
     if x.numel() == handler.k:
         row = x.reshape(1, -1)
@@ -232,7 +233,7 @@ def matmul(
 
 
 class _OneDnnProduct:
-    """The product of rows with a matrix, by oneDNN, see `matmul`."""
+    """The product of rows with a matrix, computed by oneDNN, see `matmul`."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """Prepare a matrix, [hidden_in, width]."""
@@ -246,7 +247,7 @@ class _OneDnnProduct:
             # As in `matmul`.
             rows = rows.expand(2, -1)
         rows = rows.contiguous()
-        # What vLLM's `onednn_mm` does, in a third of its time: here products are small.
+        # Same as vLLM's `onednn_mm`, but takes a third of the time, since products are small here.
         product = rows.new_empty(len(rows), self._handler.n)
         self._multiply(product, rows, None, self._handler.handler_tensor)
         return product[:num_rows]
@@ -255,9 +256,9 @@ class _OneDnnProduct:
 def _product(weight: torch.Tensor) -> _Product:
     """Return the product of rows with a matrix, [hidden_in, width].
 
-    On x86 it is oneDNN's, whose sums do not depend on how many rows there are, nor on zeros in
-    between. MKL's do, with up to three rows and at odd numbers of rows, and on AMD's processors
-    they take twice as long.
+    On x86 it uses oneDNN, whose sums depend neither on the number of rows nor on zeros in between.
+    MKL's sums do, with up to three rows and with odd numbers of rows, and on AMD processors they
+    take twice as long.
     """
     if _custom_ops._supports_onednn and _IS_X86:
         return _OneDnnProduct(weight)
@@ -271,7 +272,7 @@ def update_metadata(
     *sizes: int,
     **kwargs: object,
 ) -> None:
-    """Note each row's adapter, as vLLM does before a forward pass, for `add_lora_linear`.
+    """Record each row's adapter before a forward pass, as vLLM does, for `add_lora_linear`.
 
     Args:
         self: vLLM's wrapper.
@@ -289,7 +290,7 @@ def update_metadata(
 
 
 def activate_adapter(self: LoRAModelManager, lora_id: int) -> bool:
-    """Copy an adapter into a slot, as vLLM does, and forget the weights joined before."""
+    """Copy an adapter into a slot, as vLLM does, and discard previously joined weights."""
     was_copied = stock_activate_adapter(self, lora_id)
     if was_copied:
         for wrapper in self.punica_wrapper_mapping.values():
@@ -311,12 +312,12 @@ def add_lora_linear(
 ) -> None:
     """Add each row's LoRA product to `y` in place.
 
-    Few matrix products do it for all adapters and slices of a layer. The stock op copies a weight
+    A few matrix products cover all adapters and slices of a layer. The stock op copies a weight
     matrix per token (`weights[token_indices]`), which costs far more than the product itself. A
-    batch holds few adapters of small rank, so every row is multiplied with all of them side by
-    side, and what belongs to another adapter than the row's own is set to zero in between. Slots
-    that no row uses are left out. In the others B must be finite, as `check_adapter` makes sure:
-    zero times infinity would reach other rows.
+    batch has few adapters of small rank, so every row is multiplied with all of them at once, and
+    the intermediate values of adapters other than the row's own are set to zero. Slots that no row
+    uses are skipped. In the others B must be finite, which `check_adapter` ensures: zero times
+    infinity would affect other rows.
 
     Args:
         self: vLLM's wrapper.
@@ -324,7 +325,7 @@ def add_lora_linear(
         x: [tokens, hidden_in], the layer's input.
         lora_a_stacked: Per slice [slots, 1, rank, hidden_in].
         lora_b_stacked: Per slice [slots, 1, slice width, rank].
-        scale: Factor on the product; PEFT's alpha / rank is already inside B.
+        scale: Factor on the product; PEFT's alpha / rank is already included in B.
         output_slices: Width of each slice.
         buffer: Not used.
         kwargs: Not used.
@@ -353,7 +354,7 @@ def add_lora_linear(
 
 
 def _scaled(product: torch.Tensor, scale: float) -> torch.Tensor:
-    # vLLM's own scale is inside B, so there is nothing to do as a rule.
+    # vLLM's own scale is included in B, so there is usually nothing to do.
     return product if scale == 1.0 else product.mul_(scale)
 
 
@@ -363,15 +364,15 @@ def _joined_weights(
     lora_b_stacked: tuple[torch.Tensor, ...],
     output_slices: tuple[int, ...],
 ) -> _Joined:
-    """Return a layer's joined weights for the slots of the batch, made once for each set of slots.
+    """Return a layer's joined weights for the slots of the batch, cached for each set of slots.
 
     Args:
-        wrapper: Keeps what was joined, until an adapter is copied into a slot.
+        wrapper: Keeps the joined weights until an adapter is copied into a slot.
         lora_a_stacked: As for `add_lora_linear`.
         lora_b_stacked: As for `add_lora_linear`.
         output_slices: Width of each slice.
     """
-    # An attribute of this wrapper, made by the first batch: slots to layer to weights.
+    # An attribute of the wrapper, created by the first batch: slots to layer to weights.
     by_slots = wrapper.__dict__.setdefault("joined", {})
     slots = wrapper.rows.slots
     layers = by_slots.get(slots)
@@ -380,7 +381,7 @@ def _joined_weights(
             oldest = next(iter(by_slots))
             del by_slots[oldest]
         layers = by_slots[slots] = {}
-    # The stacks live as long as their layer, so their identity names it.
+    # The stacks live as long as their layer, so their id identifies the layer.
     layer = id(lora_a_stacked)
     joined = layers.get(layer)
     if joined is None:

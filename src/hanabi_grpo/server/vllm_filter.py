@@ -1,10 +1,10 @@
-"""Logprobs of the whole distribution where vLLM (0.32, 0.33) draws from a part of it.
+"""Logprobs of the whole distribution when vLLM (0.32, 0.33) samples from a part of it.
 
-With `logprobs_mode=processed_logprobs` vLLM returns logprobs after the temperature and after top-p
-and top-k. The trainer computes the whole distribution, so what is returned here is what vLLM had
-before it left tokens out. `raw_logprobs` would be that at temperature 1 only.
+With `logprobs_mode=processed_logprobs` vLLM returns logprobs after temperature, top-p and top-k.
+The trainer computes the whole distribution, so our replacements return the logprobs after the
+temperature but before tokens are excluded. `raw_logprobs` would be the same only at temperature 1.
 
-`tests/conformance/test_vllm_filter.py` fails when a new vLLM works in another way.
+`tests/conformance/test_vllm_filter.py` fails if a new vLLM version works differently.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ stock_sample_random = Sampler._sample_random
 
 
 def install() -> None:
-    """Replace the stock methods of both of vLLM's model runners by ours."""
+    """Replace the stock methods of both of vLLM's model runners with ours."""
     TopKTopPSampler.forward_native = forward
     Sampler._sample_random = sample_random
 
@@ -26,9 +26,9 @@ def install() -> None:
 def whole_logprobs(
     sampler: TopKTopPSampler, logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return what the sampler shows of logits whose tokens `k` and `p` leave out.
+    """Return the sampler's logits or logprobs before `k` and `p` exclude tokens.
 
-    None where it shows nothing, or where no token is left out.
+    None: the sampler returns neither, or no token is excluded.
     """
     if k is None and p is None:
         return None
@@ -70,7 +70,7 @@ def sample_random(
     top_p: torch.Tensor | None,
     *further: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample as vLLM's second model runner does, see the module; it makes logprobs of the logits.
+    """Sample as vLLM's second model runner does, see the module; it computes logprobs from logits.
 
     Args:
         self: vLLM's sampler.
@@ -80,7 +80,7 @@ def sample_random(
         pos: See above.
         top_k: [rows] top-k; None: no row has one.
         top_p: [rows] top-p; None: no row has one.
-        *further: Passed on: `use_fused_sampler`, from 0.33 on behind `has_topp_only_rows`.
+        *further: Passed on: `use_fused_sampler`, since 0.33 after `has_topp_only_rows`.
     """
     whole = processed_logits
     if top_k is not None or top_p is not None:

@@ -1,7 +1,7 @@
-"""vLLM's log lines, in our form and without what it says at every start.
+"""vLLM's log lines, in our format and without the lines that recur at every start.
 
-vLLM configures its loggers in each of its processes from the file that VLLM_LOGGING_CONFIG_PATH
-names; ours, `vllm_logging.json`, names `make_handler`.
+In each of its processes, vLLM configures its loggers from the file in VLLM_LOGGING_CONFIG_PATH;
+ours, `vllm_logging.json`, uses `make_handler`.
 """
 
 import json
@@ -14,20 +14,20 @@ from pathlib import Path
 from hanabi_grpo.logs import CLOCK, KnownMessages, VisibleFormatter
 
 CONFIG = Path(__file__).with_name("vllm_logging.json")
-"""What VLLM_LOGGING_CONFIG_PATH is, unless somebody has set it."""
+"""Default of VLLM_LOGGING_CONFIG_PATH."""
 PYTHONWARNINGS = ",".join(
     (
-        # vLLM looks at all that torch has, and so at what torch has deprecated.
+        # vLLM inspects all of torch, including deprecated attributes.
         "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
-        # vLLM ends its processes before they have given back a semaphore; the kernel does.
+        # vLLM ends its processes before they release a semaphore; the kernel releases it.
         "ignore::UserWarning:multiprocessing.resource_tracker",
     )
 )
-"""What PYTHONWARNINGS is in the engine's processes, unless somebody has set it."""
+"""Default of PYTHONWARNINGS in the engine's processes."""
 _KNOWN = (
-    # Ours, read by both terminals.
+    # Our own variables, read in both terminals.
     "Unknown vLLM environment variable detected: VLLM_SERVER_",
-    # What our options ask for on a CPU, and what a CPU has not.
+    # Expected with our options on a CPU, and about features that a CPU lacks.
     "Enforce eager set, disabling torch.compile",
     "Inductor compilation was disabled by user settings",
     "Triton is not installed. triton-cpu is expected",
@@ -36,28 +36,28 @@ _KNOWN = (
     "Reset SSM cache type to float32",
     "libtcmalloc is not found in LD_PRELOAD",
     "libiomp is not found in LD_PRELOAD",
-    # HANABI_DTYPE asks for it.
+    # Requested by HANABI_DTYPE.
     "Attempted to load weight ",
-    # The way in which token ids are handed to vLLM 0.32's engine, and adapters' tokenizers, of
-    # which we have none.
+    # The way in which vLLM 0.32's engine gets token ids, and adapters' own tokenizers, which we do
+    # not use.
     "Passing raw prompts to InputProcessor is deprecated",
     "vLLM has deprecated support for supporting different tokenizers for different LoRAs",
 )
-"""Beginnings of lines that are dropped: the same at every start, and nobody can act on them."""
+"""Beginnings of lines that are dropped: they recur at every start and cannot be acted on."""
 
 
 def configure_early() -> None:
-    """Give vLLM's loggers our form before vLLM is imported.
+    """Configure vLLM's loggers before vLLM is imported.
 
-    vLLM (0.32) configures its loggers when an engine is built, and what it says during its import
-    would come out bare. Nothing happens where VLLM_LOGGING_CONFIG_PATH names another file.
+    vLLM (0.32) configures its loggers when an engine is built, so log lines during its import would
+    be unformatted. Does nothing if VLLM_LOGGING_CONFIG_PATH names another file.
     """
     if os.environ.get("VLLM_LOGGING_CONFIG_PATH") == str(CONFIG):
         logging.config.dictConfig(json.loads(CONFIG.read_text()))
 
 
 def make_handler() -> logging.Handler:
-    """Return the handler of vLLM's loggers, and set their level: that of VLLM_LOGGING_LEVEL."""
+    """Return the handler of vLLM's loggers, and set their level from VLLM_LOGGING_LEVEL."""
     level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING").upper()
     logging.getLogger("vllm").setLevel(level)
     handler = logging.StreamHandler(sys.stdout)

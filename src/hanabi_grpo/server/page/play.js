@@ -1,6 +1,6 @@
 "use strict";
 
-// The page of a person's game: what it knows it was told by the server, which tells only what the person's seat may know.
+// The page of a person's game. It knows only what the server sends, which is only what the person's seat may know.
 function start() {
   const find = (id) => document.getElementById(id);
   const session = { key: "", token: "", state: null, options: null, waiting: false };
@@ -27,7 +27,7 @@ function start() {
     if (session.key) headers.authorization = `Bearer ${session.key}`;
     const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), cache: "no-store" });
     const content = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Refused(answer.status, content.detail || `The server answers ${answer.status}.`);
+    if (!answer.ok) throw new Refused(answer.status, content.detail || `The server responded with status ${answer.status}.`);
     return content;
   }
 
@@ -40,12 +40,12 @@ function start() {
     for (const id of ["door", "setup", "game"]) find(id).hidden = !ids.includes(id);
   }
 
-  // What failed is said; a missing key is asked for, and a game that is gone leads to a new one.
+  // Show an error; ask for a missing key, and offer a new game if the current one is gone.
   function failed(error) {
     if (!(error instanceof Refused)) {
-      complain("The server does not answer. Is it still running?");
+      complain("The server does not respond. Check that it is still running.");
     } else if (error.status === 401) {
-      complain(session.key ? "That is not the key of this server." : "");
+      complain(session.key ? "That is not this server's key." : "");
       session.key = "";
       show("door");
       find("key").focus();
@@ -90,7 +90,7 @@ function start() {
     show("setup");
     const choice = find("choice");
     choice.replaceChildren();
-    const groups = [["of this server", true], ["others", false]];
+    const groups = [["this server's games", true], ["other games", false]];
     for (const [label, isOfServer] of groups) {
       const group = make("optgroup");
       group.label = label;
@@ -113,19 +113,19 @@ function start() {
     const game = session.options.games[Number(find("choice").value)];
     const seat = find("seat");
     seat.replaceChildren(...game.roles.map((role, index) => {
-      const option = make("option", "", `player_${index}${role === "player" ? "" : `, ${role}`}${index === 0 ? ", who begins" : ""}`);
+      const option = make("option", "", `player_${index}${role === "player" ? "" : `, ${role}`}${index === 0 ? ", moves first" : ""}`);
       option.value = index;
       return option;
     }));
     const partner = find("partner");
     partner.replaceChildren();
-    for (const [label, names] of [["models of this server", session.options.models], ["scripts", game.scripts]]) {
+    for (const [label, names] of [["this server's models", session.options.models], ["scripts", game.scripts]]) {
       const group = make("optgroup");
       group.label = label;
       group.append(...names.map((name) => make("option", "", name)));
       partner.append(group);
     }
-    // A tiny model knows the words of the server's own games alone.
+    // A tiny model knows only the words of the server's own games.
     if (!game.is_of_server && game.scripts.length) partner.value = game.scripts[0];
     partner.closest("p").hidden = game.roles.length === 1;
   }
@@ -191,7 +191,7 @@ function start() {
 
   async function send(move) {
     complain("");
-    // What is disabled loses the focus.
+    // Disabled elements lose the focus.
     const focused = document.activeElement;
     setIdle(true);
     try {
@@ -238,7 +238,7 @@ function start() {
     find("again").hidden = !isEnd;
     find("save").hidden = state.status !== "over";
     find("leave").textContent = isEnd ? "Another game" : "Leave this game";
-    // A phone would open its keyboard.
+    // Focusing would open the keyboard of a phone.
     if (isTurn && !matchMedia("(pointer: coarse)").matches) find("words").focus();
     else if (isEnd) find("status").focus();
   }
@@ -259,7 +259,7 @@ function start() {
       button.addEventListener("click", () => send(choice.reply));
       groups.get(choice.group).append(button);
     });
-    // While others move the buttons stay where they are.
+    // While others move, the buttons stay in place.
     if (scene) find("choices").replaceChildren(...groups.values());
   }
 
@@ -291,7 +291,7 @@ function start() {
     const parts = [facts, label("Fireworks"), fireworks];
     for (const hand of board.hands) parts.push(...handOf(board, hand));
     parts.push(label(board.discards.length ? "Discarded" : "Discarded: nothing"), discards);
-    parts.push(make("p", "key", "Under a card: the colours and ranks that hints leave possible; underlined: named by a hint. A frame: what the newest hint showed you."));
+    parts.push(make("p", "key", "Below each card: the colors and ranks still possible after all hints; underlined: named by a hint. A frame marks the cards that the latest hint to you named."));
     return parts;
   }
 
@@ -326,7 +326,7 @@ function start() {
       item.append(face, knownOf(board, card), make("div", "number", `slot ${slot}`));
       row.append(item);
     });
-    const who = hand.is_you ? "your hand, which you do not see" : "sees your cards, not these";
+    const who = hand.is_you ? "your hand, which you cannot see" : "sees your cards, but not these";
     return [label(who, hand.is_you ? "You:" : `${hand.player}:`), row];
   }
 

@@ -1,11 +1,12 @@
-"""The process that worker processes are forked from: it has imported what a worker needs.
+"""The process from which workers are forked, with the workers' modules already imported.
 
-A worker that starts by itself imports for a third of a second of CPU time. When an environment
-hangs now and then, that is paid for each time, in the middle of a step.
+A worker started from scratch spends a third of a second of CPU time on imports. If an environment
+hangs now and then, each new worker would cost that in the middle of a step.
 
 Started by `forking` as `python -m hanabi_grpo.server.workers.fork_server FD` with one end of a
-connected SOCK_SEQPACKET socket. It runs no code of an environment, has a single thread, and ends
-with the connection, its workers with it. A worker is killed when the process that forked it ends.
+connected SOCK_SEQPACKET socket. It does not run an environment's code, has a single thread, and
+ends with the connection, together with its workers. A worker is killed when the process that forked
+it ends.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from hanabi_grpo.server.workers.messages import (
 )
 
 _PRELOADED = ("numpy", "pyspiel")
-"""What most environments import."""
+"""Modules that most environments import."""
 
 
 class ForkServer:
@@ -53,12 +54,12 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, _do_nothing)
 
     def serve(self) -> socket.socket | None:
-        """Do what the rollout server asks for until it closes the connection.
+        """Handle the rollout server's messages until it closes the connection.
 
         Returns:
             In a child, the socket of the new worker; in the fork server None, at its end.
         """
-        # A connection that is closed while messages wait in it breaks, here or at the next send.
+        # A connection closed with unread messages raises an error, here or at the next send.
         with contextlib.suppress(ConnectionError):
             connection = self._serve_connection()
             if connection is not None:
@@ -67,7 +68,7 @@ class ForkServer:
         return None
 
     def _serve_connection(self) -> socket.socket | None:
-        """Return as `serve`; raises a ConnectionError where the connection breaks."""
+        """Return as `serve`; raise a ConnectionError if the connection breaks."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakeups, selectors.EVENT_READ)
@@ -88,12 +89,12 @@ class ForkServer:
                             return connection
                         connection.close()
                     case Kill(pid=pid):
-                        # Only of a child that has not been reaped: no other process has its number.
+                        # Only a child that has not been reaped: its number cannot be reused yet.
                         if pid in self._pids:
                             os.kill(pid, signal.SIGKILL)
 
     def _fork(self) -> bool:
-        """Fork, and tell whether this is the child."""
+        """Fork; return True in the child."""
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -130,11 +131,11 @@ class ForkServer:
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGCHLD: with a handler, Python writes to the wakeup descriptor."""
+    """Handle SIGCHLD: Python writes to the wakeup descriptor only if there is a handler."""
 
 
 def _reseed() -> None:
-    """Give a worker random numbers of its own; Python's `random` does so by itself."""
+    """Reseed NumPy in a worker; Python's `random` reseeds itself after a fork."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
@@ -143,7 +144,7 @@ def _reseed() -> None:
 def main() -> None:
     """Serve the connection whose descriptor is the first argument; in a child, be a worker."""
     die_with_parent(signal.SIGKILL)
-    # Ctrl-C goes to all processes of the terminal; the server ends its workers.
+    # Ctrl-C is sent to all processes of the terminal; the server ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_up_logging()
     # A process of several threads cannot be forked safely.

@@ -1,4 +1,4 @@
-"""The server's side of `fork_server`: starts it, and asks it for worker processes."""
+"""The server's side of `fork_server`: starts it, and requests worker processes."""
 
 import asyncio
 import os
@@ -31,11 +31,11 @@ class Child:
     """Negative: the number of the signal that ended it."""
 
     async def wait(self) -> int:
-        """Return the exit code when the process has ended."""
+        """Wait for the end of the process and return its exit code."""
         return await asyncio.shield(self.exit_code)
 
     def kill(self) -> None:
-        """End the process at once, if it lives."""
+        """Kill the process, if it is alive."""
         self.server.kill(self.pid)
 
 
@@ -43,7 +43,7 @@ class ForkServer:
     """A running fork server. Used from one event loop."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
-        """Listen to a process that has been started.
+        """Connect to a running process.
 
         Args:
             process: The fork server.
@@ -52,24 +52,24 @@ class ForkServer:
         self.process = process
         self._control = control
         self._forks: deque[asyncio.Future[int]] = deque()
-        """Requests without an answer, oldest first; the answer is a process number."""
+        """Pending requests, oldest first; the answer is a process id."""
         self._children: dict[int, Child] = {}
-        """Those whose end has not been reported, by process number."""
+        """Children whose end has not been reported, by process id."""
         self.is_closed = False
-        """It has ended, or is being ended: it makes no more children."""
+        """Whether it has ended, or is being ended: it forks no more children."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control, self._receive)
 
     @classmethod
     async def start(cls) -> "ForkServer":
-        """Start the process; what it has to import, the first fork waits for.
+        """Start the process without waiting for its imports; the first fork waits for them.
 
         Raises:
             OSError: The process cannot be started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        # What is importable here is importable there, however it came about.
+        # Everything that is importable here must be importable there.
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
             process = await asyncio.create_subprocess_exec(
@@ -92,10 +92,10 @@ class ForkServer:
         """Return a new worker process.
 
         Args:
-            connection: Its end of the connection to the pool. The caller closes it.
+            connection: The worker's end of the connection to the pool. The caller closes it.
 
         Raises:
-            OSError: There can be no further process, or the fork server has ended.
+            OSError: No further process can be created, or the fork server has ended.
         """
         if self.is_closed:
             raise ConnectionError("the fork server has ended")
@@ -105,7 +105,7 @@ class ForkServer:
         return self._children[await answer]
 
     def kill(self, pid: int) -> None:
-        """End a child, if it lives."""
+        """Kill a child, if it is alive."""
         if pid not in self._children or self.is_closed:
             return
         try:
@@ -144,7 +144,7 @@ class ForkServer:
             case Forked(pid=pid, problem=problem):
                 answer = self._forks.popleft()
                 if problem:
-                    error: OSError | None = OSError(f"no worker process can be forked: {problem}")
+                    error: OSError | None = OSError(f"cannot fork a worker process: {problem}")
                 else:
                     error = None
                     exit_code = self._loop.create_future()

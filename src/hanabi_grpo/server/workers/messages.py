@@ -1,4 +1,4 @@
-"""What the server and a worker process send each other: frames of MessagePack over a socket."""
+"""Messages between the server and a worker process: MessagePack frames over a socket."""
 
 import asyncio
 from typing import Any, TypeAlias
@@ -10,16 +10,16 @@ from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import Episode, Reply
 
 MAX_FORK_MESSAGE = 4096
-"""Bytes of a message to or from the fork server, at most."""
+"""Maximum bytes of a message to or from the fork server."""
 _LENGTH_BYTES = 4
-"""Of a frame's length, big endian, before its content."""
+"""Size of a frame's length, which precedes its content, big-endian."""
 
 
 class Start(Struct, frozen=True, kw_only=True, tag="start"):
     """To the worker: play an episode."""
 
     number: int
-    """Of the episode in this worker; every other message about it carries the same."""
+    """Number of the episode in this worker, also in all other messages about it."""
     env: str
     env_config: dict[str, Any]
     split: str
@@ -27,16 +27,16 @@ class Start(Struct, frozen=True, kw_only=True, tag="start"):
     game: int
     """Number within the task's group."""
     scripts: tuple[str | None, ...]
-    """Per seat the script that plays it in the worker; None: it is asked for in the server."""
+    """The script of each seat, which plays in the worker; None: the server replies for the seat."""
     teachers: tuple[SeatTeacher | None, ...]
-    """Per seat who teaches there, None where nobody does; empty: nobody is taught."""
+    """The teacher of each seat, None for none; empty: no seat has a teacher."""
     names: tuple[str, ...]
-    """Per seat the reference of its policy, for the record."""
+    """The policy reference of each seat, for the record."""
     instance_id: str
 
 
 class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
-    """To the worker: the reply that it asked for."""
+    """To the worker: the requested reply."""
 
     number: int
     seat: int
@@ -44,37 +44,37 @@ class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
 
 
 class Cancel(Struct, frozen=True, kw_only=True, tag="cancel"):
-    """To the worker: nobody waits for the episode any more."""
+    """To the worker: the episode is no longer needed."""
 
     number: int
 
 
 class Running(Struct, frozen=True, kw_only=True, tag="running"):
-    """From the worker: code of an episode begins to run; until `Resting` it may block."""
+    """From the worker: an episode's code starts running; until `Resting` it may block."""
 
     number: int
 
 
 class Resting(Struct, frozen=True, kw_only=True, tag="resting"):
-    """From the worker: that code has returned; also the first message, when it has started."""
+    """From the worker: the code has returned; also its first message after the start."""
 
 
 class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
-    """From the worker: a seat of a model has to reply, or is told what it says."""
+    """From the worker: a model's seat must reply, or is given its reply."""
 
     number: int
     seat: int
     message: str
     given: str | None = None
-    """The reply that its teacher gives in its place; None: the model makes one."""
+    """The teacher's reply for this turn; None: the model replies."""
     window: int | None
-    """Turns that the player remembers, see `EnvConfig.window`."""
+    """Number of turns that the player remembers, see `EnvConfig.window`."""
     follows_call: bool = False
     """Whether the message is the result of a tool, see `Observation.follows_call`."""
     num_turns: int
     """Turns of the episode so far."""
     rewards: tuple[float, ...]
-    """What each player has got so far."""
+    """Rewards of each player so far."""
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
@@ -104,11 +104,11 @@ class Kill(Struct, frozen=True, kw_only=True, tag="kill"):
 
 
 class Forked(Struct, frozen=True, kw_only=True, tag="forked"):
-    """From the fork server, in the order of the requests: there is a new worker."""
+    """From the fork server, in the order of the requests: a new worker was forked, or not."""
 
     pid: int
     problem: str = ""
-    """Why there is none."""
+    """Why the fork failed; "" if it succeeded."""
 
 
 class Exited(Struct, frozen=True, kw_only=True, tag="exited"):
@@ -139,17 +139,17 @@ def encode(message: ToForkServer | FromForkServer) -> bytes:
 
 
 def decode_to_fork_server(content: bytes) -> ToForkServer:
-    """Return the message that the fork server has got."""
+    """Decode a message to the fork server."""
     return _to_fork_server.decode(content)
 
 
 def decode_from_fork_server(content: bytes) -> FromForkServer:
-    """Return the message that the fork server has sent."""
+    """Decode a message from the fork server."""
     return _from_fork_server.decode(content)
 
 
 def write(writer: asyncio.StreamWriter, message: ToWorker | FromWorker) -> None:
-    """Send a message; what the socket does not take at once is kept until it does."""
+    """Send a message; bytes that the socket cannot take yet are buffered."""
     content = _encoder.encode(message)
     writer.write(len(content).to_bytes(_LENGTH_BYTES) + content)
 

@@ -1,10 +1,10 @@
-"""The server's side of worker processes: which worker plays what, and what becomes of a stuck one.
+"""The server's side of worker processes: assigns episodes to workers, and handles blocked ones.
 
-A worker that runs code of one episode for longer than its patience is *blocked*. Its other episodes
-move to another worker at once; from the first time on, one worker more than needed plays along, so
-that they need not wait for a new process. The episode itself may go on until the call has taken
-HANABI_CALL_TIMEOUT, or the episode HANABI_GAME_TIMEOUT; then the worker is killed. The clock of an
-episode stands still while it waits for a worker, or behind another episode's call.
+A worker that runs one episode's code for longer than its patience is *blocked*. Its other episodes
+move to another worker at once; after the first time this happens, a spare worker is kept, so that
+they do not have to wait for a new process. The blocking episode may continue until the call has
+taken HANABI_CALL_TIMEOUT, or the episode HANABI_GAME_TIMEOUT; then the worker is killed. An
+episode's time does not include waiting for a worker or for another episode's call.
 """
 
 import asyncio
@@ -45,37 +45,37 @@ from hanabi_grpo.types import Episode, Reply
 logger = logging.getLogger(__name__)
 
 PATIENCE = 0.05
-"""Seconds for which one episode may keep its worker from the others."""
+"""Seconds for which one episode may block its worker."""
 FIRST_PATIENCE = 10.0
 """The same for a worker's first call, which imports the environment."""
 MAX_BLOCKED = 4
-"""Processes that may exist for each worker, the blocked ones among them."""
+"""Maximum number of processes per worker, including blocked ones."""
 _START_SECONDS = 120.0
-"""For a new process to have imported what it needs."""
+"""Time limit for the start of a new process, including its imports."""
 _MAX_FAILED_STARTS = 3
-"""Processes in a row that end before they have started, after which episodes fail."""
+"""Consecutive processes that end during start-up, after which episodes fail."""
 _LOOK_SECONDS = 0.01
-"""Between two looks at what runs."""
+"""Time between two checks of the running calls."""
 
 
 class _MovedError(Exception):
-    """The episode has to go on in another worker."""
+    """The episode must continue in another worker."""
 
 
 class EpisodeFailedError(RuntimeError):
-    """An episode that ended with an exception of the environment, or with its worker."""
+    """The episode ended with an exception of the environment, or its worker died."""
 
 
 class LateEpisodeError(Exception):
-    """An episode that was not over in time."""
+    """The episode did not finish in time."""
 
 
 @contextlib.asynccontextmanager
 async def game_limit(seconds: float, *, of: float) -> AsyncIterator[None]:
-    """Raise a `LateEpisodeError` when the block takes longer.
+    """Raise a `LateEpisodeError` if the block takes longer.
 
     Args:
-        seconds: What is left of the game's time.
+        seconds: Remaining time of the game.
         of: HANABI_GAME_TIMEOUT, for the message.
     """
     limit = asyncio.timeout(seconds)
@@ -89,7 +89,7 @@ async def game_limit(seconds: float, *, of: float) -> AsyncIterator[None]:
 
 
 class _AskedMessage(Observation):
-    """What a model is told on its turn, as the worker has sent it: the message alone."""
+    """A model's observation as sent by the worker: only the message."""
 
     __slots__ = ("_follows_call", "_text")
 
@@ -106,13 +106,13 @@ class _AskedMessage(Observation):
         return self._follows_call
 
     def message(self) -> str:
-        """Return the message; the worker has chosen which one by `window`."""
+        """Return the message; the worker chose its kind by `window`."""
         return self._text
 
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One turn of a model's seat: what it was told, and its reply, once there is one."""
+    """One turn of a model's seat: its message, and its reply once there is one."""
 
     message: str
     reply: asyncio.Task[Reply]
@@ -120,7 +120,7 @@ class _Call:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Play:
-    """An episode in play, wherever it is."""
+    """An episode in progress, whichever worker plays it."""
 
     task: Task[Any]
     game: int
@@ -129,15 +129,15 @@ class _Play:
     teachers: tuple[SeatTeacher | None, ...]
     instance_id: str
     seats: tuple[PlayerSeat | None, ...]
-    """Per seat who replies in the server; None: a script in the worker."""
+    """For each seat, the player's seat in the server; None: a script in the worker."""
     progress: Progress
     calls: tuple[list[_Call], ...]
-    """Per seat its turns so far. They stay when the episode moves, so that it is played again by
-    the same replies."""
+    """The turns of each seat so far. They are kept when the episode moves, so that it is replayed
+    with the same replies."""
     num_asked: list[int]
-    """Per seat how many of these turns the present worker has asked for."""
+    """How many of these turns of each seat the current worker has requested."""
     result: "asyncio.Future[Episode]"
-    """What comes of it in the present worker."""
+    """Result of the episode in the current worker."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -147,23 +147,23 @@ class _Worker:
     process: Child
     writer: asyncio.StreamWriter
     for_session: bool
-    """Whether it plays for the session's trainer; else for guests."""
+    """Whether it plays for the session's trainer; otherwise for guests."""
     plays: dict[int, _Play] = field(default_factory=dict)
     """Its episodes by number."""
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it has started, and when it has ended."""
+    """Set when it has started or ended."""
     running: int | None = None
-    """Number of the episode whose code runs now."""
+    """Number of the episode whose code is running."""
     running_since: float = 0.0
     patience: float = FIRST_PATIENCE
     """Seconds of one call after which it counts as blocked."""
     is_closed: bool = False
-    """It has ended, or is being ended."""
+    """Whether it has ended, or is being ended."""
     watch: "asyncio.Task[None] | None" = None
-    """Reads what it sends."""
+    """Task that reads its messages."""
 
     def is_blocked(self, now: float) -> bool:
-        """Tell whether one episode keeps the worker from its others."""
+        """Tell whether one episode blocks the worker."""
         return self.running is not None and now - self.running_since > self.patience
 
 
@@ -177,28 +177,28 @@ class WorkerPool:
 
         Args:
             call_timeout: Seconds that one call of an environment or a script may take.
-            session_workers: Workers for the session's trainer. While one of them is blocked,
-                another may be started in its place.
-            guest_workers: Workers for everybody else.
+            session_workers: Number of workers for the session's trainer. While one of them is
+                blocked, another may be started in its place.
+            guest_workers: Number of workers for all other clients.
         """
         self._call_timeout = call_timeout
         self._limits = {True: session_workers, False: guest_workers}
         self._processes: list[_Worker] = []
-        """All that live, also those that are starting."""
+        """All live workers, including those that are starting."""
         self._workers: list[_Worker] = []
-        """Those that have started."""
+        """Workers that have started."""
         self._starting = {True: 0, False: 0}
-        """How many are being started, for the session and for guests."""
+        """Number of workers being started, for the session (True) and for guests (False)."""
         self._has_blocked = {True: False, False: False}
-        """Whether one has ever been blocked, of the session's and of the guests'."""
+        """Whether a worker of the session (True) or of guests (False) has ever been blocked."""
         self._failed_starts = 0
-        """How many in a row ended before they had started."""
+        """Number of consecutive failed starts."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._watcher: asyncio.Task[None] | None = None
         self._fork_server: ForkServer | None = None
         self._fork_server_lock = asyncio.Lock()
-        """Held while one is started."""
+        """Held while the fork server is being started."""
 
     async def play(
         self,
@@ -216,23 +216,23 @@ class WorkerPool:
     ) -> Episode:
         """Play one episode in a worker, as `rollout.loop.play_episode` does.
 
-        When its time is over, or the caller is cancelled, while code of the episode blocks its
-        worker, the worker is killed.
+        If the episode's time is up, or the caller is cancelled, while its code blocks the worker,
+        the worker is killed.
 
         Args:
-            task: Start of the episode.
-            players: One per seat; those of scripts are not asked.
-            scripts: Per seat the name of the script that plays it, None: a model.
-            teachers: Per seat who teaches there, None where nobody does; empty: nobody is taught.
+            task: The task that is played.
+            players: One per seat; scripts play in the worker instead.
+            scripts: The name of each seat's script; None: a model.
+            teachers: The teacher of each seat, None for none; empty: no seat has a teacher.
             game: Number of the episode within the task's group.
             names: The policy of each seat, for the record.
             instance_id: Identifier of the server process, for the record.
-            progress: Is kept up to date at every reply.
-            for_session: Whether the session's trainer asks.
+            progress: Updated at every reply.
+            for_session: Whether the request is the session's trainer's.
             timeout: Seconds that the episode may take.
 
         Raises:
-            LateEpisodeError: It was not over in time, or one of its calls did not return in time.
+            LateEpisodeError: The episode, or one of its calls, did not finish in time.
             EpisodeFailedError: The environment raised, or its process died.
             HanabiGrpoError: The environment or a player raised this error.
         """
@@ -262,7 +262,7 @@ class WorkerPool:
                     async with game_limit(remaining, of=timeout):
                         return await self._play_in(worker, play)
                 except _MovedError:
-                    # What came after was another episode's time.
+                    # The time after that belongs to another episode's call.
                     remaining -= max(0.0, worker.running_since - start)
         finally:
             calls = [call.reply for seat_calls in play.calls for call in seat_calls]
@@ -271,7 +271,7 @@ class WorkerPool:
             await asyncio.gather(*calls, return_exceptions=True)
 
     async def _play_in(self, worker: _Worker, play: _Play) -> Episode:
-        """Play an episode in one worker; raises `_MovedError` when it has to go on elsewhere."""
+        """Play an episode in one worker; raise `_MovedError` if it must continue elsewhere."""
         number = next(self._numbers)
         play.num_asked = [0] * len(play.seats)
         play.result = asyncio.get_running_loop().create_future()
@@ -289,7 +289,7 @@ class WorkerPool:
             instance_id=play.instance_id,
         )
         try:
-            # Fails where MessagePack has no such value, e.g. a whole number of more than 64 bits.
+            # Fails for values that MessagePack cannot encode, e.g. integers of more than 64 bits.
             write(worker.writer, start)
             return await play.result
         except asyncio.CancelledError:
@@ -303,7 +303,7 @@ class WorkerPool:
 
     def _kill_blocked(self, worker: _Worker, play: _Play) -> None:
         logger.warning(
-            "worker %d: killed, because a call of %s has not returned for %.1f s",
+            "worker %d: killed because a call of %s has not returned for %.1f s",
             worker.process.pid,
             play.task.environment.name,
             time.monotonic() - worker.running_since,
@@ -311,15 +311,15 @@ class WorkerPool:
         self._end(worker)
 
     async def _choose(self, for_session: bool) -> _Worker:
-        """Return the worker with the fewest episodes that is not blocked; starts some if needed.
+        """Return the unblocked worker with the fewest episodes; start workers if needed.
 
-        Where one has been blocked before, one more than the limit plays along: when another is
+        Once a worker has been blocked, a spare worker beyond the limit is kept: when another is
         blocked, its episodes move there without waiting for a new process.
 
-        Waits while those that may exist are starting or blocked.
+        Waits while all allowed workers are starting or blocked.
 
         Raises:
-            EpisodeFailedError: New processes end before they have started.
+            EpisodeFailedError: New processes end during start-up.
         """
         limit = self._limits[for_session]
         while True:
@@ -342,13 +342,13 @@ class WorkerPool:
                 return min(free, key=lambda worker: len(worker.plays))
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise EpisodeFailedError(
-                    f"{self._failed_starts} worker processes died during start-up; the "
-                    "server's log says why"
+                    f"{self._failed_starts} worker processes died during start-up; see the "
+                    "server's log"
                 )
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _start(self, for_session: bool) -> None:
-        """Start a worker, and let it be chosen once it is ready."""
+        """Start a worker, and make it available once it is ready."""
         worker = None
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -356,7 +356,7 @@ class WorkerPool:
                 await worker.is_ready.wait()
             if worker.is_closed:
                 raise EpisodeFailedError("the process ended")
-        except Exception as error:  # of the operating system, or what ended the process
+        except Exception as error:  # from the operating system, or because the process ended
             self._failed_starts += 1
             logger.warning("a worker process did not start: %s: %s", type(error).__name__, error)
             if worker is not None:
@@ -385,14 +385,14 @@ class WorkerPool:
         return worker
 
     async def _running_fork_server(self) -> ForkServer:
-        """Return the process that workers are forked from; starts one where none lives."""
+        """Return the process from which workers are forked; start one if none is alive."""
         async with self._fork_server_lock:
             if self._fork_server is None or self._fork_server.is_closed:
                 self._fork_server = await ForkServer.start()
             return self._fork_server
 
     async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
-        """Do what a worker's messages say, until it ends."""
+        """Handle a worker's messages until it ends."""
         while True:
             try:
                 message = await read_from_worker(reader)
@@ -416,7 +416,7 @@ class WorkerPool:
                 play.result.set_exception(_MovedError())
 
     def _fail_running(self, worker: _Worker, error: msgspec.DecodeError) -> None:
-        """End the episode whose code has just made a message that is none, e.g. by its result."""
+        """End the episode whose code has just caused an invalid message, e.g. by its result."""
         play = worker.plays.get(worker.running) if worker.running is not None else None
         if play is not None and not play.result.done():
             name = play.task.environment.name
@@ -446,7 +446,7 @@ class WorkerPool:
                     play.result.set_exception(_error(message))
 
     def _ask(self, worker: _Worker, play: _Play, ask: Ask) -> None:
-        """Ask a seat in the server, or take the reply that it gave before the episode moved."""
+        """Request a reply from a seat, or reuse the one from before the episode moved."""
         play.progress.num_turns = ask.num_turns
         play.progress.rewards = list(ask.rewards)
         calls = play.calls[ask.seat]
@@ -455,7 +455,7 @@ class WorkerPool:
         if index == len(calls):
             seat = play.seats[ask.seat]
             if seat is None:
-                raise RuntimeError(f"seat {ask.seat} is a script's, which the worker plays itself")
+                raise RuntimeError(f"seat {ask.seat} is a script, which the worker plays itself")
             seen = _AskedMessage(ask)
             made = seat.reply(seen) if ask.given is None else _say(seat, seen, ask.given)
             reply = asyncio.ensure_future(made)
@@ -463,8 +463,8 @@ class WorkerPool:
         call = calls[index]
         if call.message != ask.message:
             reason = (
-                f"{play.task.environment.name}: the same task and replies gave another message "
-                f"to seat {ask.seat} when the episode was played again"
+                f"{play.task.environment.name}: the same task and replies gave a different message "
+                f"to seat {ask.seat} when the episode was replayed"
             )
             if not play.result.done():
                 play.result.set_exception(EpisodeFailedError(reason))
@@ -483,7 +483,7 @@ class WorkerPool:
         call.reply.add_done_callback(answer)
 
     async def _watch_blocked(self) -> None:
-        """Move episodes away from workers that another one blocks, and end calls that hang."""
+        """Move episodes away from blocked workers, and end calls that hang."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
@@ -498,10 +498,10 @@ class WorkerPool:
                     self._end_call(worker)
 
     def _end_call(self, worker: _Worker) -> None:
-        """Kill a worker whose present call has taken too long, and end the call's episode."""
+        """Kill a worker whose current call has taken too long, and end the call's episode."""
         play = worker.plays.get(worker.running) if worker.running is not None else None
         if play is None:
-            # Its episode was cancelled; what is left of it holds the worker.
+            # The call's episode was cancelled, but its code still blocks the worker.
             self._end(worker)
             return
         self._kill_blocked(worker, play)
@@ -538,12 +538,12 @@ class WorkerPool:
 
 async def _say(seat: PlayerSeat, seen: Observation, text: str) -> Reply:
     if not isinstance(seat, SayingSeat):
-        raise RuntimeError(f"a {type(seat).__name__} says nothing but what it chooses itself")
+        raise RuntimeError(f"a {type(seat).__name__} cannot be given its reply")
     return await seat.say(seen, text)
 
 
 def _error(failed: Failed) -> Exception:
-    """Return what a worker's error is here: one of ours by its class, else what it was called."""
+    """Return a worker's error: a HanabiGrpoError by its class, else an EpisodeFailedError."""
     kind = getattr(errors, failed.kind, None)
     if isinstance(kind, type) and issubclass(kind, HanabiGrpoError):
         return kind(failed.message)

@@ -1,4 +1,4 @@
-"""The worker process: plays episodes side by side, and says whose code is running.
+"""The worker process: plays episodes concurrently, and reports whose code is running.
 
 Forked by `fork_server` with a connected socket. It ends with the connection, and is killed with the
 fork server.
@@ -39,15 +39,15 @@ _episode: ContextVar[int | None] = ContextVar("_episode", default=None)
 
 
 class ExitError(Exception):
-    """Code of an episode wanted to end the process, by sys.exit() or as Ctrl-C does."""
+    """An episode's code tried to end the process, with sys.exit() or a KeyboardInterrupt."""
 
 
 class _Announced(Coroutine[Any, Any, Any]):
     """A coroutine of an episode that tells the server when its code runs and when it rests.
 
-    asyncio runs a coroutine by `send` until it waits for something; in between the code of the
-    environment runs, which may never come back. What would end asyncio's loop, and with it every
-    episode of this process, is an error of the one episode.
+    asyncio runs a coroutine with `send` until it waits for something; in between, the environment's
+    code runs, which may never return. Exceptions that would end asyncio's loop, and with it every
+    episode of this process, become an error of this episode.
     """
 
     def __init__(self, inner: Coroutine[Any, Any, Any], worker: "Worker", number: int) -> None:
@@ -104,7 +104,7 @@ class _AskedSeat:
         return await self._ask(seen, None)
 
     async def say(self, seen: Observation, text: str) -> Reply:
-        """Send the player's message and what it says, and wait for that as a reply."""
+        """Send the player's message with a given reply, and wait for the resulting reply."""
         return await self._ask(seen, text)
 
     async def _ask(self, seen: Observation, given: str | None) -> Reply:
@@ -129,7 +129,7 @@ class Worker:
         self._writer = writer
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[Reply]] = {}
-        """By episode and seat, who waits for a reply."""
+        """Pending replies, by episode and seat."""
 
     def send(self, message: Running | Resting | Ask | Ended | Failed) -> None:
         """Send a message to the server."""
@@ -147,7 +147,7 @@ class Worker:
             del self._waiting[key]
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Do what the server asks for until it closes the connection."""
+        """Handle the server's messages until it closes the connection."""
         loop = asyncio.get_running_loop()
         loop.set_task_factory(self._make_task)
         self.send(Resting())
@@ -169,7 +169,7 @@ class Worker:
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
     ) -> "asyncio.Task[Any]":
-        """Make a task; one that is made by code of an episode is announced as that episode's."""
+        """Create a task; tasks created by an episode's code are announced as that episode's."""
         number = _episode.get()
         if number is not None:
             coroutine = _Announced(coroutine, self, number)
@@ -181,11 +181,11 @@ class Worker:
         except asyncio.CancelledError as error:
             running = asyncio.current_task()
             if running is None or not running.cancelling():
-                # The server has cancelled nothing, and waits.
+                # The server did not cancel the episode, and waits for its result.
                 self._fail(start.number, error)
         except (SystemExit, KeyboardInterrupt) as error:
             self._fail(start.number, _exit_error(error))
-        except Exception as error:  # whatever an environment of another package raises
+        except Exception as error:  # any error of an environment from another package
             self._fail(start.number, error)
         finally:
             del self._episodes[start.number]
@@ -219,7 +219,7 @@ def _exit_error(error: BaseException) -> ExitError:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the text of an exception of another package, as it can be sent."""
+    """Return the text of another package's exception in a form that can be sent."""
     try:
         return encodable(str(error))
     except Exception:
@@ -232,5 +232,5 @@ async def _run(connection: socket.socket) -> None:
 
 
 def run(connection: socket.socket) -> None:
-    """Play what the server at the other end of a socket sends, until it closes the connection."""
+    """Play the episodes that the server sends over a socket, until it closes the connection."""
     asyncio.run(_run(connection))
