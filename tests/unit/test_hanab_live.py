@@ -465,7 +465,7 @@ def test_games_are_imported_by_board_and_those_that_cannot_be_replayed_counted(
     assert CliRunner().invoke(app, ["view", str(out), "--html", str(page)]).exit_code == 0
     assert "Ann" in page.read_text()
     again = invoke(exports, "--out", out, "--bad", "skip")
-    assert (again.exit_code, "full-2.jsonl exists already" in again.stderr) == (2, True)
+    assert (again.exit_code, "full-2.jsonl already exists" in again.stderr) == (2, True)
 
 
 def test_a_name_with_half_a_character_is_written_with_a_question_mark(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
         (["iggi", "--env", "kuhn"], "iggi"),
         (["iggi", "--seed", "-1"], "Invalid value for '--seed'"),
         (["iggi", "--temperature", "nan"], "--temperature nan: must be 0 (greedy) or more"),
-        (["iggi", "--out", "there.jsonl"], "there.jsonl: exists already"),
+        (["iggi", "--out", "there.jsonl"], "there.jsonl: already exists"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_move(

@@ -162,7 +162,7 @@ def _write(out: Path, recordings: Sequence[Recording], say: Callable[[str], None
     """Write a file for each board and number of players.
 
     Raises:
-        SettingsError: A file exists already or cannot be written.
+        SettingsError: A file already exists or cannot be written.
     """
     by_file: dict[Path, list[Recording]] = {}
     for recording in recordings:
@@ -171,7 +171,7 @@ def _write(out: Path, recordings: Sequence[Recording], say: Callable[[str], None
         by_file.setdefault(file, []).append(recording)
     for file in by_file:
         if file.exists():
-            raise SettingsError(f"--out {out}: {file.name} exists already; choose another folder.")
+            raise SettingsError(f"--out {out}: {file.name} already exists; choose another folder.")
     for file, games in by_file.items():
         write_recordings(file, games)
         score = fmean(recording.episode.result["score"] for recording in games)

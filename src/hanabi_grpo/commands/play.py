@@ -106,7 +106,7 @@ def play(
     else:
         target = out
     if target.exists():
-        raise SettingsError(f"--out {target}: exists already; choose another name or remove it.")
+        raise SettingsError(f"--out {target}: already exists; choose another name or remove it.")
     print_lines = sayer(console)
 
     def say(text: str) -> None:
