@@ -232,7 +232,7 @@ def test_adapters_on_experts_are_refused_before_anything_is_played(
     model = made_mixture()
     with pytest.raises(SettingsError, match=r"\(down_proj, gate_up_proj, weight\)") as refused:
         Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
-    assert "Take another model" in str(refused.value)
+    assert "Choose another model" in str(refused.value)
 
 
 def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:

@@ -162,7 +162,7 @@ def test_shares_of_a_return_that_adds_up_to_nothing_are_refused() -> None:
     kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
     for name in MIXERS:
         with pytest.raises(
-            SettingsError, match=f"HANABI_ADVANTAGE={name}: .*kuhn_poker.*take ippo, mappo"
+            SettingsError, match=f"HANABI_ADVANTAGE={name}: .*kuhn_poker.*set ippo, mappo"
         ):
             check_payoffs(Settings(advantage=name), [SETUP, kuhn])
         check_payoffs(Settings(advantage=name), [SETUP])

@@ -77,5 +77,5 @@ def test_the_site_shows_the_docstrings(tmp_path: Path) -> None:
         check=True,
     )
     page = (tmp_path / "api.html").read_text(encoding="utf-8")
-    assert "Play held-out tasks with one lineup or several" in page
+    assert "Evaluate one or more lineups on held-out tasks" in page
     assert "Number of held-out tasks, each played in every seat order." in page

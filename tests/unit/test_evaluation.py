@@ -495,7 +495,7 @@ def test_a_part_of_all_starts_is_refused() -> None:
     with pytest.raises(SettingsError, match="30 tasks are not all of laptop; play 2240"):
         evaluate_lineup(IGGI, LAPTOP, 30, suite="eval-all-starts")
     full = EnvConfig(preset="full").spec()
-    with pytest.raises(GameParameterError, match="boards that deal all of them; full has"):
+    with pytest.raises(GameParameterError, match="small enough to deal all their decks; full has"):
         numbered_deck(full, 0)
 
 

@@ -136,7 +136,7 @@ def test_a_warm_start_with_it_resumes_bit_by_bit(
     whole = tmp_path / "whole"
     run(make_start(base, whole, batch=32))
     stopped = tmp_path / "stopped"
-    with pytest.raises(StoppedError, match="of 4, kept in"):
+    with pytest.raises(StoppedError, match="of 4, saved in"):
         run(make_start(base, stopped, batch=32), calls=42)
     run(make_start(base, stopped, batch=32, resume=True))
     model = Path("model") / "model.safetensors"

@@ -189,7 +189,7 @@ def demo(launch: Runner, checkout: Path, command_line: Path) -> Runner:
     """Run the demo with a command line that logs its calls to the file `called`."""
     write_program(
         command_line,
-        'echo "$1 $MODEL $SEED" >> called; [ "$1" != serve ] || exec sleep 60',
+        'echo "$1 $MODEL $SEED" >> called; [ "$1" != serve ] || exec sleep 600',
     )
     # In the place of the wait for the server: it ends when the server, which starts beside it, has
     # begun.
@@ -225,7 +225,7 @@ def test_the_plain_demo_trains_another_shipped_model_with_the_defaults(
     write_program(
         command_line,
         'echo "$1 $MODEL ${HANABI_TEACHER:-} ${HANABI_MEMORY:-} ${LEARNING_RATE:-}" >> called\n'
-        '[ "$1" != serve ] || exec sleep 60',
+        '[ "$1" != serve ] || exec sleep 600',
     )
     demo(DEMO_PLAIN="yes")
     assert "train data/tiny-model   " in (checkout / "called").read_text().splitlines()
@@ -246,7 +246,7 @@ def test_the_demo_makes_a_model_where_none_is_shipped(
 ) -> None:
     write_program(
         command_line,
-        'echo "$1 $MODEL ${HANABI_TEACHER:-none}" >> called; [ "$1" != serve ] || exec sleep 60',
+        'echo "$1 $MODEL ${HANABI_TEACHER:-none}" >> called; [ "$1" != serve ] || exec sleep 600',
     )
     demo(DEMO_OUT="out", **environ)
     assert (checkout / "called").read_text().splitlines()[0] == expected
@@ -258,7 +258,7 @@ def test_the_demo_and_the_command_demo_have_the_same_settings(
     write_program(
         command_line,
         'echo "$1" >> called; [ "$1" != train ] || env > settings\n'
-        '[ "$1" != serve ] || exec sleep 60',
+        '[ "$1" != serve ] || exec sleep 600',
     )
     demo()
     lines = (checkout / "settings").read_text().splitlines()
@@ -316,7 +316,7 @@ def test_settings_of_dotenv_hold_in_a_demo_too(
     write_program(
         command_line,
         'echo "$1 ${LEARNING_RATE:-} ${NUM_GENERATIONS:-} ${HANABI_TASKS_PER_STEP:-}" >> called\n'
-        '[ "$1" != serve ] || exec sleep 60',
+        '[ "$1" != serve ] || exec sleep 600',
     )
     # It asks Python what .env holds.
     python = checkout / ".venv" / "bin" / "python"
@@ -333,7 +333,7 @@ def test_the_server_of_a_demo_listens_where_the_demo_looks_for_it(
 ) -> None:
     write_program(
         command_line,
-        'echo "$1 $HANABI_HOST $VLLM_SERVER_HOST" >> called; [ "$1" != serve ] || exec sleep 60',
+        'echo "$1 $HANABI_HOST $VLLM_SERVER_HOST" >> called; [ "$1" != serve ] || exec sleep 600',
     )
     demo(HANABI_HOST="10.0.0.7", VLLM_SERVER_HOST="gpu7:8001")
     assert (checkout / "called").read_text().splitlines()[0] == "serve 127.0.0.1 127.0.0.1"
@@ -343,7 +343,7 @@ def test_ctrl_c_while_the_demo_makes_its_model_leaves_nothing_running(
     launch: Runner, checkout: Path, command_line: Path, start_process: Callable[..., Any]
 ) -> None:
     # What a script starts in the background ignores the terminal's SIGINT.
-    write_program(command_line, 'echo "$$" > making; mv making made_by; exec sleep 60')
+    write_program(command_line, 'echo "$$" > making; mv making made_by; exec sleep 600')
     demo = start_process(
         ["bash", str(checkout / "tools" / "demo.sh")],
         env={"PATH": "/usr/bin:/bin", "DEMO_ENV": "debate", "DEMO_PORT": "1"},
@@ -375,7 +375,7 @@ def test_an_interrupted_demo_continues_from_its_last_checkpoint(
     assert "DEMO_RESUME=yes" in refused.stderr
     write_program(
         command_line,
-        'echo "$1 $2 ${RESUME:-}" >> called; [ "$1" != serve ] || exec sleep 60',
+        'echo "$1 $2 ${RESUME:-}" >> called; [ "$1" != serve ] || exec sleep 600',
     )
     demo(DEMO_OUT="out", DEMO_RESUME="yes")
     assert (checkout / "called").read_text().splitlines() == [

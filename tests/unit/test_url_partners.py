@@ -543,7 +543,7 @@ def test_the_doctor_asks_each_url_for_its_models() -> None:
         ]
         checks = find(partner_url_checks, HANABI_PARTNER_URLS=",".join(urls))
     assert [check.status for check in checks] == ["ok", "warn", "fail", "fail"]
-    assert "lists org/model:1, and not org/model:1x" in checks[1].finding
+    assert "lists org/model:1, but not org/model:1x" in checks[1].finding
     assert "not reached (ConnectError" in checks[2].finding
     assert "data" in checks[3].finding
     # What is to be typed keeps the other URLs, and a shell reads it as one word.

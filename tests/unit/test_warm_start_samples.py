@@ -392,7 +392,9 @@ def test_games_of_another_board_or_environment_are_refused(tmp_path: Path, name:
     mini = Setup(HANABI, LAPTOP.model_copy(update={"preset": "mini"}))
     setup = mini if name == "mini" else POKER
     write_recordings(tmp_path / "games.jsonl", [Recording(episode=script_episode())])
-    with pytest.raises(SettingsError, match=rf"a game of laptop .* with 2 players, wanted {name}"):
+    with pytest.raises(
+        SettingsError, match=rf"a game of laptop .* with 2 players, expected {name}"
+    ):
         read(tmp_path, setup=setup)
 
 

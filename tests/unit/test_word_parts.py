@@ -129,7 +129,7 @@ def test_a_warm_start_with_parts_resumes_bit_by_bit(base: Path, tmp_path: Path) 
     whole = tmp_path / "whole"
     run(make_start(base, whole))
     stopped = tmp_path / "stopped"
-    with pytest.raises(StoppedError, match="of 4, kept in"):
+    with pytest.raises(StoppedError, match="of 4, saved in"):
         run(make_start(base, stopped), calls=42)
     run(make_start(base, stopped, resume=True))
     assert tensors(stopped) == tensors(whole)
