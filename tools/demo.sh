@@ -14,7 +14,7 @@
 #                conversations. Boards of your own are trained in this way too
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_MODEL_SEED  seed of the tiny model and its pretraining (0; in Hanabi unset: the shipped one)
-#   DEMO_STEPS   steps of 128 games, or of 192 in Hanabi with its teacher (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
+#   DEMO_STEPS   steps of 128 games, or of 192 in Hanabi with its teacher (72 in Hanabi, plain 60, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_OUT     new folder of everything (unset: outputs/demo-DATE-PID)
@@ -63,22 +63,22 @@ case $game in
         done
         if [ -z "$own_board${DEMO_PLAIN:-}" ]; then
             # Each message holds the whole position and the cards that are still possible, so that a turn can be learned
-            # by itself. IGGI's moves are labels whose weight falls to 0 within 14 steps; the reward does the rest. The
+            # by itself. IGGI's moves are labels whose weight falls to 0 within 12 steps; the reward does the rest. The
             # bonus keeps replies random enough to find more than IGGI's conventions. hanabi-grpo demo has the same settings.
-            shipped=data/tiny-model-counted
+            steps=72 shipped=data/tiny-model-counted
             default_env HANABI_MEMORY turn
             default_env HANABI_DEDUCTIONS counted
             default_env HANABI_TEACHER iggi
-            default_env HANABI_TEACHER_STEPS 14
+            default_env HANABI_TEACHER_STEPS 12
             default_env HANABI_TASKS_PER_STEP 24
             default_env NUM_GENERATIONS 8
             default_env HANABI_UPDATES_PER_STEP 2
             default_env HANABI_MINIBATCHES 2
             default_env HANABI_ADVANTAGE rloo
             default_env HANABI_ENTROPY_BONUS 0.4
-            default_env HANABI_ENTROPY_TARGET 0.15
-            default_env LEARNING_RATE 3e-3
-            default_env LR_SCHEDULER_TYPE warmup_stable_decay
+            default_env HANABI_ENTROPY_TARGET 0.12
+            default_env LEARNING_RATE 4e-3
+            default_env LR_SCHEDULER_TYPE linear
             # They belong to the game that is played, as do the variables of the shell.
             for variable in HANABI_MEMORY HANABI_DEDUCTIONS; do
                 if [[ " $typed" != *" $variable="* && -n ${!variable:-} ]]; then typed+="$variable=${!variable} "; fi

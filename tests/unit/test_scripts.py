@@ -384,7 +384,7 @@ def test_an_interrupted_demo_continues_from_its_last_checkpoint(
         "evaluate served latest",
         "report out/train latest",
     ]
-    (folder / "train/checkpoint-60").mkdir()
+    (folder / "train/checkpoint-72").mkdir()
     demo(DEMO_OUT="out", DEMO_RESUME="yes")
     assert "evaluate out/train latest" in (checkout / "called").read_text()
 

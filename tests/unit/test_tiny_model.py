@@ -91,7 +91,14 @@ def test_the_shipped_model_is_what_the_recipe_of_today_makes() -> None:
 def test_the_model_of_the_demo_is_what_the_recipe_of_today_makes() -> None:
     manifest = json.loads((SHIPPED_COUNTED / "tiny_model.json").read_text())
     recipe = Recipe.of(
-        "hanabi", presets=("laptop",), players=2, legal_moves=False, deductions="counted", seed=42
+        "hanabi",
+        presets=("laptop",),
+        players=2,
+        legal_moves=False,
+        deductions="counted",
+        seed=42,
+        steps=4000,
+        num_games=12000,
     )
     assert manifest["recipe_hash"] == recipe.hash(recipe.chat())
     # It reads what the demo's players see.

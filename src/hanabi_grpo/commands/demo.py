@@ -41,18 +41,18 @@ TRAINING: dict[str, Any] = {
     "minibatches": 2,
     "advantage": "rloo",
     "teacher": "iggi",
-    "teacher_steps": 14,
+    "teacher_steps": 12,
     "entropy_bonus": 0.4,
-    "entropy_target": 0.15,
-    "learning_rate": 3e-3,
-    "lr_scheduler_type": "warmup_stable_decay",
+    "entropy_target": 0.12,
+    "learning_rate": 4e-3,
+    "lr_scheduler_type": "linear",
 }
 """The settings of `tools/demo.sh`: labels of a bot at the start, then the reward alone."""
 _GAMES_PER_STEP = TRAINING["tasks_per_step"] * TRAINING["num_generations"]
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of 192 games.")] = 60,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of 192 games.")] = 72,
     tasks: Annotated[int, typer.Option(help="Held-out tasks per evaluation.")] = 1000,
     out: Annotated[
         Path | None,
