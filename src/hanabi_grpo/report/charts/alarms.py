@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.envs.alarms import Alarm
@@ -21,6 +22,8 @@ _PANEL_WIDTH = 3.4
 """Inches."""
 _PANEL_HEIGHT = 2.3
 _TITLE_HEIGHT = 0.8
+_TITLE_WRAP = 52
+"""Characters of a panel's title that fit its width."""
 _MARGIN = 0.3
 """Share of the curves' range by which an axis may be extended to show a threshold."""
 
@@ -180,7 +183,7 @@ def _draw_panel(axes: "Axes", panel: _Panel, color_of: Mapping[str, str]) -> Non
     margin = _MARGIN * (high - low)
     axes.set_ylim(low - margin, high + margin)
     color = ALERT if panel.was_raised else "black"
-    axes.set_title(panel.title, fontsize=8.5, loc="left", color=color)
+    axes.set_title(fill(panel.title, _TITLE_WRAP), fontsize=8.5, loc="left", color=color)
     axes.tick_params(labelsize=7)
     tidy(axes)
 
