@@ -73,7 +73,7 @@ OTHER_PROGRAMS = {
     "sbatch",
 }
 """What commands of the documents begin with, besides our scripts and commands."""
-MAX_SAMPLE_PAGE_BYTES = 600_000
+MAX_SAMPLE_PAGE_BYTES = 1_500_000
 MIN_QUOTE = 8
 """Characters of a quote by which a message is recognised."""
 
