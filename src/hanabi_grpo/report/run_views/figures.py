@@ -28,7 +28,7 @@ _TEAM_TITLES = {
     "out_of_tokens_per_game": "games out of tokens",
     "turns_per_game": "turns per game",
     "flat_group_share": "zero-variance groups",
-    "repeated_episode_share": "duplicate episodes in their group",
+    "repeated_episode_share": "duplicate episodes",
     "resample/flat_after": "zero-variance groups, used",
     "loss": "loss",
     "kl": "KL to the base model, nats",
