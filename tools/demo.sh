@@ -66,8 +66,6 @@ case $game in
             # by itself. IGGI's moves are labels whose weight falls to 0 within 12 steps; the reward does the rest. The
             # bonus keeps replies random enough to find more than IGGI's conventions. hanabi-grpo demo has the same settings.
             steps=72 shipped=data/tiny-model-counted
-            default_env HANABI_MEMORY turn
-            default_env HANABI_DEDUCTIONS counted
             default_env HANABI_TEACHER iggi
             default_env HANABI_TEACHER_STEPS 12
             default_env HANABI_TASKS_PER_STEP 24
@@ -79,9 +77,12 @@ case $game in
             default_env HANABI_ENTROPY_TARGET 0.12
             default_env LEARNING_RATE 4e-3
             default_env LR_SCHEDULER_TYPE linear
-            # They belong to the game that is played, as do the variables of the shell.
-            for variable in HANABI_MEMORY HANABI_DEDUCTIONS; do
-                if [[ " $typed" != *" $variable="* && -n ${!variable:-} ]]; then typed+="$variable=${!variable} "; fi
+            # These belong to the game, so commands that are typed later need them as well.
+            for default in HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted; do
+                if ! given "${default%%=*}"; then
+                    export "${default?}"
+                    typed+="$default "
+                fi
             done
         fi
         if [ -n "$own_board${DEMO_MODEL_SEED:-}" ]; then

@@ -487,7 +487,7 @@ def test_a_row_of_a_plan_that_fails_comes_with_its_checks_and_exit_code_1() -> N
     arguments = ["doctor", "--markdown", "--as", "1xL4", "HANABI_MAX_MODEL_LEN=999999"]
     result = RUNNER.invoke(app, arguments)
     assert result.exit_code == 1
-    assert result.stdout.startswith("| ") or result.stdout == ""
+    assert result.stdout.startswith("| 1 × L4 | ")
     assert "HANABI_MAX_MODEL_LEN" in result.stderr
     fits = RUNNER.invoke(app, ["doctor", "--markdown", "--as", "1xL4", "MODEL=Qwen/Qwen3-0.6B"])
     assert len(fits.stdout.splitlines()) == 1

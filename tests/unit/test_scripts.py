@@ -215,6 +215,8 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(
         "evaluate data/tiny-model-counted 7",
         "report data/tiny-model-counted 7",
     ]
+    typed = "  HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted MODEL=data/tiny-model-counted DATASET="
+    assert typed in answer.stdout
     stages = [line[:9] for line in answer.stdout.splitlines() if line.startswith("== ")]
     assert stages == ["== 1 of 5", "== 2 of 5", "== 3 of 5", "== 4 of 5", "== 5 of 5"]
 

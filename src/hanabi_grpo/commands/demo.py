@@ -107,16 +107,15 @@ def demo(
     program = shlex.quote(sys.argv[0])
     sayer(make_console())(
         f"\nOpen {folder / 'report.html'} in a browser: curves, tables, games to step through. "
-        f"Play with a trained player:\n    {_typed_board()} {program} play "
+        f"Play with a trained player:\n    {_typed_board(settings['model'])} {program} play "
         f"{shlex.quote(str(folder / TRAIN))} --own-server"
     )
 
 
-def _typed_board() -> str:
+def _typed_board(model: str) -> str:
     """Return the variables with which a command typed later plays the demo's game."""
-    model = f"MODEL={shlex.quote(shipped_folder(TINY_MODEL_COUNTED))}"
-    names = ("preset", "memory", "deductions")
-    return " ".join([*(f"HANABI_{name.upper()}={BOARD[name]}" for name in names), model])
+    variables = [f"HANABI_{name.upper()}={BOARD[name]}" for name in BOARD]
+    return " ".join([*variables, f"MODEL={shlex.quote(model)}"])
 
 
 def _heading(say: Callable[[str], None]) -> Callable[[str], None]:
