@@ -8,14 +8,19 @@ import pytest
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HanabiGame
-from hanabi_grpo.envs.hanabi.prompts import view_with
+from hanabi_grpo.envs.hanabi.policies.hat import decide
+from hanabi_grpo.envs.hanabi.policies.hat_aloud import thought_sentences, thought_words
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, view_with
 from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
 from hanabi_grpo.envs.hanabi.prompts.full import full_thought
-from hanabi_grpo.envs.hanabi.rules.game import with_other_cards
+from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
+from hanabi_grpo.envs.hanabi.rules.presets import make_spec
+from hanabi_grpo.envs.hanabi.rules.view import Card
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.envs.texts import split_reply
 
 BOTS = ("hint-bot", "iggi", "focus-bot")
+HAT_BOT = "hat-bot"
 
 
 def board(preset: str = "laptop", players: int = 2, **config: Any) -> Setup[Any]:
@@ -90,3 +95,53 @@ def test_a_thought_does_not_depend_on_the_cards_that_its_player_cannot_see(
                 )
             referee.step({player: seats[player].act(referee.see(player))})
     assert num_changed > 20
+
+
+@pytest.mark.parametrize("style", ["compact", "full"])
+@pytest.mark.parametrize("players", [3, 4, 5])
+def test_the_hat_bot_that_thinks_aloud_plays_the_same_game(players: int, style: str) -> None:
+    setup = board("full", players, observation=style, deductions="joined")
+    make = setup.environment.policies
+    words = set(compact_vocabulary(setup.config.spec(), "joined"))
+    for number in range(3):
+        games = []
+        for name in (HAT_BOT, f"{HAT_BOT}-aloud"):
+            policies = dict.fromkeys(range(players), make[name]())
+            games.append(play_scripts(setup.task("eval", number), policies))
+        silent, aloud = games
+        assert aloud.result == silent.result
+        moves = [split_reply(turn.reply)[1].strip() for turn in aloud.turns]
+        assert moves == [turn.reply for turn in silent.turns]
+        thoughts = [split_reply(turn.reply)[0] for turn in aloud.turns]
+        assert len(set(thoughts)) > len(thoughts) / 2
+        if style == "compact":
+            assert set(" ".join(thoughts).split()) <= words
+
+
+ONE_COLOR_PRESET = "1x5-hand2-info3-life3"
+"""A board on which the hats can be worked out by hand: modulus 4, play 0, 1, discard 0, 1."""
+
+
+def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
+    ranks = (3, 4, 1, 3, 4, 1, 5, 2, 2, 1)
+    spec = make_spec(ONE_COLOR_PRESET, 3)
+    table = Game(spec, tuple(Card(0, rank - 1) for rank in ranks))
+    # The hands are 3 4, 1 3 and 4 1: the 1s are to be played, slot 0 and slot 1.
+    decision = decide(spec, table.view(0), random.Random(0))
+    assert thought_words(decision, 3) == "say player_1 play0 player_2 play1 play1"
+    table.apply(decision.move)
+    # 1 of 4, of which player_2's hand takes 1, leaves 0; the move needs no more.
+    decision = decide(spec, table.view(1), random.Random(0))
+    assert thought_words(decision, 3) == "player_0 play1 player_2 play1 play0"
+    table.apply(decision.move)
+    # Its 1 has become useless. Now the hands of the others are 3 4 and 3 5: 3 + 2 = 1 of 4.
+    decision = decide(spec, table.view(2), random.Random(0))
+    heard = "player_0 play1 player_1 play0 play1"
+    told = "say player_0 discard1 player_1 discard0 play1"
+    assert thought_words(decision, 3) == f"{heard} {told}"
+    assert thought_sentences(decision, 3) == (
+        "The last hint, by player_0, stands for play slot 1.\n"
+        "Then player_1 had to play slot 0. That leaves play slot 1.\n"
+        "player_0 should discard slot 1.\n"
+        "player_1 should discard slot 0. Together play slot 1."
+    )

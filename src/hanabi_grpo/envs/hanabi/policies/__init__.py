@@ -8,6 +8,7 @@ from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX, aloud
 from hanabi_grpo.envs.hanabi.policies.best_messages import BestMessages
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_decks
 from hanabi_grpo.envs.hanabi.policies.hat import HatBot, check_players
+from hanabi_grpo.envs.hanabi.policies.hat_aloud import HatAloud
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
 from hanabi_grpo.envs.hanabi.policies.search import Search
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
@@ -18,7 +19,7 @@ _BOTS: Mapping[str, Maker] = {
     HatBot.name: HatBot,
 }
 _ALOUD = ("hint-bot", "iggi", "focus-bot")
-"""Bots that can think aloud, as teachers of thoughts."""
+"""Rule bots that can think aloud, as teachers of thoughts."""
 _BASELINES: Mapping[str, Maker] = {
     "random": base.random_policy,
     "blind": _BOTS["blind"],
@@ -34,11 +35,15 @@ PLANNERS: Mapping[str, Maker] = {
     BestMessages.name: BestMessages,
 }
 """Policies that compute for seconds: search at every move, best responses once."""
-_THINKERS: Mapping[str, Maker] = {name + SUFFIX: partial(aloud, name) for name in _ALOUD}
+_THINKERS: Mapping[str, Maker] = {
+    **{name + SUFFIX: partial(aloud, name) for name in _ALOUD},
+    HatAloud.name: HatAloud,
+}
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS, **_THINKERS}
 """Every policy, in the order of listings."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
     HatBot.name: check_players,
+    HatAloud.name: check_players,
     BestResponse.name: partial(check_decks, policy=BestResponse.name),
     BestMessages.name: partial(check_decks, policy=BestMessages.name),
 }

@@ -74,7 +74,7 @@ class _Class(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Code:
+class Code:
     """What the hints of one player mean at one time, the same for all observers."""
 
     classes: tuple[_Class, ...]
@@ -141,15 +141,80 @@ class _Code:
         return discard(advice - self.num_plays)
 
 
-class _Advice(NamedTuple):
-    """The last advice to a player."""
+class Share(NamedTuple):
+    """What one hand adds to the number of a hint."""
+
+    seat: int
+    """Holder of the hand."""
+    advice: int
+    """The advice for the hand, as a number of the code."""
+    is_told: bool
+    """Whether the last hint since the holder's own last move already says to play that card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """How a player reads a hint."""
+
+    giver: int
+    """Seat of the player who gave it."""
+    number: int
+    """The number that the hint stands for."""
+    shares: tuple[Share, ...]
+    """Of the hands that the reader sees, without the giver's, in the order of turns."""
+    code: Code
+    """What hints meant when it was given."""
+    moment: _Moment
+    """When it was given."""
+
+    @property
+    def advice(self) -> int:
+        """The advice for the reader: what the hands in sight leave of the number."""
+        total = sum(share.advice for share in self.shares)
+        return (self.number - total) % self.code.modulus
+
+    @property
+    def move(self) -> Action:
+        """The advised move: a play, or a discard."""
+        return self.code.advised(self.advice)
+
+    @property
+    def names_slot(self) -> bool:
+        """Whether advice to discard names a card; otherwise it only says to play nothing."""
+        return self.code.num_discards > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The hint that a player would give."""
+
+    shares: tuple[Share, ...]
+    """Of all other players' hands, in the order of turns."""
+    code: Code
+    """What its hints mean."""
+
+    @property
+    def number(self) -> int:
+        """The number that the hint stands for."""
+        return sum(share.advice for share in self.shares) % self.code.modulus
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a player is advised to play and has not been told."""
+        for share in self.shares:
+            if share.advice < self.code.num_plays and not share.is_told:
+                return True
+        return False
+
+
+class Decision(NamedTuple):
+    """A move of the bot, and what it worked out for it."""
 
     move: Action
-    """A play, or a discard."""
-    names_slot: bool
-    """Whether the advice names a card to discard; otherwise it only says to play nothing."""
-    moment: _Moment
-    """When the hint was given."""
+    decoded: Decoded | None
+    """The last hint since its own last move; None if there is none with a number."""
+    encoded: Encoded | None
+    """The hint that it considered; None if it decided earlier or cannot give any."""
 
 
 class HatBot:
@@ -179,7 +244,12 @@ def check_players(spec: GameSpec) -> None:
 
 
 def hat_move(spec: GameSpec, view: PlayerView, rng: random.Random) -> Action:
-    """Return the bot's move.
+    """Return the bot's move, see `decide`."""
+    return decide(spec, view, rng).move
+
+
+def decide(spec: GameSpec, view: PlayerView, rng: random.Random) -> Decision:
+    """Return the bot's move and what it worked out for it.
 
     Args:
         spec: The board.
@@ -187,39 +257,46 @@ def hat_move(spec: GameSpec, view: PlayerView, rng: random.Random) -> Action:
         rng: For rules shared with other bots; this bot draws nothing.
     """
     beliefs = Beliefs(view)
-    advice = last_advice(spec, view)
+    decoded = last_hint(spec, view)
+    advice = decoded if decoded is not None and names_own_card(decoded, view) else None
     chance = None if advice is None else _chance_as_advised(beliefs, advice)
     if advice is not None and chance is not None:
         may_risk = view.lives >= _LEAST_LIVES_FOR_RISK and chance >= _LEAST_CHANCE
         if chance == 1 or may_risk:
-            return advice.move
+            return Decision(advice.move, decoded, None)
     sure = play_safe_card(beliefs, rng)
     if sure is not None:
-        return sure
-    hint, is_needed = _hint(spec, view)
-    if hint is not None and is_needed:
-        return hint
+        return Decision(sure, decoded, None)
+    encoded = _encoded(spec, view)
+    hint = None if encoded is None else encoded.code.hint(encoded.number, view)
+    if encoded is not None and hint is not None and encoded.is_needed:
+        return Decision(hint, decoded, encoded)
     likeliest = _likeliest_play(beliefs)
     is_last_round = view.turns_left is not None and view.lives >= _LEAST_LIVES_FOR_RISK
     if is_last_round and beliefs.chance_to_fit(view.own_hand[likeliest.slot]) > 0:
-        return likeliest
+        return Decision(likeliest, decoded, encoded)
     if view.hints < view.max_hints:
-        return _discard(beliefs, advice, chance)
-    return likeliest if hint is None else hint
+        return Decision(_discard(beliefs, advice, chance), decoded, encoded)
+    return Decision(likeliest if hint is None else hint, decoded, encoded)
 
 
-def last_advice(spec: GameSpec, view: PlayerView) -> _Advice | None:
-    """Return the advice of the last hint since the player's own last move.
+def last_hint(spec: GameSpec, view: PlayerView) -> Decoded | None:
+    """Return how a player reads the last hint since its own last move.
 
     Args:
         spec: The board.
         view: What the player may know.
 
     Returns:
-        None if nobody has given a hint, or if the bot would not have given the last hint.
+        None if nobody has given a hint, or if the last one stands for no number.
     """
     index = _last_hint_for(view, view.player)
-    return None if index is None else _read(spec, view, index)
+    return None if index is None else _decoded(spec, view, index)
+
+
+def names_own_card(decoded: Decoded, view: PlayerView) -> bool:
+    """Tell whether the advised card exists; if not, the bot would not have given that hint."""
+    return decoded.move.slot < len(view.own_hand)
 
 
 def _last_hint_for(view: PlayerView, seat: int) -> int | None:
@@ -233,13 +310,13 @@ def _last_hint_for(view: PlayerView, seat: int) -> int | None:
     return None
 
 
-def _read(spec: GameSpec, view: PlayerView, index: int) -> _Advice | None:
-    """Return what a hint by another player advises the player of the view.
+def _decoded(spec: GameSpec, view: PlayerView, index: int) -> Decoded | None:
+    """Return how the player of the view reads a hint; None if it stands for no number.
 
     Args:
         spec: The board.
         view: What the player may know.
-        index: Number of the hint among the moves of the game.
+        index: Number of the hint, given by another player, among the moves of the game.
     """
     hint = view.events[index]
     moment = _moment(view, index)
@@ -248,13 +325,18 @@ def _read(spec: GameSpec, view: PlayerView, index: int) -> _Advice | None:
     if number is None:
         return None
     counted = Counted(moment.view)
-    for seat, hand in enumerate(moment.view.hands):
-        if seat not in (view.player, hint.player):
-            number -= code.advice(counted, hand)
-    move = code.advised(number % code.modulus)
-    if move.slot >= len(view.own_hand):
-        return None
-    return _Advice(move=move, names_slot=code.num_discards > 1, moment=moment)
+    shares = []
+    for seat in _others(view):
+        if seat != hint.player:
+            advice = code.advice(counted, moment.view.hands[seat])
+            shares.append(Share(seat, advice, is_told=False))
+    return Decoded(hint.player, number, tuple(shares), code, moment)
+
+
+def _others(view: PlayerView) -> Iterator[int]:
+    """Yield the seats of the other players, in the order of turns."""
+    for offset in range(1, view.num_players):
+        yield (view.player + offset) % view.num_players
 
 
 def _moment(view: PlayerView, index: int) -> _Moment:
@@ -294,7 +376,7 @@ def _moment(view: PlayerView, index: int) -> _Moment:
     return _Moment(then, tuple(sizes))
 
 
-def _code(spec: GameSpec, sizes: Sequence[int], giver: int) -> _Code:
+def _code(spec: GameSpec, sizes: Sequence[int], giver: int) -> Code:
     """Return what a player's hints mean.
 
     Args:
@@ -306,7 +388,7 @@ def _code(spec: GameSpec, sizes: Sequence[int], giver: int) -> _Code:
     modulus = min(len(classes), 2 * spec.hand_size)
     # At least one value says that nothing is to be played.
     num_plays = min(spec.hand_size, max(modulus - 1, 0))
-    return _Code(classes, num_plays, modulus - num_plays)
+    return Code(classes, num_plays, modulus - num_plays)
 
 
 def _classes(spec: GameSpec, sizes: Sequence[int], giver: int) -> Iterator[_Class]:
@@ -321,26 +403,19 @@ def _classes(spec: GameSpec, sizes: Sequence[int], giver: int) -> Iterator[_Clas
             yield _Class(target, touches_newest=False, kind=None)
 
 
-def _hint(spec: GameSpec, view: PlayerView) -> tuple[Action | None, bool]:
-    """Return the hint with the player's advice to all others, and whether one of them needs it.
-
-    A player who is advised to play needs it, unless the last hint since its own last move says the
-    same. The hint is None if none can be given.
-    """
+def _encoded(spec: GameSpec, view: PlayerView) -> Encoded | None:
+    """Return the hint with the player's advice to all others; None if none can be given."""
     code = _code(spec, [len(hand) for hand in view.knowledge], view.player)
     if not view.hints or not code.modulus:
-        return None, False
+        return None
     counted = Counted(view)
-    total = 0
-    is_needed = False
-    for seat, hand in enumerate(view.hands):
-        if seat == view.player:
-            continue
-        advice = code.advice(counted, hand)
-        total += advice
-        if advice < code.num_plays and _last_advice_to(spec, view, seat) != play(advice):
-            is_needed = True
-    return code.hint(total % code.modulus, view), is_needed
+    shares = []
+    for seat in _others(view):
+        advice = code.advice(counted, view.hands[seat])
+        is_play = advice < code.num_plays
+        is_told = is_play and _last_advice_to(spec, view, seat) == play(advice)
+        shares.append(Share(seat, advice, is_told))
+    return Encoded(tuple(shares), code)
 
 
 def _last_advice_to(spec: GameSpec, view: PlayerView, seat: int) -> Action | None:
@@ -353,7 +428,7 @@ def _last_advice_to(spec: GameSpec, view: PlayerView, seat: int) -> Action | Non
     return code.advised(code.advice(Counted(moment.view), moment.view.hands[seat]))
 
 
-def _chance_as_advised(beliefs: Beliefs, advice: _Advice) -> float | None:
+def _chance_as_advised(beliefs: Beliefs, advice: Decoded) -> float | None:
     """Return how likely a card that fitted when it was advised still fits.
 
     Returns:
@@ -383,7 +458,7 @@ def _likeliest_play(beliefs: Beliefs) -> Action:
     return play(max(range(len(hand)), key=lambda slot: beliefs.chance_to_fit(hand[slot])))
 
 
-def _discard(beliefs: Beliefs, advice: _Advice | None, chance: float | None) -> Action:
+def _discard(beliefs: Beliefs, advice: Decoded | None, chance: float | None) -> Action:
     """Return the discard of a dead card, else of the advised one, else of the least missed.
 
     Args:

@@ -33,7 +33,7 @@ from hanabi_grpo.envs.hanabi.prompts.deductions import (
     others_moves,
     own_card_word,
 )
-from hanabi_grpo.envs.hanabi.rules.actions import format_action
+from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, play
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import (
     COLOR_LETTERS,
@@ -47,6 +47,10 @@ from hanabi_grpo.types import player_names
 
 _LAST_MOVE = "last"
 """Comes before a move of another player."""
+WILL_HINT = "say"
+"""In a thought: comes before what a player would say with a hint, see `policies.hat_aloud`."""
+TOLD = "told"
+"""In a thought: the player before it has been told already."""
 _GOOD_PLAY = "good"
 _BAD_PLAY = "bad"
 _JOINT = "."
@@ -80,6 +84,7 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
     ]
     if deductions == "counted":
         words += _counted_vocabulary(slots, cards)
+        words += _thought_vocabulary(spec)
     return tuple(words)
 
 
@@ -147,6 +152,21 @@ def _counted_vocabulary(slots: Sequence[str], cards: Sequence[str]) -> Iterator[
     yield from (_LAST_MOVE, _GOOD_PLAY, _BAD_PLAY)
 
 
+def _thought_vocabulary(spec: GameSpec) -> Iterator[str]:
+    """Yield the words that only thoughts need; with two players, no bot thinks in these words."""
+    if spec.num_players == 2:
+        return
+    yield from (WILL_HINT, TOLD)
+    for slot in range(spec.hand_size):
+        yield advice_word(play(slot))
+        yield advice_word(discard(slot))
+
+
+def advice_word(action: Action) -> str:
+    """Return the word for a play or a discard in a thought, e.g. "play0"."""
+    return f"{action.kind}{action.slot}"
+
+
 def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
     """Yield the words of joined observations and of replies."""
     yield from _counter_words(spec)
@@ -163,6 +183,7 @@ def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
                 for word in CARD_WORDS:
                     yield _joined(f"{card}{word}", _colors_word(colors), _ranks_word(ranks))
     yield from _joined_moves(spec)
+    yield from _thought_vocabulary(spec)
 
 
 def _joined_moves(spec: GameSpec) -> Iterator[str]:
