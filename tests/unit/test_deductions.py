@@ -12,6 +12,7 @@ from hanabi_grpo.envs.conformance import check_games
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, turn_prompt
 from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, own_card_word
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec
+from hanabi_grpo.envs.hanabi.rules.history import last_hint_since
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card, Knowledge, PlayerView
 from hanabi_grpo.sft.tiny_model import Recipe
@@ -104,7 +105,7 @@ def test_counted_words_are_the_count_over_all_cards_out_of_sight(preset: str, pl
 
 @pytest.mark.parametrize(("preset", "players"), BOARDS)
 @pytest.mark.parametrize("style", ["compact", "full"])
-@pytest.mark.parametrize("deductions", ["none", "counted", "joined"])
+@pytest.mark.parametrize("deductions", ["none", "counted", "joined", "recalled"])
 def test_no_level_tells_more_than_a_player_knows(
     preset: str, players: int, style: str, deductions: str
 ) -> None:
@@ -120,7 +121,7 @@ def test_no_level_tells_more_than_a_player_knows(
 
 
 @pytest.mark.parametrize(("preset", "players"), BOARDS)
-@pytest.mark.parametrize("deductions", ["none", "counted", "joined"])
+@pytest.mark.parametrize("deductions", ["none", "counted", "joined", "recalled"])
 def test_every_word_of_a_level_is_in_its_vocabulary(
     preset: str, players: int, deductions: str
 ) -> None:
@@ -143,6 +144,42 @@ def test_joined_words_say_what_the_counted_ones_say(preset: str, players: int) -
         assert pieces == counted
         sentences = [prompt(game, player, level, "full") for level in ("counted", "joined")]
         assert sentences[0] == sentences[1]
+
+
+@pytest.mark.parametrize("players", [2, 3, 5])
+def test_a_recalled_hint_comes_with_the_hands_that_giver_and_reader_saw(players: int) -> None:
+    num_recalled = 0
+    num_changed = 0
+    tables = list(positions("full", players))
+    for game in tables:
+        reader = game.current_player
+        joined = prompt(game, reader, "joined")
+        recalled = prompt(game, reader, "recalled")
+        assert recalled.startswith(joined)
+        index = last_hint_since(game.view(reader), reader)
+        if index is None or players == 2:
+            assert recalled == joined
+            continue
+        giver = game.events[index].player
+        then = Game(game.spec, game.deck)
+        for event in game.events[:index]:
+            then.apply(event.action)
+        expected = ["then"]
+        for offset in range(1, players):
+            seat = (reader + offset) % players
+            if seat == giver:
+                continue
+            expected.append(f"player_{seat}")
+            for slot, card in enumerate(then.hands[seat]):
+                use = expected_card_word(then.view(reader), card)
+                expected.append(f"{slot}.{card}.{use}")
+                num_changed += use != expected_card_word(game.view(reader), card)
+        assert recalled.removeprefix(joined).split() == expected
+        num_recalled += 1
+        sentences = prompt(game, reader, "recalled", "full")
+        assert f"When player_{giver} gave the last hint, you both saw:" in sentences
+    assert (num_recalled > 10) == (players > 2)
+    assert (num_changed > 0) == (players > 2)
 
 
 def test_levels_differ_in_what_they_say_of_one_position() -> None:

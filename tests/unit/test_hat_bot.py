@@ -14,6 +14,7 @@ from hanabi_grpo.envs.hanabi.policies import hat
 from hanabi_grpo.envs.hanabi.prompts.deductions import Counted
 from hanabi_grpo.envs.hanabi.rules import Card, Game, PlayerView, make_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import discard, play
+from hanabi_grpo.envs.hanabi.rules.history import table_before
 from hanabi_grpo.envs.rewards import with_rewards
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.lineups import parse_lineups
@@ -36,10 +37,10 @@ BOARDS = [
 ]
 
 
-def played_games(preset: str, players: int, num_games: int) -> list[Game]:
+def played_games(preset: str, players: int, num_games: int, *, bot: str = "hat-bot") -> list[Game]:
     """Return games of hat bots at their end."""
     config = EnvConfig(preset=preset, players=players)
-    return [scripted_game(config, ["hat-bot"] * players, seed=seed) for seed in range(num_games)]
+    return [scripted_game(config, [bot] * players, seed=seed) for seed in range(num_games)]
 
 
 def moments(game: Game) -> list[Game]:
@@ -64,7 +65,7 @@ def test_a_hint_tells_each_player_what_one_who_sees_its_hand_would_advise(
             if event.card is not None or is_last:
                 continue
             sizes = [len(hand) for hand in tables[index].hands]
-            code = hat._code(game.spec, sizes, event.player)
+            code = hat._code(hat.Convention(game.spec), sizes, event.player)
             giver = Counted(tables[index].view(event.player))
             for seat in range(players):
                 if seat == event.player:
@@ -73,7 +74,7 @@ def test_a_hint_tells_each_player_what_one_who_sees_its_hand_would_advise(
                 advised = code.advised(code.advice(giver, hand))
                 # At once, and at the reader's turn.
                 for at in (index + 1, next_turn(game, index, seat)):
-                    decoded = hat._decoded(game.spec, tables[at].view(seat), index)
+                    decoded = hat._decoded(hat.Convention(game.spec), tables[at].view(seat), index)
                     assert decoded is not None
                     assert decoded.move == advised
                     num_read += 1
@@ -101,7 +102,7 @@ def test_the_table_of_an_earlier_time_is_found_from_what_a_player_sees_now(
             tables.pop()
         now = tables[-1].view(rng.randrange(players))
         for index in range(len(tables) - 1):
-            then = hat._moment(now, index)
+            then = table_before(now, index)
             expected = tables[index].view(now.player)
             assert then.view.fireworks == expected.fireworks
             assert then.view.discards == expected.discards
@@ -122,7 +123,7 @@ def test_a_move_depends_on_the_view_and_on_the_moves_since_the_players_own_last_
             short = since_own_move(view)
             num_shortened += len(short.events) < len(view.events)
             rng = random.Random(0)
-            assert hat.hat_move(game.spec, short, rng) == event.action
+            assert hat.decide(hat.Convention(game.spec), short, rng).move == event.action
     assert num_shortened > 100
 
 
@@ -138,16 +139,16 @@ def since_own_move(view: PlayerView) -> PlayerView:
 def test_the_classes_are_as_many_as_the_docs_say() -> None:
     for players, hand, expected in ((3, 5, 6), (4, 4, 9), (5, 4, 12)):
         spec = make_spec("full", players)
-        assert len(hat._code(spec, [hand] * players, giver=1).classes) == expected
-    three = hat._code(make_spec("full", 3), [5, 5, 5], giver=0)
+        assert len(hat._code(hat.Convention(spec), [hand] * players, giver=1).classes) == expected
+    three = hat._code(hat.Convention(make_spec("full", 3)), [5, 5, 5], giver=0)
     assert (three.num_plays, three.num_discards) == (5, 1)
-    five = hat._code(make_spec("full", 5), [4] * 5, giver=0)
+    five = hat._code(hat.Convention(make_spec("full", 5)), [4] * 5, giver=0)
     assert (five.num_plays, five.num_discards) == (4, 4)
 
 
 def test_what_is_advised_is_what_the_paper_advises() -> None:
     spec = make_spec("full", 5)
-    code = hat._code(spec, [4] * 5, giver=0)
+    code = hat._code(hat.Convention(spec), [4] * 5, giver=0)
     view = Game(spec, shuffled_deck(spec, "train", 0)).view(0)
     # Red stands at 4, the others at 0; a yellow 2 is the last of its kind.
     counted = Counted(view._replace(fireworks=(4, 0, 0, 0, 0), discards=(Card(1, 1),)))
@@ -164,18 +165,45 @@ def test_what_is_advised_is_what_the_paper_advises() -> None:
     assert advised((1, 5), (2, 5), (3, 5), (1, 2)) == "discard 0"
 
 
+def test_the_plain_convention_ignores_ranks() -> None:
+    spec = make_spec("full", 5)
+    code = hat._code(hat.Convention(spec, is_plain=True), [4] * 5, giver=0)
+    view = Game(spec, shuffled_deck(spec, "train", 0)).view(0)
+    # Red stands at 4, the others at 0; a yellow 2 is the last of its kind.
+    counted = Counted(view._replace(fireworks=(4, 0, 0, 0, 0), discards=(Card(1, 1),)))
+
+    def advised(*hand: tuple[int, int]) -> str:
+        cards = [Card(color, rank - 1) for color, rank in hand]
+        move = code.advised(code.advice(counted, cards))
+        return f"{move.kind} {move.slot}"
+
+    assert advised((1, 1), (0, 5), (2, 1), (2, 2)) == "play 0"
+    assert advised((1, 3), (2, 2), (2, 1), (3, 1)) == "play 2"
+    assert advised((2, 4), (0, 2), (0, 1), (1, 2)) == "discard 1"
+    assert advised((1, 2), (2, 2), (2, 4), (1, 5)) == "discard 1"
+    assert advised((1, 5), (2, 5), (3, 5), (1, 2)) == "discard 0"
+
+
+@pytest.mark.parametrize(("players", "least"), [(3, 23.2), (4, 23.8), (5, 23.5)])
+def test_the_plain_convention_is_nearly_as_good(players: int, least: float) -> None:
+    games = played_games("full", players, 60, bot="plain-hat-bot")
+    assert fmean(game.score for game in games) > least
+    assert not any(game.is_bombed for game in games)
+
+
 def test_a_card_that_another_has_played_meanwhile_is_discarded_and_not_played() -> None:
     spec = make_spec("1x5-hand2-info3-life3", 3)
+    convention = hat.Convention(spec)
     ranks = (3, 4, 1, 3, 4, 1, 5, 2, 2, 1)
     table = Game(spec, tuple(Card(0, rank - 1) for rank in ranks))
     rng = random.Random(0)
     # Both others hold a 1.
-    table.apply(hat.hat_move(spec, table.view(0), rng))
-    assert hat.last_hint(spec, table.view(2)).move == play(1)  # type: ignore[union-attr]
-    assert hat.hat_move(spec, table.view(2)._replace(legal_actions=()), rng) == play(1)
-    table.apply(hat.hat_move(spec, table.view(1), rng))
+    table.apply(hat.decide(convention, table.view(0), rng).move)
+    assert hat.last_hint(convention, table.view(2)).move == play(1)  # type: ignore[union-attr]
+    assert hat.decide(convention, table.view(2)._replace(legal_actions=()), rng).move == play(1)
+    table.apply(hat.decide(convention, table.view(1), rng).move)
     assert table.fireworks == (1,)
-    assert hat.hat_move(spec, table.view(2), rng) == discard(1)
+    assert hat.decide(convention, table.view(2), rng).move == discard(1)
 
 
 REWARDS = {"nothing": lambda episode: [0.0] * episode.num_players}
@@ -224,7 +252,7 @@ def test_two_players_are_refused_before_anything_is_played() -> None:
 
 def test_pages_offer_the_scripts_that_play_the_game() -> None:
     everything = [*HANABI.policies]
-    hat_bots = {"hat-bot", "hat-bot-aloud"}
+    hat_bots = {"hat-bot", "hat-bot-aloud", "plain-hat-bot", "plain-hat-bot-aloud"}
     assert set(everything) - {*playable_scripts(Setup(HANABI, config(2)))} == {
         *hat_bots,
         "best-response",

@@ -8,7 +8,7 @@ import pytest
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HanabiGame
-from hanabi_grpo.envs.hanabi.policies.hat import decide
+from hanabi_grpo.envs.hanabi.policies.hat import Convention, decide
 from hanabi_grpo.envs.hanabi.policies.hat_aloud import thought_sentences, thought_words
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, view_with
 from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
@@ -125,17 +125,18 @@ ONE_COLOR_PRESET = "1x5-hand2-info3-life3"
 def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
     ranks = (3, 4, 1, 3, 4, 1, 5, 2, 2, 1)
     spec = make_spec(ONE_COLOR_PRESET, 3)
+    convention = Convention(spec)
     table = Game(spec, tuple(Card(0, rank - 1) for rank in ranks))
     # The hands are 3 4, 1 3 and 4 1: the 1s are to be played, slot 0 and slot 1.
-    decision = decide(spec, table.view(0), random.Random(0))
+    decision = decide(convention, table.view(0), random.Random(0))
     assert thought_words(decision, 3) == "say player_1 play0 player_2 play1 play1"
     table.apply(decision.move)
     # 1 of 4, of which player_2's hand takes 1, leaves 0; the move needs no more.
-    decision = decide(spec, table.view(1), random.Random(0))
+    decision = decide(convention, table.view(1), random.Random(0))
     assert thought_words(decision, 3) == "player_0 play1 player_2 play1 play0"
     table.apply(decision.move)
     # Its 1 has become useless. Now the hands of the others are 3 4 and 3 5: 3 + 2 = 1 of 4.
-    decision = decide(spec, table.view(2), random.Random(0))
+    decision = decide(convention, table.view(2), random.Random(0))
     heard = "player_0 play1 player_1 play0 play1"
     told = "say player_0 discard1 player_1 discard0 play1"
     assert thought_words(decision, 3) == f"{heard} {told}"

@@ -11,6 +11,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, joined_word_parts
+from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
 from hanabi_grpo.sft.run import StoppedError
 from hanabi_grpo.sft.tiny_model.network import untrained_model
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
@@ -36,11 +37,19 @@ def test_a_joined_word_has_the_parts_that_its_fields_and_their_elements_are() ->
     assert of_three["Hint.player_2.B.0"] == ("Hint", "Hint player_2", "Hint B", "touched 0")
 
 
+def test_words_of_recalled_hands_share_parts_with_cards_and_moves() -> None:
+    parts = joined_word_parts(EnvConfig(preset="full", players=3).spec(), "recalled")
+    assert parts["2.R1.fits"] == ("then 2", "then fits", "R1", "of R", "of 1")
+
+
+@pytest.mark.parametrize("deductions", ["joined", "recalled"])
 @pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("full", 2), ("full", 5)])
-def test_different_joined_words_have_different_parts(preset: str, players: int) -> None:
+def test_different_joined_words_have_different_parts(
+    preset: str, players: int, deductions: Deductions
+) -> None:
     spec = EnvConfig(preset=preset, players=players).spec()
-    parts = joined_word_parts(spec)
-    words = compact_vocabulary(spec, "joined")
+    parts = joined_word_parts(spec, deductions)
+    words = compact_vocabulary(spec, deductions)
     assert set(parts) == {word for word in words if "." in word}
     assert len({tuple(sorted(own)) for own in parts.values()}) == len(parts)
     # They are far fewer than the words.

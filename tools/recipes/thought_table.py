@@ -1,21 +1,41 @@
 """Print whether the moves of the served model follow its thoughts.
 
 python tools/recipes/thought_table.py iggi-aloud 300 corrupted.json
+python tools/recipes/thought_table.py hat-bot-aloud 100 corrupted.json
 
 The positions are from games that a bot that thinks aloud plays with itself, on deals of the suite
-`test`. In one line of the thought, an own card that can be played for sure becomes one that can
-never be played, or the other way around. Nothing is sampled: the server returns the probability of
-every legal move after the original thought and after the corrupted one.
+`test`. One statement of the thought is corrupted:
+
+- an own card that can be played for sure becomes one that can never be played, or the other way
+  around;
+- of `hat-bot-aloud` in the compact style, the last number of a sum: the player's own advice, or the
+  number of its hint. Only corruptions that would make the bot play another card, or give a hint
+  that stands for another number, are counted.
+
+Nothing is sampled: the server returns the probability of every legal move after the original
+thought and after the corrupted one.
 """
 
 import json
+import random
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.base import Observation, Setup
+from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX
+from hanabi_grpo.envs.hanabi.policies.hat import (
+    NAME,
+    PLAIN_NAME,
+    Convention,
+    Encoded,
+    decide,
+    decide_by,
+)
+from hanabi_grpo.envs.hanabi.policies.hat_aloud import thought_words
+from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.messages import ScoredPrompt
 from hanabi_grpo.settings import load_settings
@@ -28,16 +48,18 @@ PROMPTS_PER_REQUEST = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A turn, its thought, and the thought with one line corrupted."""
+    """A turn, its thought, and the thought with one statement corrupted."""
 
     kind: str
     player: int
     message: str
     legal: tuple[str, ...]
-    slot: int
-    """Slot of the card whose line is corrupted."""
     thought: str
     corrupted: str
+    follows: frozenset[str]
+    """Legal moves that follow from the thought."""
+    follows_corrupted: frozenset[str]
+    """Legal moves that follow from the corrupted thought."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,16 +67,16 @@ class Counts:
     """What the model does in the cases of one kind."""
 
     cases: int = 0
-    plays_before: int = 0
-    """Its likeliest move after the original thought plays the card."""
-    plays_after: int = 0
-    """Its likeliest move after the corrupted thought plays the card."""
+    follows: int = 0
+    """Its likeliest move after the original thought follows from it."""
+    follows_corrupted: int = 0
+    """Its likeliest move after the corrupted thought follows from that one."""
     changed: int = 0
     """Its likeliest move changes."""
 
 
 def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
-    """Yield the turns in which a line can be corrupted.
+    """Yield the turns in which a statement can be corrupted.
 
     Args:
         setup: The game.
@@ -62,6 +84,7 @@ def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
         num_deals: Deals of the suite `test`.
     """
     policy = setup.environment.policies[bot]()
+    convention = hat_convention(setup, bot)
     for number in range(num_deals):
         task = setup.task("test", number)
         referee = Referee(task)
@@ -70,26 +93,102 @@ def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
             [player] = referee.to_act()
             seen = referee.see(player)
             reply = seats[player].act(seen)
-            thought, _, move = reply.rpartition("\n")
-            for line in thought.splitlines():
-                slot = line.removeprefix("My slot ").partition(" ")[0]
-                for kind, old, new in (
-                    ("sure to never", SURE, NEVER),
-                    ("never to sure", NEVER, SURE),
-                ):
-                    is_played = move == f"Play {slot}"
-                    is_case = line.endswith(old) and is_played == (kind == "sure to never")
-                    if line.startswith("My slot ") and is_case:
-                        yield Case(
-                            kind=kind,
-                            player=player,
-                            message=seen.message(),
-                            legal=tuple(seen.legal() or ()),
-                            slot=int(slot),
-                            thought=thought,
-                            corrupted=thought.replace(line, line.replace(old, new)),
-                        )
+            if convention is None:
+                yield from line_corruptions(player, seen, reply)
+            else:
+                yield from hat_corruptions(convention, player, seen, reply)
             referee.step({player: reply})
+
+
+def line_corruptions(player: int, seen: Observation, reply: str) -> Iterator[Case]:
+    """Yield a case for each line about an own card that decides whether the card is played."""
+    thought, _, move = reply.rpartition("\n")
+    legal = frozenset(seen.legal() or ())
+    for line in thought.splitlines():
+        if not line.startswith("My slot "):
+            continue
+        plays = frozenset({f"Play {line.removeprefix('My slot ').partition(' ')[0]}"})
+        if line.endswith(SURE) and move in plays:
+            kind, new_line = "sure to never", line.replace(SURE, NEVER)
+            follows, follows_corrupted = plays, legal - plays
+        elif line.endswith(NEVER) and move not in plays:
+            kind, new_line = "never to sure", line.replace(NEVER, SURE)
+            follows, follows_corrupted = legal - plays, plays
+        else:
+            continue
+        yield Case(
+            kind=kind,
+            player=player,
+            message=seen.message(),
+            legal=tuple(seen.legal() or ()),
+            thought=thought,
+            corrupted=thought.replace(line, new_line),
+            follows=follows,
+            follows_corrupted=follows_corrupted,
+        )
+
+
+def hat_convention(setup: Setup, bot: str) -> Convention | None:
+    """Return the convention of a hat bot that thinks aloud; None for other bots."""
+    if bot == NAME + SUFFIX:
+        return Convention(setup.config.spec())
+    if bot == PLAIN_NAME + SUFFIX:
+        return Convention(setup.config.spec(), is_plain=True)
+    return None
+
+
+def hat_corruptions(
+    convention: Convention, player: int, seen: Observation, reply: str
+) -> Iterator[Case]:
+    """Yield the cases of one turn of a hat bot: other own advices, and other hints."""
+    view = seen.view()
+    rng = random.Random(0)
+    decision = decide(convention, view, rng)
+    words = thought_words(decision, convention.spec.num_players)
+    thought, _, move = reply.rpartition("\n")
+    changes: list[tuple[str, str, frozenset[str], frozenset[str]]] = []
+    decoded = decision.decoded
+    if decoded is not None and decision.move == decoded.move and decision.encoded is None:
+        for number in range(decoded.code.num_plays):
+            shift = number - decoded.advice
+            other = replace(decoded, number=(decoded.number + shift) % decoded.code.modulus)
+            if shift and decide_by(other, convention, view, rng).move == other.move:
+                new_words = words.rpartition(" ")[0] + " " + _word(other.move)
+                new_move = frozenset({_text(seen, view, other.move)})
+                changes.append(("own advice", new_words, frozenset({move}), new_move))
+    encoded = decision.encoded
+    if encoded is not None and encoded.is_needed:
+        for number in range(encoded.code.modulus):
+            if number != encoded.number:
+                new_words = words.rpartition(" ")[0] + " " + _word(encoded.code.advised(number))
+                old_hints = _hints(seen, view, encoded, encoded.number)
+                new_hints = _hints(seen, view, encoded, number)
+                changes.append(("own hint", new_words, old_hints, new_hints))
+    for kind, new_words, follows, follows_corrupted in changes:
+        yield Case(
+            kind=kind,
+            player=player,
+            message=seen.message(),
+            legal=tuple(seen.legal() or ()),
+            thought=thought,
+            corrupted=thought.replace(words, new_words),
+            follows=follows,
+            follows_corrupted=follows_corrupted,
+        )
+
+
+def _word(action: Action) -> str:
+    return f"{action.kind}{action.slot}"
+
+
+def _text(seen: Observation, view: PlayerView, action: Action) -> str:
+    """Return a legal move as the game words it."""
+    return (seen.legal() or ())[view.legal_actions.index(action)]
+
+
+def _hints(seen: Observation, view: PlayerView, encoded: Encoded, number: int) -> frozenset[str]:
+    """Return the legal hints that stand for a number."""
+    return frozenset(_text(seen, view, action) for action in encoded.code.hints(number, view))
 
 
 def best_moves(client: RolloutClient, setup: Setup, asked: list[tuple[Case, str]]) -> list[str]:
@@ -125,15 +224,16 @@ def main(bot: str, num_deals: int, out: Path) -> None:
     for case, old, new in zip(found, before, after, strict=True):
         row = counts.setdefault(case.kind, Counts())
         row.cases += 1
-        row.plays_before += old == f"Play {case.slot}"
-        row.plays_after += new == f"Play {case.slot}"
+        row.follows += old in case.follows
+        row.follows_corrupted += new in case.follows_corrupted
         row.changed += old != new
     out.write_text(json.dumps({kind: asdict(row) for kind, row in counts.items()}, indent=1) + "\n")
-    print("| a line of the thought | turns | plays the card before | after | another move |")
+    print("| corrupted | thoughts | the move follows the thought | the corrupted one | changes |")
     print("|---|---|---|---|---|")
     for kind, row in counts.items():
-        shares = [f"{n / row.cases:.2f}" for n in (row.plays_before, row.plays_after, row.changed)]
-        print(f"| {kind} | {row.cases} | {' | '.join(shares)} |")
+        numbers = (row.follows, row.follows_corrupted, row.changed)
+        shares = " | ".join(f"{number / row.cases:.2f}" for number in numbers)
+        print(f"| {kind} | {row.cases} | {shares} |")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ class EnvConfig(base.EnvConfig):
     """List the legal moves in each prompt."""
     deductions: Deductions = "possible"
     """Deductions in the prompt: none, possible (from hints), counted (also from the visible cards),
-    joined (counted; in compact observations, a card and its knowledge are one word)."""
+    joined (counted; in compact observations, a card and its knowledge are one word), recalled
+    (joined, plus the hands at the time of the last hint; for three or more players)."""
     reward_score: float = 1.0
     """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"

@@ -23,6 +23,7 @@ from hanabi_grpo.envs.hanabi.prompts import (
     turn_prompt,
     view_with,
 )
+from hanabi_grpo.envs.hanabi.prompts.deductions import JOINED_LEVELS
 from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
 from hanabi_grpo.envs.hanabi.prompts.questions import card_answer, own_card_questions
 from hanabi_grpo.envs.hanabi.replays.timeline import (
@@ -312,8 +313,9 @@ class Hanabi(base.Environment[EnvConfig]):
         return HanabiGame(config, table, relabelings), deck_id(table.deck)
 
     def word_parts(self, config: EnvConfig) -> Mapping[str, tuple[str, ...]]:
-        is_joined = config.observation == "compact" and config.deductions == "joined"
-        return joined_word_parts(config.spec()) if is_joined else {}
+        if config.observation != "compact" or config.deductions not in JOINED_LEVELS:
+            return {}
+        return joined_word_parts(config.spec(), config.deductions)
 
     def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
         return step_metrics(episodes)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.policies import hat
 from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX, aloud
 from hanabi_grpo.envs.hanabi.policies.best_messages import BestMessages
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_decks
-from hanabi_grpo.envs.hanabi.policies.hat import HatBot, check_players
 from hanabi_grpo.envs.hanabi.policies.hat_aloud import HatAloud
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
 from hanabi_grpo.envs.hanabi.policies.search import Search
@@ -16,7 +16,8 @@ from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 Maker = Callable[[], base.Policy]
 _BOTS: Mapping[str, Maker] = {
     **{name: partial(rule_bot, name) for name in RULE_BOTS},
-    HatBot.name: HatBot,
+    hat.NAME: hat.HatBot,
+    hat.PLAIN_NAME: partial(hat.HatBot, is_plain=True),
 }
 _ALOUD = ("hint-bot", "iggi", "focus-bot")
 """Rule bots that can think aloud, as teachers of thoughts."""
@@ -37,13 +38,14 @@ PLANNERS: Mapping[str, Maker] = {
 """Policies that compute for seconds: search at every move, best responses once."""
 _THINKERS: Mapping[str, Maker] = {
     **{name + SUFFIX: partial(aloud, name) for name in _ALOUD},
-    HatAloud.name: HatAloud,
+    hat.NAME + SUFFIX: HatAloud,
+    hat.PLAIN_NAME + SUFFIX: partial(HatAloud, is_plain=True),
 }
+_HAT_BOTS = [name + suffix for name in (hat.NAME, hat.PLAIN_NAME) for suffix in ("", SUFFIX)]
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS, **_THINKERS}
 """Every policy, in the order of listings."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
-    HatBot.name: check_players,
-    HatAloud.name: check_players,
+    **dict.fromkeys(_HAT_BOTS, hat.check_players),
     BestResponse.name: partial(check_decks, policy=BestResponse.name),
     BestMessages.name: partial(check_decks, policy=BestMessages.name),
 }

@@ -38,28 +38,29 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
 from hanabi_grpo.envs.hanabi.policies.rules import play_safe_card
-from hanabi_grpo.envs.hanabi.prompts.deductions import DEAD, FITS, LATER, ONLY, Counted
+from hanabi_grpo.envs.hanabi.prompts.deductions import (
+    DEAD,
+    FITS,
+    LATER,
+    ONLY,
+    Counted,
+    other_seats,
+)
 from hanabi_grpo.envs.hanabi.rules.actions import discard, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
+from hanabi_grpo.envs.hanabi.rules.history import Moment, last_hint_since, table_before
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.errors import SettingsError
 
+NAME = "hat-bot"
+PLAIN_NAME = "plain-hat-bot"
 LEAST_PLAYERS = 3
 """Players of the smallest table at which a hint can advise."""
 _LEAST_CHANCE = 0.7
 """Minimum chance to fit at which an advised card is played that does not surely fit."""
 _LEAST_LIVES_FOR_RISK = 2
 """Minimum lives at which a card is played that may not fit."""
-
-
-class _Moment(NamedTuple):
-    """The table when a move was made, as one player sees it."""
-
-    view: PlayerView
-    """With the stacks, discards and hands of that time; everything else is current."""
-    sizes: tuple[int, ...]
-    """Per seat the number of cards in hand."""
 
 
 class _Class(NamedTuple):
@@ -83,6 +84,8 @@ class Code:
     """Advices to play: slots from the oldest."""
     num_discards: int
     """Advices to discard: slots from the oldest."""
+    is_plain: bool = False
+    """Whether advice follows the order of slots alone, see `Convention`."""
 
     @property
     def modulus(self) -> int:
@@ -100,8 +103,11 @@ class Code:
                 return number
         return None
 
-    def hint(self, number: int, view: PlayerView) -> Action:
-        """Return the first legal hint that stands for a number."""
+    def hints(self, number: int, view: PlayerView) -> Iterator[Action]:
+        """Yield the legal hints that stand for a number.
+
+        There is at least one as long as hints are left.
+        """
         hints = self.classes[number]
         newest = view.hands[hints.target][-1]
         for action in view.legal_actions:
@@ -109,15 +115,15 @@ class Code:
                 continue
             value = newest.color if action.kind == "hint_color" else newest.rank
             if (action.value == value) == hints.touches_newest:
-                return action
-        raise AssertionError("every class has a hint")
+                yield action
 
     def advice(self, counted: Counted, hand: Sequence[Card]) -> int:
         """Return the advice for the holder of a hand.
 
         Play the card that fits and completes its stack, else the fitting card of the lowest rank.
         Discard a dead card, else the card of the highest rank that neither fits nor is the last of
-        its kind, else the oldest card. The oldest card wins ties.
+        its kind, else the oldest card. The oldest card wins ties, and in the plain convention the
+        oldest card that fits, is dead, or can fit later wins whatever its rank.
 
         Args:
             counted: The view of a player who sees the hand, at the time of the hint.
@@ -125,6 +131,8 @@ class Code:
         """
         words = [counted.card_word(card) for card in hand]
         fitting = [slot for slot, word in enumerate(words[: self.num_plays]) if word == FITS]
+        if fitting and self.is_plain:
+            return fitting[0]
         if fitting:
             last_rank = counted.view.num_ranks - 1
             return min(fitting, key=lambda slot: (hand[slot].rank != last_rank, hand[slot].rank))
@@ -132,6 +140,8 @@ class Code:
         if DEAD in discardable:
             return self.num_plays + discardable.index(DEAD)
         later = [slot for slot, word in enumerate(discardable) if word == LATER]
+        if later and self.is_plain:
+            return self.num_plays + later[0]
         return self.num_plays + max(later, key=lambda slot: hand[slot].rank, default=0)
 
     def advised(self, advice: int) -> Action:
@@ -164,7 +174,7 @@ class Decoded:
     """Of the hands that the reader sees, without the giver's, in the order of turns."""
     code: Code
     """What hints meant when it was given."""
-    moment: _Moment
+    moment: Moment
     """When it was given."""
 
     @property
@@ -217,18 +227,39 @@ class Decision(NamedTuple):
     """The hint that it considered; None if it decided earlier or cannot give any."""
 
 
+class Convention(NamedTuple):
+    """What the players of a team have agreed on."""
+
+    spec: GameSpec
+    """The board."""
+    is_plain: bool = False
+    """Advice names the oldest card that fits or can be spared, whatever its rank.
+
+    This costs .2 points with four and five players, and who imitates the bot need not compare
+    ranks.
+    """
+
+
 class HatBot:
     """The bot of this module as a policy."""
 
-    name = "hat-bot"
+    def __init__(self, *, is_plain: bool = False) -> None:
+        """Return the bot.
+
+        Args:
+            is_plain: See `Convention.is_plain`; the name is then `plain-hat-bot`.
+        """
+        self.name = PLAIN_NAME if is_plain else NAME
+        self._is_plain = is_plain
 
     def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> base.ScriptSeat:
         """Return a seat, see `base.Policy.seat`; SettingsError with two players."""
         spec = task.config.spec()
         check_players(spec)
+        convention = Convention(spec, self._is_plain)
 
         def choose(seen: base.Observation, rng: random.Random) -> str:
-            return move_text(seen, hat_move(spec, seen.view(), rng))
+            return move_text(seen, decide(convention, seen.view(), rng).move)
 
         return base.Script(self.name, choose).seat(player, task=task, game=game)
 
@@ -237,27 +268,35 @@ def check_players(spec: GameSpec) -> None:
     """Raise a SettingsError for a table at which no hint can advise."""
     if spec.num_players < LEAST_PLAYERS:
         raise SettingsError(
-            f"hat-bot on {spec.preset} with {spec.num_players} players: its hints encode hands "
+            f"{NAME} on {spec.preset} with {spec.num_players} players: its hints encode hands "
             "that giver and receiver both see, and with two players there are none; set "
             f"HANABI_PLAYERS={LEAST_PLAYERS} or more, or use focus-bot."
         )
 
 
-def hat_move(spec: GameSpec, view: PlayerView, rng: random.Random) -> Action:
-    """Return the bot's move, see `decide`."""
-    return decide(spec, view, rng).move
-
-
-def decide(spec: GameSpec, view: PlayerView, rng: random.Random) -> Decision:
+def decide(convention: Convention, view: PlayerView, rng: random.Random) -> Decision:
     """Return the bot's move and what it worked out for it.
 
     Args:
-        spec: The board.
+        convention: What the team has agreed on.
+        view: What the bot may know; it is the bot's turn.
+        rng: For rules shared with other bots; this bot draws nothing.
+    """
+    return decide_by(last_hint(convention, view), convention, view, rng)
+
+
+def decide_by(
+    decoded: Decoded | None, convention: Convention, view: PlayerView, rng: random.Random
+) -> Decision:
+    """Return what the bot does if it reads the last hint in a given way.
+
+    Args:
+        decoded: The bot's own reading is `last_hint(convention, view)`.
+        convention: What the team has agreed on.
         view: What the bot may know; it is the bot's turn.
         rng: For rules shared with other bots; this bot draws nothing.
     """
     beliefs = Beliefs(view)
-    decoded = last_hint(spec, view)
     advice = decoded if decoded is not None and names_own_card(decoded, view) else None
     chance = None if advice is None else _chance_as_advised(beliefs, advice)
     if advice is not None and chance is not None:
@@ -267,8 +306,8 @@ def decide(spec: GameSpec, view: PlayerView, rng: random.Random) -> Decision:
     sure = play_safe_card(beliefs, rng)
     if sure is not None:
         return Decision(sure, decoded, None)
-    encoded = _encoded(spec, view)
-    hint = None if encoded is None else encoded.code.hint(encoded.number, view)
+    encoded = _encoded(convention, view)
+    hint = None if encoded is None else next(encoded.code.hints(encoded.number, view))
     if encoded is not None and hint is not None and encoded.is_needed:
         return Decision(hint, decoded, encoded)
     likeliest = _likeliest_play(beliefs)
@@ -280,18 +319,18 @@ def decide(spec: GameSpec, view: PlayerView, rng: random.Random) -> Decision:
     return Decision(likeliest if hint is None else hint, decoded, encoded)
 
 
-def last_hint(spec: GameSpec, view: PlayerView) -> Decoded | None:
+def last_hint(convention: Convention, view: PlayerView) -> Decoded | None:
     """Return how a player reads the last hint since its own last move.
 
     Args:
-        spec: The board.
+        convention: What the team has agreed on.
         view: What the player may know.
 
     Returns:
         None if nobody has given a hint, or if the last one stands for no number.
     """
-    index = _last_hint_for(view, view.player)
-    return None if index is None else _decoded(spec, view, index)
+    index = last_hint_since(view, view.player)
+    return None if index is None else _decoded(convention, view, index)
 
 
 def names_own_card(decoded: Decoded, view: PlayerView) -> bool:
@@ -299,96 +338,43 @@ def names_own_card(decoded: Decoded, view: PlayerView) -> bool:
     return decoded.move.slot < len(view.own_hand)
 
 
-def _last_hint_for(view: PlayerView, seat: int) -> int | None:
-    """Return the number of the last hint since a player's last move, or None."""
-    for index in reversed(range(len(view.events))):
-        event = view.events[index]
-        if event.player == seat:
-            return None
-        if event.card is None:
-            return index
-    return None
-
-
-def _decoded(spec: GameSpec, view: PlayerView, index: int) -> Decoded | None:
+def _decoded(convention: Convention, view: PlayerView, index: int) -> Decoded | None:
     """Return how the player of the view reads a hint; None if it stands for no number.
 
     Args:
-        spec: The board.
+        convention: What the team has agreed on.
         view: What the player may know.
         index: Number of the hint, given by another player, among the moves of the game.
     """
     hint = view.events[index]
-    moment = _moment(view, index)
-    code = _code(spec, moment.sizes, hint.player)
+    moment = table_before(view, index)
+    code = _code(convention, moment.sizes, hint.player)
     number = code.number(hint, moment.sizes)
     if number is None:
         return None
     counted = Counted(moment.view)
     shares = []
-    for seat in _others(view):
+    for seat in other_seats(view):
         if seat != hint.player:
             advice = code.advice(counted, moment.view.hands[seat])
             shares.append(Share(seat, advice, is_told=False))
     return Decoded(hint.player, number, tuple(shares), code, moment)
 
 
-def _others(view: PlayerView) -> Iterator[int]:
-    """Yield the seats of the other players, in the order of turns."""
-    for offset in range(1, view.num_players):
-        yield (view.player + offset) % view.num_players
-
-
-def _moment(view: PlayerView, index: int) -> _Moment:
-    """Return the table before one of the moves, by taking back that move and all later ones.
-
-    Args:
-        view: What a player may know in an ongoing game; its own entry of `hands` stays empty.
-        index: Number of the move, from 0.
-    """
-    hands = [list(hand) for hand in view.hands]
-    sizes = [len(hand) for hand in view.knowledge]
-    fireworks = list(view.fireworks)
-    num_discards = len(view.discards)
-    # Moves since the last card was drawn, in which cards that left a hand were not replaced.
-    num_last = 0 if view.turns_left is None else view.num_players - view.turns_left
-    for number in reversed(range(index, len(view.events))):
-        event = view.events[number]
-        if event.card is None:
-            continue
-        is_replaced = number < len(view.events) - num_last
-        if not is_replaced:
-            sizes[event.player] += 1
-        if event.player != view.player:
-            hand = hands[event.player]
-            if is_replaced:
-                hand.pop()
-            hand.insert(event.action.slot, event.card)
-        if event.scored:
-            fireworks[event.card.color] -= 1
-        else:
-            num_discards -= 1
-    then = view._replace(
-        fireworks=tuple(fireworks),
-        discards=view.discards[:num_discards],
-        hands=tuple(map(tuple, hands)),
-    )
-    return _Moment(then, tuple(sizes))
-
-
-def _code(spec: GameSpec, sizes: Sequence[int], giver: int) -> Code:
+def _code(convention: Convention, sizes: Sequence[int], giver: int) -> Code:
     """Return what a player's hints mean.
 
     Args:
-        spec: The board.
+        convention: What the team has agreed on.
         sizes: Per seat the number of cards in hand.
         giver: Seat of the player.
     """
+    spec = convention.spec
     classes = tuple(_classes(spec, sizes, giver))
     modulus = min(len(classes), 2 * spec.hand_size)
     # At least one value says that nothing is to be played.
     num_plays = min(spec.hand_size, max(modulus - 1, 0))
-    return Code(classes, num_plays, modulus - num_plays)
+    return Code(classes, num_plays, modulus - num_plays, convention.is_plain)
 
 
 def _classes(spec: GameSpec, sizes: Sequence[int], giver: int) -> Iterator[_Class]:
@@ -403,28 +389,28 @@ def _classes(spec: GameSpec, sizes: Sequence[int], giver: int) -> Iterator[_Clas
             yield _Class(target, touches_newest=False, kind=None)
 
 
-def _encoded(spec: GameSpec, view: PlayerView) -> Encoded | None:
+def _encoded(convention: Convention, view: PlayerView) -> Encoded | None:
     """Return the hint with the player's advice to all others; None if none can be given."""
-    code = _code(spec, [len(hand) for hand in view.knowledge], view.player)
+    code = _code(convention, [len(hand) for hand in view.knowledge], view.player)
     if not view.hints or not code.modulus:
         return None
     counted = Counted(view)
     shares = []
-    for seat in _others(view):
+    for seat in other_seats(view):
         advice = code.advice(counted, view.hands[seat])
         is_play = advice < code.num_plays
-        is_told = is_play and _last_advice_to(spec, view, seat) == play(advice)
+        is_told = is_play and _last_advice_to(convention, view, seat) == play(advice)
         shares.append(Share(seat, advice, is_told))
     return Encoded(tuple(shares), code)
 
 
-def _last_advice_to(spec: GameSpec, view: PlayerView, seat: int) -> Action | None:
+def _last_advice_to(convention: Convention, view: PlayerView, seat: int) -> Action | None:
     """Return what the last hint since another player's last move advises that player."""
-    index = _last_hint_for(view, seat)
+    index = last_hint_since(view, seat)
     if index is None:
         return None
-    moment = _moment(view, index)
-    code = _code(spec, moment.sizes, view.events[index].player)
+    moment = table_before(view, index)
+    code = _code(convention, moment.sizes, view.events[index].player)
     return code.advised(code.advice(Counted(moment.view), moment.view.hands[seat]))
 
 

@@ -28,6 +28,7 @@ from hanabi_grpo.envs.base import Observation, Script, Seat, Task
 from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX
 from hanabi_grpo.envs.hanabi.policies.hat import (
     Code,
+    Convention,
     Decision,
     Decoded,
     Encoded,
@@ -43,19 +44,25 @@ from hanabi_grpo.types import player_names
 class HatAloud:
     """The policy of this module. It plays as `HatBot` does."""
 
-    name = HatBot.name + SUFFIX
+    def __init__(self, *, is_plain: bool = False) -> None:
+        """Return the bot that thinks aloud.
+
+        Args:
+            is_plain: See `Convention.is_plain`.
+        """
+        self.name = HatBot(is_plain=is_plain).name + SUFFIX
+        self._is_plain = is_plain
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
         """Return a seat, see `base.Policy.seat`; SettingsError with two players."""
         config = task.setup.config
-        spec = config.spec()
-        check_players(spec)
+        convention = Convention(config.spec(), self._is_plain)
+        check_players(convention.spec)
         write = thought_words if config.observation == "compact" else thought_sentences
 
         def choose(seen: Observation, rng: random.Random) -> str:
-            view = seen.view()
-            decision = decide(spec, view, rng)
-            thought = write(decision, spec.num_players)
+            decision = decide(convention, seen.view(), rng)
+            thought = write(decision, convention.spec.num_players)
             return f"<think>\n{thought}\n</think>\n{move_text(seen, decision.move)}"
 
         return Script(self.name, choose).seat(player, task=task, game=game)

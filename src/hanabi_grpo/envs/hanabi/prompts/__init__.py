@@ -9,7 +9,15 @@ from hanabi_grpo.envs.hanabi.prompts.compact import (
     compact_vocabulary,
     joined_word_parts,
 )
-from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions, view_with
+from hanabi_grpo.envs.hanabi.prompts.deductions import (
+    COUNTED_LEVELS,
+    JOINED_LEVELS,
+    RECALLED,
+    Counted,
+    Deductions,
+    recalled_hint,
+    view_with,
+)
 from hanabi_grpo.envs.hanabi.prompts.full import full_system, full_turn
 from hanabi_grpo.envs.hanabi.rules.actions import parse_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
@@ -46,11 +54,14 @@ def turn_prompt(
         deductions: What the prompt works out for its reader, see `prompts.deductions`.
     """
     view = view_with(view, deductions)
-    counted = Counted(view) if deductions in ("counted", "joined") else None
+    counted = Counted(view) if deductions in COUNTED_LEVELS else None
+    recalled = recalled_hint(view) if deductions == RECALLED else None
     if style == "full":
-        return full_turn(view, legal_moves=legal_moves, counted=counted)
-    is_joined = deductions == "joined"
-    return compact_turn(view, legal_moves=legal_moves, counted=counted, is_joined=is_joined)
+        return full_turn(view, legal_moves=legal_moves, counted=counted, recalled=recalled)
+    is_joined = deductions in JOINED_LEVELS
+    return compact_turn(
+        view, legal_moves=legal_moves, counted=counted, is_joined=is_joined, recalled=recalled
+    )
 
 
 def parse_reply(text: str, *, num_players: int, player: int) -> Action | None:

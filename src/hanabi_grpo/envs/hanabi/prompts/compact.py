@@ -20,6 +20,10 @@ is a move:
     life3 info1 deck25 nextR4 nextY1 me slot0 fit2.cRY.r1 slot1 sure.cR.r4 mate
     Y4later.cYGWB.r1345 B2fits.cYGWB.r2 last Hint.4.2.3
 The vocabulary then has 33,000 words on Full (335 otherwise), and lines are a third shorter.
+
+With HANABI_DEDUCTIONS=recalled and three or more players, the line continues with the hands at the
+time of the last hint, slot by slot, without those of its giver and its reader:
+    then player_1 0.R1.fits 1.B4.later 2.Y1.dead 3.G5.only player_2 0.W2.fits …
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +31,12 @@ from itertools import combinations
 
 from hanabi_grpo.envs.hanabi.prompts.deductions import (
     CARD_WORDS,
+    JOINED_LEVELS,
     OWN_CARD_WORDS,
+    RECALLED,
     Counted,
     Deductions,
+    Recalled,
     others_moves,
     own_card_word,
 )
@@ -51,6 +58,8 @@ WILL_HINT = "say"
 """In a thought: comes before what a player would say with a hint, see `policies.hat_aloud`."""
 TOLD = "told"
 """In a thought: the player before it has been told already."""
+_THEN = "then"
+"""Comes before the hands at the time of the last hint."""
 _GOOD_PLAY = "good"
 _BAD_PLAY = "bad"
 _JOINT = "."
@@ -65,10 +74,11 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
     Args:
         spec: The board.
         deductions: What the prompts work out; "counted" appends words to the vocabulary, and
-            "joined" has its own.
+            "joined" has its own, to which "recalled" appends words.
     """
-    if deductions == "joined":
-        return tuple(_joined_vocabulary(spec))
+    if deductions in JOINED_LEVELS:
+        joined = tuple(_joined_vocabulary(spec))
+        return (*joined, *_recalled_vocabulary(spec)) if deductions == RECALLED else joined
     slots = _slot_words(spec)
     cards = _card_words(spec)
     words = [
@@ -186,6 +196,17 @@ def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
     yield from _thought_vocabulary(spec)
 
 
+def _recalled_vocabulary(spec: GameSpec) -> Iterator[str]:
+    """Yield the words for hands at the time of a hint; with two players, there are none."""
+    if spec.num_players == 2:
+        return
+    yield _THEN
+    for slot in range(spec.hand_size):
+        for card in _card_words(spec):
+            for word in CARD_WORDS:
+                yield _joined(str(slot), card, word)
+
+
 def _joined_moves(spec: GameSpec) -> Iterator[str]:
     """Yield the words for what another player has done."""
     cards = _card_words(spec)
@@ -204,8 +225,14 @@ def _joined_moves(spec: GameSpec) -> Iterator[str]:
                 yield _joined("Hint", *target, value, *map(str, touched))
 
 
-def joined_word_parts(spec: GameSpec) -> dict[str, tuple[str, ...]]:
+def joined_word_parts(
+    spec: GameSpec, deductions: Deductions = "joined"
+) -> dict[str, tuple[str, ...]]:
     """Return, for each joined word of this board, the parts that it shares with other words.
+
+    Args:
+        spec: The board.
+        deductions: "joined" or "recalled".
 
     Example:
         parts = joined_word_parts(make_spec("full"))
@@ -214,7 +241,7 @@ def joined_word_parts(spec: GameSpec) -> dict[str, tuple[str, ...]]:
         parts["Hint.4.2.3"] == ("Hint", "Hint 4", "touched 2", "touched 3")
     """
     parts = {}
-    for word in _joined_vocabulary(spec):
+    for word in compact_vocabulary(spec, deductions):
         if _JOINT in word:
             parts[word] = _parts_of(word)
     return parts
@@ -228,6 +255,9 @@ def _parts_of(word: str) -> tuple[str, ...]:
     if first in ("Play", "Discard"):
         slot, card, *outcome = others
         return (first, f"{first} {slot}", card, *_of_card(card), *outcome)
+    if first.isdigit():
+        card, deduction = others
+        return (f"then {first}", f"then {deduction}", card, *_of_card(card))
     known = [*_set_parts("colours", "c", others[0]), *_set_parts("ranks", "r", others[1])]
     if first in OWN_CARD_WORDS:
         return (f"own {first}", *known)
@@ -275,6 +305,7 @@ def compact_turn(
     legal_moves: bool,
     counted: Counted | None = None,
     is_joined: bool = False,
+    recalled: Recalled | None = None,
 ) -> str:
     """Return the observation as words separated by single spaces.
 
@@ -283,12 +314,17 @@ def compact_turn(
         legal_moves: Whether to list the legal moves.
         counted: Deductions from the visible cards, or None to omit them.
         is_joined: Whether a card and all that is known of it is one word; requires `counted`.
+        recalled: Hands at the time of the last hint, or None to omit them.
     """
-    return " ".join(_turn_words(view, legal_moves, counted, is_joined))
+    return " ".join(_turn_words(view, legal_moves, counted, is_joined, recalled))
 
 
 def _turn_words(
-    view: PlayerView, legal_moves: bool, counted: Counted | None, is_joined: bool
+    view: PlayerView,
+    legal_moves: bool,
+    counted: Counted | None,
+    is_joined: bool,
+    recalled: Recalled | None,
 ) -> Iterator[str]:
     yield from _table_words(view)
     yield from _own_hand_words(view, counted, is_joined)
@@ -302,10 +338,22 @@ def _turn_words(
     else:
         yield "disc"
         yield from map(str, view.discards)
+    if recalled and recalled.hands:
+        yield from _recalled_words(recalled, view.num_players)
     if legal_moves and view.legal_actions:
         yield "moves"
         for action in view.legal_actions:
             yield _move_text(action, view)
+
+
+def _recalled_words(recalled: Recalled, num_players: int) -> Iterator[str]:
+    """Yield the hands at the time of the last hint."""
+    names = player_names(num_players)
+    yield _THEN
+    for hand in recalled.hands:
+        yield names[hand.seat]
+        for slot, (card, word) in enumerate(hand.cards):
+            yield _joined(str(slot), str(card), word)
 
 
 def _table_words(view: PlayerView) -> Iterator[str]:

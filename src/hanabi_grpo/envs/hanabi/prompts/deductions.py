@@ -5,17 +5,27 @@
 - `counted`: like `possible`, plus what the visible cards imply for each card, and the others' last
   moves.
 - `joined`: like `counted`; in the compact style, one word for a card and all that is known of it.
+- `recalled`: like `joined`, plus the hands that the giver of the last hint and the reader both saw,
+  as they were when the hint was given. What a convention means by a hint depends on them, and with
+  three or more players others may have moved since.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
+from hanabi_grpo.envs.hanabi.rules.history import last_hint_since, table_before
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card, Event, Knowledge, PlayerView
 
-Deductions = Literal["none", "possible", "counted", "joined"]
+Deductions = Literal["none", "possible", "counted", "joined", "recalled"]
 """The levels of `HANABI_DEDUCTIONS`."""
+COUNTED_LEVELS = ("counted", "joined", "recalled")
+"""Levels that include what the visible cards imply."""
+JOINED_LEVELS = ("joined", "recalled")
+"""Levels at which a card and all that is known of it is one compact word."""
+RECALLED = "recalled"
 
 SURE = "sure"
 """An own card fits, whatever it is."""
@@ -85,6 +95,44 @@ def others_moves(view: PlayerView) -> list[Event]:
         moves.append(event)
     moves.reverse()
     return moves
+
+
+class RecalledHand(NamedTuple):
+    """A hand at the time of the last hint."""
+
+    seat: int
+    cards: tuple[tuple[Card, str], ...]
+    """Each card with its use at that time, as `Counted.card_word` names it; the oldest first."""
+
+
+class Recalled(NamedTuple):
+    """The last hint since the reader's own last move, and the hands that its giver saw."""
+
+    giver: int
+    hands: tuple[RecalledHand, ...]
+    """In the order of turns, without those of the giver and the reader."""
+
+
+def recalled_hint(view: PlayerView) -> Recalled | None:
+    """Return the last hint since the player's own last move, or None if there is none."""
+    index = last_hint_since(view, view.player)
+    if index is None:
+        return None
+    giver = view.events[index].player
+    then = table_before(view, index).view
+    counted = Counted(then)
+    hands = []
+    for seat in other_seats(view):
+        if seat != giver:
+            cards = tuple((card, counted.card_word(card)) for card in then.hands[seat])
+            hands.append(RecalledHand(seat, cards))
+    return Recalled(giver, tuple(hands))
+
+
+def other_seats(view: PlayerView) -> Iterator[int]:
+    """Yield the seats of the other players, in the order of turns."""
+    for offset in range(1, view.num_players):
+        yield (view.player + offset) % view.num_players
 
 
 def view_with(view: PlayerView, deductions: Deductions) -> PlayerView:

@@ -5,7 +5,14 @@ Trained adapters depend on this text: not one character of it may change.
 
 from collections.abc import Sequence
 
-from hanabi_grpo.envs.hanabi.prompts.deductions import DEAD, FITS, LATER, ONLY, Counted
+from hanabi_grpo.envs.hanabi.prompts.deductions import (
+    DEAD,
+    FITS,
+    LATER,
+    ONLY,
+    Counted,
+    Recalled,
+)
 from hanabi_grpo.envs.hanabi.rules.actions import (
     discard,
     format_action,
@@ -24,6 +31,13 @@ _CARD_TEXTS = {
     DEAD: "can never be played",
 }
 """What `Counted.card_word` means, in words."""
+_THEN_TEXTS = {
+    FITS: "could be played",
+    LATER: "could be played later",
+    ONLY: "could be played later, the only one left",
+    DEAD: "could never be played",
+}
+"""The same of an earlier time."""
 
 
 def full_system(spec: GameSpec, player: int, bomb_rule: str) -> str:
@@ -114,18 +128,28 @@ def _format_section(spec: GameSpec, player: int) -> str:
     )
 
 
-def full_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
+def full_turn(
+    view: PlayerView,
+    *,
+    legal_moves: bool,
+    counted: Counted | None = None,
+    recalled: Recalled | None = None,
+) -> str:
     """Return the observation: recent moves, the table, the hands, and the moves that are legal.
 
     Args:
         view: What the player may know.
         legal_moves: Whether to list the legal moves.
         counted: Deductions from the visible cards, or None to omit them.
+        recalled: Hands at the time of the last hint, or None to omit them.
 
     Returns:
         Printable ASCII.
     """
-    parts = [_recent_moves(view), _table(view)]
+    parts = [_recent_moves(view)]
+    if recalled and recalled.hands:
+        parts.append(_recalled_hands(recalled))
+    parts.append(_table(view))
     for offset in range(1, view.num_players):
         seat = (view.player + offset) % view.num_players
         parts.append(_partners_hand(view, seat, counted))
@@ -194,6 +218,15 @@ def _event(event: Event, view: PlayerView) -> str:
     slots = [str(slot) for slot in event.touched]
     touched = f"slot {slots[0]}" if len(slots) == 1 else f"slots {_listed(slots, 'and')}"
     return f"{mover} hinted {value} to {target}, touching {touched} of the hand at that time."
+
+
+def _recalled_hands(recalled: Recalled) -> str:
+    lines = [f"When {player_name(recalled.giver)} gave the last hint, you both saw:"]
+    for hand in recalled.hands:
+        lines.append(f"Hand of {player_name(hand.seat)} at that time:")
+        for slot, (card, use) in enumerate(hand.cards):
+            lines.append(f"- slot {slot}: {_card(card)}, {_THEN_TEXTS[use]}")
+    return "\n".join(lines)
 
 
 def _table(view: PlayerView) -> str:

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Thoughts in a hat code: a small model imitates hat-bot twice, with its sums written down and without, for about equal minutes.
+#
+#   bash tools/recipes/hat_thoughts.sh
+#   PLAYERS=3 bash tools/recipes/hat_thoughts.sh
+#
+#   PLAYERS          3 to 5 (5)
+#   RECIPE_SEED      seed of the model, the games and the order of batches (0)
+#   RECIPE_GAMES     games of the teacher, 3 % of its moves random (6000)
+#   RECIPE_STEPS     steps of 128 turns, with thoughts (1200)
+#   RECIPE_SILENT    steps without thoughts: a step is faster, so more of them take the same time (2000)
+#   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
+#
+# Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=joined). Both models have the same
+# tokenizer, network and initial weights. All output is in outputs/hat-thoughts-PLAYERS-SEED.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+SECONDS=0
+source tools/launch.sh
+name=hat_thoughts
+for knob in SEED GAMES STEPS SILENT DEALS; do
+    knob=RECIPE_$knob
+    if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
+        echo "$name: $knob='${!knob}': must be a whole number." >&2
+        exit 2
+    fi
+done
+players=${PLAYERS:-${HANABI_PLAYERS:-5}}
+if [[ ! $players =~ ^[3-5]$ ]]; then
+    echo "$name: PLAYERS='$players': a hat code needs 3 to 5 players." >&2
+    exit 2
+fi
+export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn HANABI_DEDUCTIONS=joined
+export MAX_COMPLETION_LENGTH=48
+games=${RECIPE_GAMES:-6000} deals=${RECIPE_DEALS:-1000}
+folder=outputs/hat-thoughts-$players-$SEED
+mkdir -p "$folder"
+unset DATASET
+source tools/session.sh
+start_session
+export MODEL=$folder/untaught
+run - hanabi-grpo tiny-model --preset full --players "$players" --games 2 --steps 1 --out "$MODEL"
+for arm in aloud silent; do
+    script=hat-bot steps=${RECIPE_SILENT:-2000}
+    if [ $arm = aloud ]; then script=hat-bot-aloud steps=${RECIPE_STEPS:-1200}; fi
+    say "$arm: imitation of $script, $steps steps, log $folder/$arm.log"
+    run "$folder/$arm.log" hanabi-grpo warm-start "$script" --full --out "$folder/$arm" --tasks "$games" --noise 0.03 \
+        --batch 128 --steps "$steps" --learning-rate 3e-3 --resume
+done
+for arm in aloud silent; do
+    export MODEL=$folder/$arm/model
+    say "$arm: $deals test deals, sampled and greedy"
+    start_server
+    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --out "$folder/$arm-sampled.json"
+    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --temperature 0 --out "$folder/$arm-greedy.json"
+    if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py hat-bot-aloud 20 "$folder/corrupted.json"; fi
+    stop_server
+done
+run - hanabi-grpo evaluate hat-bot --suite test --tasks "$deals" --out "$folder/teacher.json"
+finish 0
