@@ -718,6 +718,8 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
         ),
         ("full_laptop", {"PLAYERS": "6"}, "PLAYERS='6': Hanabi needs 2 to 5 players"),
         ("full_laptop", {"RECIPE_GAMES": "many"}, "RECIPE_GAMES='many': must be a whole number"),
+        ("hat_thoughts", {"PLAYERS": "2"}, "PLAYERS='2': a hat code needs 3 to 5 players"),
+        ("hat_thoughts", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
     ],
@@ -748,7 +750,7 @@ def test_a_recipe_never_writes_over_a_run(
 
 
 @pytest.mark.parametrize(
-    ("players", "folder"), [("", "outputs/full-0-joined"), ("4", "outputs/full-4p-0-joined")]
+    ("players", "folder"), [("", "outputs/full-0-joined"), ("4", "outputs/full-4p-0-recalled")]
 )
 def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     launch: Runner, players: str, folder: str

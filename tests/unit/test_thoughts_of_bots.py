@@ -128,19 +128,22 @@ def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
     convention = Convention(spec)
     table = Game(spec, tuple(Card(0, rank - 1) for rank in ranks))
     # The hands are 3 4, 1 3 and 4 1: the 1s are to be played, slot 0 and slot 1.
-    decision = decide(convention, table.view(0), random.Random(0))
-    assert thought_words(decision, 3) == "say player_1 play0 player_2 play1 play1"
+    view = table.view(0)
+    decision = decide(convention, view, random.Random(0))
+    assert thought_words(decision, view) == "say player_1 play0 player_2 play1 play1 player_1 R 3"
     table.apply(decision.move)
     # 1 of 4, of which player_2's hand takes 1, leaves 0; the move needs no more.
-    decision = decide(convention, table.view(1), random.Random(0))
-    assert thought_words(decision, 3) == "player_0 play1 player_2 play1 play0"
+    view = table.view(1)
+    decision = decide(convention, view, random.Random(0))
+    assert thought_words(decision, view) == "player_0 play1 player_2 play1 play0"
     table.apply(decision.move)
     # Its 1 has become useless. Now the hands of the others are 3 4 and 3 5: 3 + 2 = 1 of 4.
-    decision = decide(convention, table.view(2), random.Random(0))
+    view = table.view(2)
+    decision = decide(convention, view, random.Random(0))
     heard = "player_0 play1 player_1 play0 play1"
     told = "say player_0 discard1 player_1 discard0 play1"
-    assert thought_words(decision, 3) == f"{heard} {told}"
-    assert thought_sentences(decision, 3) == (
+    assert thought_words(decision, view) == f"{heard} {told}"
+    assert thought_sentences(decision, view) == (
         "The last hint, by player_0, stands for play slot 1.\n"
         "Then player_1 had to play slot 0. That leaves play slot 1.\n"
         "player_0 should discard slot 1.\n"

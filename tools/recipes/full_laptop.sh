@@ -6,20 +6,20 @@
 #   PLAYERS          2 to 5 (2)
 #   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
 #   RECIPE_MINUTES   minutes per session (110); unfinished work is kept
-#   RECIPE_TEACHER   a bot (focus-bot, which can be imitated from single messages; with 3 or more players, hat-bot plays
-#                    better but is far harder to imitate)
-#   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, 59 with three and four, 54 with five (36000)
+#   RECIPE_TEACHER   a bot (focus-bot with two players; with more, plain-hat-bot-aloud, whose thoughts are learned, too)
+#   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, and 48 to 55 with more (36000; 14000 of a bot
+#                    that thinks aloud)
 #   RECIPE_PASSES    passes over the teacher's turns (1)
-#   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60)
+#   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60; 0 after a bot that thinks aloud)
 #   RECIPE_RUN       name of the training run, so that several can start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
 #   RECIPE_DEALS     deals of the final evaluations (2000), from the suite test, which was not used to choose anything
 #
 # A message contains the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
-# is one word (HANABI_DEDUCTIONS=joined), so that each turn can be learned separately. One network for all seats learns from the
-# teacher: 0.9 M parameters plus the embeddings of 33,000 words. Then each player trains an adapter. With
-# HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any HANABI_*, LEARNING_RATE or
-# LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
-# The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-3p-SEED-joined with three players).
+# is one word (HANABI_DEDUCTIONS=joined, or recalled for a bot that thinks aloud), so that each turn can be learned separately.
+# One network for all seats learns from the teacher: 0.9 M parameters plus the embeddings of 33,000 words. Then each player
+# trains an adapter. With HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any
+# HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
+# The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-3p-SEED-recalled with three players).
 # docs/results-appendix.md has the results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -29,8 +29,9 @@ name=full_laptop
 players=${PLAYERS:-${HANABI_PLAYERS:-2}}
 case $players in
 2) turns=65 prefix=outputs/full ;;
-3 | 4) turns=59 prefix=outputs/full-${players}p ;;
-5) turns=54 prefix=outputs/full-5p ;;
+3) turns=55 prefix=outputs/full-3p ;;
+4) turns=52 prefix=outputs/full-4p ;;
+5) turns=48 prefix=outputs/full-5p ;;
 *)
     echo "$name: PLAYERS='$players': Hanabi needs 2 to 5 players." >&2
     exit 2
@@ -43,8 +44,21 @@ for knob in SEED MINUTES GAMES PASSES BATCH STEPS DEALS; do
         exit 2
     fi
 done
-export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
-teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-36000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
+teacher=${RECIPE_TEACHER:-}
+if [ -z "$teacher" ]; then
+    teacher=focus-bot
+    if [ "$players" -gt 2 ]; then teacher=plain-hat-bot-aloud; fi
+fi
+export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn
+default_games=36000 default_steps=60 noise=0.1
+if [[ $teacher == *-aloud ]]; then
+    # A wrong hint of a hat code misleads everybody, so few moves are random. A thought has up to 30 words.
+    default_games=14000 default_steps=0 noise=0.03
+    default_env HANABI_DEDUCTIONS recalled
+    default_env MAX_COMPLETION_LENGTH 48
+fi
+default_env HANABI_DEDUCTIONS joined
+games=${RECIPE_GAMES:-$default_games} steps=${RECIPE_STEPS:-$default_steps} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
 folder=$prefix-$SEED
 if [ "$HANABI_DEDUCTIONS" != counted ]; then folder+=-$HANABI_DEDUCTIONS; fi
@@ -72,7 +86,7 @@ export MODEL=$folder/untaught
 run - hanabi-grpo tiny-model --preset full --players "$players" --games 2 --steps 1 --out "$MODEL"
 if [ ! -e "$folder/taught" ]; then
     say "imitation of $teacher: $games games, log $folder/warm.log"
-    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise 0.1 --resume \
+    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise $noise --resume \
         --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * games * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
     touch "$folder/taught"
 fi
@@ -90,13 +104,17 @@ default_env SAVE_STEPS 10
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 [ -e "$folder/start.json" ] || run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --out "$folder/start.json"
-say "training: $steps steps, log $training.log"
-OUTPUT_DIR=$training MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
-    for_now "$training.log" bash tools/train/train_grpo_msswift.sh
-say "after training: $deals test deals, sampled at temperature 1 and greedy, compared with the teacher"
-# By its folder: in a session after the last step, no trainer has pushed its players to the server.
-run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --out "$training/sampled.json"
-run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --temperature 0 --out "$training/greedy.json"
+[ -e "$folder/start-greedy.json" ] ||
+    run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --temperature 0 --out "$folder/start-greedy.json"
+if [ "$steps" -gt 0 ]; then
+    say "training: $steps steps, log $training.log"
+    OUTPUT_DIR=$training MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
+        for_now "$training.log" bash tools/train/train_grpo_msswift.sh
+    say "after training: $deals test deals, sampled at temperature 1 and greedy, compared with the teacher"
+    # By its folder: in a session after the last step, no trainer has pushed its players to the server.
+    run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --out "$training/sampled.json"
+    run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --temperature 0 --out "$training/greedy.json"
+fi
 bots=("$teacher")
 if [ "$teacher" != iggi ]; then bots+=(iggi); fi
 [ -e "$folder/bots.json" ] || run - hanabi-grpo evaluate "${bots[@]}" --suite test --tasks "$deals" --out "$folder/bots.json"

@@ -8,9 +8,9 @@ The positions are from games that a bot that thinks aloud plays with itself, on 
 
 - an own card that can be played for sure becomes one that can never be played, or the other way
   around;
-- of `hat-bot-aloud` in the compact style, the last number of a sum: the player's own advice, or the
-  number of its hint. Only corruptions that would make the bot play another card, or give a hint
-  that stands for another number, are counted.
+- of a hat bot in the compact style, the last remainder, the player's own advice, where the bot
+  would then play another card; or the number of the hint that it gives, together with the cards
+  behind it, so that another hint follows.
 
 Nothing is sampled: the server returns the probability of every legal move after the original
 thought and after the corrupted one.
@@ -34,7 +34,7 @@ from hanabi_grpo.envs.hanabi.policies.hat import (
     decide,
     decide_by,
 )
-from hanabi_grpo.envs.hanabi.policies.hat_aloud import thought_words
+from hanabi_grpo.envs.hanabi.policies.hat_aloud import hint_words, thought_words
 from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.messages import ScoredPrompt
@@ -144,7 +144,7 @@ def hat_corruptions(
     view = seen.view()
     rng = random.Random(0)
     decision = decide(convention, view, rng)
-    words = thought_words(decision, convention.spec.num_players)
+    words = thought_words(decision, view)
     thought, _, move = reply.rpartition("\n")
     changes: list[tuple[str, str, frozenset[str], frozenset[str]]] = []
     decoded = decision.decoded
@@ -158,9 +158,13 @@ def hat_corruptions(
                 changes.append(("own advice", new_words, frozenset({move}), new_move))
     encoded = decision.encoded
     if encoded is not None and encoded.is_needed:
+        tail = hint_words(decision.move, view)
+        sums = words.split()[: -len(tail) - 1]
         for number in range(encoded.code.modulus):
             if number != encoded.number:
-                new_words = words.rpartition(" ")[0] + " " + _word(encoded.code.advised(number))
+                hint = encoded.code.hint(number, view)
+                last_sum = _word(encoded.code.advised(number))
+                new_words = " ".join([*sums, last_sum, *hint_words(hint, view)])
                 old_hints = _hints(seen, view, encoded, encoded.number)
                 new_hints = _hints(seen, view, encoded, number)
                 changes.append(("own hint", new_words, old_hints, new_hints))

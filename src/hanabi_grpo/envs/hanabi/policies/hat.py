@@ -46,7 +46,7 @@ from hanabi_grpo.envs.hanabi.prompts.deductions import (
     Counted,
     other_seats,
 )
-from hanabi_grpo.envs.hanabi.rules.actions import discard, play
+from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.history import Moment, last_hint_since, table_before
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
@@ -116,6 +116,24 @@ class Code:
             value = newest.color if action.kind == "hint_color" else newest.rank
             if (action.value == value) == hints.touches_newest:
                 yield action
+
+    def hint(self, number: int, view: PlayerView) -> Action:
+        """Return the hint that a player gives for a number: the first legal one that stands for it.
+
+        In the plain convention, a hint that does not touch the newest card names the colour of the
+        oldest card of another colour, or else the rank of the oldest card of another rank.
+        """
+        if not self.is_plain or self.classes[number].touches_newest:
+            return next(self.hints(number, view))
+        target = self.classes[number].target
+        hand = view.hands[target]
+        for card in hand:
+            if card.color != hand[-1].color:
+                return hint_color(target, card.color)
+        for card in hand:
+            if card.rank != hand[-1].rank:
+                return hint_rank(target, card.rank)
+        raise AssertionError("more cards than there can be of one kind are not all equal")
 
     def advice(self, counted: Counted, hand: Sequence[Card]) -> int:
         """Return the advice for the holder of a hand.
@@ -235,8 +253,8 @@ class Convention(NamedTuple):
     is_plain: bool = False
     """Advice names the oldest card that fits or can be spared, whatever its rank.
 
-    This costs .2 points with four and five players, and who imitates the bot need not compare
-    ranks.
+    So do hints that must not touch the newest card. This costs .2 points with four and five
+    players, and who imitates the bot need not compare ranks.
     """
 
 
@@ -307,7 +325,7 @@ def decide_by(
     if sure is not None:
         return Decision(sure, decoded, None)
     encoded = _encoded(convention, view)
-    hint = None if encoded is None else next(encoded.code.hints(encoded.number, view))
+    hint = None if encoded is None else encoded.code.hint(encoded.number, view)
     if encoded is not None and hint is not None and encoded.is_needed:
         return Decision(hint, decoded, encoded)
     likeliest = _likeliest_play(beliefs)

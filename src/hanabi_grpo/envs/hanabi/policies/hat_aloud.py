@@ -2,22 +2,28 @@
 
 A move of the bot (`policies.hat`) may take seven advices and two sums modulo the number of advice
 values. A small model cannot compute that in one step, but it can learn each part: the advice for
-one hand, and one addition. A thought has two parts, each only if the bot got so far:
+one hand, one addition, one card. A thought has three parts, each only if the bot got so far:
 
 - the number of the last hint; then, for each hand in sight but the giver's, the advice at the time
   of the hint, and what remains of the number. The last remainder is the player's own advice;
 - for each other player's hand, the advice now, whether the player has been told, and the sum so
-  far. The last sum is the number of the player's own hint.
+  far. The last sum is the number of the hint that the player can give;
+- if it gives that hint: to whom, the newest card there, and the oldest card that the hint touches
+  if it does not touch the newest one. The number says who gets the hint and whether it touches the
+  newest card, and the cards say which colour or rank that takes.
 
-A number is written as the advice that it stands for. A thought of player_4 in the compact style,
+A number is written as the advice that it stands for. A thought of player_2 in the compact style,
 with five players:
 
-    player_2 play2 player_0 play1 play1 player_1 play3 discard2 player_3 play0 discard2 say
-    player_0 play1 told player_1 play3 told discard0 player_2 play2 discard2 player_3 play0 discard2
+    player_4 play2 player_3 play2 play0 player_0 play2 discard2 player_1 play1 discard1 say
+    player_3 play2 told player_4 play0 play2 player_0 play0 play2 player_1 play0 play2
+    player_3 Y 3 W 5
 
-player_2's hint stands for play2, the number 2 of 8. The hand of player_0 had the advice play1,
-which leaves 1 (play1), that of player_1 play3, which leaves 6 (discard2), and so on: the own advice
-is discard2. The hint that player_4 could give also has the number 6: 1 + 3 + 2 + 0.
+player_4's hint stands for play2, the number 2 of 8. The hand of player_3 had the advice play2,
+which leaves 0 (play0), that of player_0 play2, which leaves 6 (discard2), and that of player_1
+play1, which leaves 5: player_2 should discard slot 1. It gives a hint first, with the number
+2 + 0 + 0 + 0 = 2. That is a hint to player_3 that does not touch its newest card, the yellow 3, so
+it names white, the colour of its oldest other card.
 """
 
 import random
@@ -38,6 +44,13 @@ from hanabi_grpo.envs.hanabi.policies.hat import (
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
 from hanabi_grpo.envs.hanabi.prompts.compact import TOLD, WILL_HINT, advice_word
+from hanabi_grpo.envs.hanabi.rules.view import (
+    COLOR_LETTERS,
+    COLOR_NAMES,
+    Action,
+    Card,
+    PlayerView,
+)
 from hanabi_grpo.types import player_names
 
 
@@ -61,21 +74,22 @@ class HatAloud:
         write = thought_words if config.observation == "compact" else thought_sentences
 
         def choose(seen: Observation, rng: random.Random) -> str:
-            decision = decide(convention, seen.view(), rng)
-            thought = write(decision, convention.spec.num_players)
+            view = seen.view()
+            decision = decide(convention, view, rng)
+            thought = write(decision, view)
             return f"<think>\n{thought}\n</think>\n{move_text(seen, decision.move)}"
 
         return Script(self.name, choose).seat(player, task=task, game=game)
 
 
-def thought_words(decision: Decision, num_players: int) -> str:
+def thought_words(decision: Decision, view: PlayerView) -> str:
     """Return a thought as words of `compact_vocabulary`, separated by single spaces.
 
     Args:
         decision: What the bot worked out.
-        num_players: Players of the game.
+        view: What the bot may know.
     """
-    names = player_names(num_players)
+    names = player_names(view.num_players)
     words = []
     decoded = decision.decoded
     if decoded is not None:
@@ -92,21 +106,51 @@ def thought_words(decision: Decision, num_players: int) -> str:
                 words.append(TOLD)
             if share is not encoded.shares[0]:
                 words.append(_word(encoded.code, total))
-    return " ".join(words)
+    return " ".join([*words, *hint_words(decision.move, view)])
+
+
+def hint_words(move: Action, view: PlayerView) -> list[str]:
+    """Return the last part of a thought, which decides what a hint names; empty for other moves."""
+    if move.target < 0:
+        return []
+    words = [player_names(view.num_players)[move.target]]
+    for card in cards_of_hint(move, view):
+        words += [COLOR_LETTERS[card.color], str(card.rank + 1)]
+    return words
+
+
+def cards_of_hint(move: Action, view: PlayerView) -> list[Card]:
+    """Return the cards that decide which colour or rank a hint names; none for other moves.
+
+    Returns:
+        The newest card of the player who gets the hint; behind it, if the hint does not touch it,
+        the oldest card that the hint touches.
+    """
+    if move.target < 0:
+        return []
+    hand = view.hands[move.target]
+    touched = [card for card in hand if _value(move, card) == move.value]
+    if hand[-1] in touched:
+        return [hand[-1]]
+    return [hand[-1], touched[0]]
+
+
+def _value(hint: Action, card: Card) -> int:
+    return card.color if hint.kind == "hint_color" else card.rank
 
 
 def _word(code: Code, number: int) -> str:
     return advice_word(code.advised(number))
 
 
-def thought_sentences(decision: Decision, num_players: int) -> str:
+def thought_sentences(decision: Decision, view: PlayerView) -> str:
     """Return a thought as English sentences, a line for each hand.
 
     Args:
         decision: What the bot worked out.
-        num_players: Players of the game.
+        view: What the bot may know.
     """
-    names = player_names(num_players)
+    names = player_names(view.num_players)
     lines = []
     decoded = decision.decoded
     if decoded is not None:
@@ -125,6 +169,10 @@ def thought_sentences(decision: Decision, num_players: int) -> str:
             if share is not encoded.shares[0]:
                 line += f" Together {_text(encoded.code, total)}."
             lines.append(line)
+    cards = cards_of_hint(decision.move, view)
+    for place, card in zip(("newest", "oldest touched"), cards, strict=False):
+        name = f"{COLOR_NAMES[card.color]} {card.rank + 1}"
+        lines.append(f"The {place} card of {names[decision.move.target]} is {name}.")
     return "\n".join(lines)
 
 
