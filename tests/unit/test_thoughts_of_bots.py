@@ -130,7 +130,7 @@ def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
     # The hands are 3 4, 1 3 and 4 1: the 1s are to be played, slot 0 and slot 1.
     view = table.view(0)
     decision = decide(convention, view, random.Random(0))
-    assert thought_words(decision, view) == "say player_1 play0 player_2 play1 play1 player_1 R 3"
+    assert thought_words(decision, view) == "say mate1 play0 mate2 play1 play1 mate1 R 3"
     table.apply(decision.move)
     # 1 of 4, of which player_2's hand takes 1, leaves 0; the move needs no more.
     view = table.view(1)
@@ -141,7 +141,7 @@ def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
     view = table.view(2)
     decision = decide(convention, view, random.Random(0))
     heard = "player_0 play1 player_1 play0 play1"
-    told = "say player_0 discard1 player_1 discard0 play1"
+    told = "say mate1 discard1 mate2 discard0 play1"
     assert thought_words(decision, view) == f"{heard} {told}"
     assert thought_sentences(decision, view) == (
         "The last hint, by player_0, stands for play slot 1.\n"

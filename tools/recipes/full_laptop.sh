@@ -15,11 +15,11 @@
 #   RECIPE_DEALS     deals of the final evaluations (2000), from the suite test, which was not used to choose anything
 #
 # A message contains the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
-# is one word (HANABI_DEDUCTIONS=joined, or recalled for a bot that thinks aloud), so that each turn can be learned separately.
+# is one word (HANABI_DEDUCTIONS=joined; recalled for a hat bot with four and five players), so that each turn can be learned separately.
 # One network for all seats learns from the teacher: 0.9 M parameters plus the embeddings of 33,000 words. Then each player
 # trains an adapter. With HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any
 # HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
-# The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-3p-SEED-recalled with three players).
+# The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-4p-SEED-recalled with four players).
 # docs/results-appendix.md has the results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -54,7 +54,7 @@ default_games=36000 default_steps=60 noise=0.1
 if [[ $teacher == *-aloud ]]; then
     # A wrong hint of a hat code misleads everybody, so few moves are random. A thought has up to 30 words.
     default_games=14000 default_steps=0 noise=0.03
-    default_env HANABI_DEDUCTIONS recalled
+    if [ "$players" -gt 3 ]; then default_env HANABI_DEDUCTIONS recalled; fi
     default_env MAX_COMPLETION_LENGTH 48
 fi
 default_env HANABI_DEDUCTIONS joined

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Thoughts in a hat code: a small model imitates hat-bot twice, with its sums written down and without, for about equal minutes.
+# Thoughts in a hat code: a small model imitates plain-hat-bot twice, with its sums written down and without, for about equal minutes.
 #
 #   bash tools/recipes/hat_thoughts.sh
 #   PLAYERS=3 bash tools/recipes/hat_thoughts.sh
@@ -11,7 +11,7 @@
 #   RECIPE_SILENT    steps without thoughts: a step is faster, so more of them take the same time (2000)
 #   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
 #
-# Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=joined). Both models have the same
+# Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=joined, with four and five players recalled). Both models have the same
 # tokenizer, network and initial weights. All output is in outputs/hat-thoughts-PLAYERS-SEED.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -30,8 +30,12 @@ if [[ ! $players =~ ^[3-5]$ ]]; then
     echo "$name: PLAYERS='$players': a hat code needs 3 to 5 players." >&2
     exit 2
 fi
-export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn HANABI_DEDUCTIONS=joined
+export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn
 export MAX_COMPLETION_LENGTH=48
+# With three players, only the giver's neighbour can have moved since a hint.
+deductions=joined
+if [ "$players" -gt 3 ]; then deductions=recalled; fi
+default_env HANABI_DEDUCTIONS $deductions
 games=${RECIPE_GAMES:-6000} deals=${RECIPE_DEALS:-1000}
 folder=outputs/hat-thoughts-$players-$SEED
 mkdir -p "$folder"
@@ -41,8 +45,8 @@ start_session
 export MODEL=$folder/untaught
 run - hanabi-grpo tiny-model --preset full --players "$players" --games 2 --steps 1 --out "$MODEL"
 for arm in aloud silent; do
-    script=hat-bot steps=${RECIPE_SILENT:-2000}
-    if [ $arm = aloud ]; then script=hat-bot-aloud steps=${RECIPE_STEPS:-1200}; fi
+    script=plain-hat-bot steps=${RECIPE_SILENT:-2000}
+    if [ $arm = aloud ]; then script=plain-hat-bot-aloud steps=${RECIPE_STEPS:-1200}; fi
     say "$arm: imitation of $script, $steps steps, log $folder/$arm.log"
     run "$folder/$arm.log" hanabi-grpo warm-start "$script" --full --out "$folder/$arm" --tasks "$games" --noise 0.03 \
         --batch 128 --steps "$steps" --learning-rate 3e-3 --resume
@@ -53,8 +57,8 @@ for arm in aloud silent; do
     start_server
     run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --out "$folder/$arm-sampled.json"
     run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --temperature 0 --out "$folder/$arm-greedy.json"
-    if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py hat-bot-aloud 20 "$folder/corrupted.json"; fi
+    if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py plain-hat-bot-aloud 20 "$folder/corrupted.json"; fi
     stop_server
 done
-run - hanabi-grpo evaluate hat-bot --suite test --tasks "$deals" --out "$folder/teacher.json"
+run - hanabi-grpo evaluate plain-hat-bot --suite test --tasks "$deals" --out "$folder/teacher.json"
 finish 0

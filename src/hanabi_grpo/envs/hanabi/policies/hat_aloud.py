@@ -12,18 +12,18 @@ one hand, one addition, one card. A thought has three parts, each only if the bo
   if it does not touch the newest one. The number says who gets the hint and whether it touches the
   newest card, and the cards say which colour or rank that takes.
 
-A number is written as the advice that it stands for. A thought of player_2 in the compact style,
-with five players:
+A number is written as the advice that it stands for. In the compact style, `player_0` to `player_4`
+name players at the time of the hint, and `mate1` to `mate4` the players now, in turns, as in the
+prompt. A thought of player_2 with five players:
 
     player_4 play2 player_3 play2 play0 player_0 play2 discard2 player_1 play1 discard1 say
-    player_3 play2 told player_4 play0 play2 player_0 play0 play2 player_1 play0 play2
-    player_3 Y 3 W 5
+    mate1 play2 told mate2 play0 play2 mate3 play0 play2 mate4 play0 play2 mate1 Y 3 W 5
 
 player_4's hint stands for play2, the number 2 of 8. The hand of player_3 had the advice play2,
 which leaves 0 (play0), that of player_0 play2, which leaves 6 (discard2), and that of player_1
 play1, which leaves 5: player_2 should discard slot 1. It gives a hint first, with the number
-2 + 0 + 0 + 0 = 2. That is a hint to player_3 that does not touch its newest card, the yellow 3, so
-it names white, the colour of its oldest other card.
+2 + 0 + 0 + 0 = 2. That is a hint to the next player, player_3, that does not touch its newest card,
+the yellow 3, so it names white, the colour of its oldest other card.
 """
 
 import random
@@ -43,7 +43,12 @@ from hanabi_grpo.envs.hanabi.policies.hat import (
     decide,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
-from hanabi_grpo.envs.hanabi.prompts.compact import TOLD, WILL_HINT, advice_word
+from hanabi_grpo.envs.hanabi.prompts.compact import (
+    TOLD,
+    WILL_HINT,
+    advice_word,
+    mate_words,
+)
 from hanabi_grpo.envs.hanabi.rules.view import (
     COLOR_LETTERS,
     COLOR_NAMES,
@@ -101,7 +106,7 @@ def thought_words(decision: Decision, view: PlayerView) -> str:
     if encoded is not None:
         words.append(WILL_HINT)
         for share, total in zip(encoded.shares, sums(encoded), strict=True):
-            words += [names[share.seat], _word(encoded.code, share.advice)]
+            words += [_mate_word(view, share.seat), _word(encoded.code, share.advice)]
             if share.is_told:
                 words.append(TOLD)
             if share is not encoded.shares[0]:
@@ -113,7 +118,7 @@ def hint_words(move: Action, view: PlayerView) -> list[str]:
     """Return the last part of a thought, which decides what a hint names; empty for other moves."""
     if move.target < 0:
         return []
-    words = [player_names(view.num_players)[move.target]]
+    words = [_mate_word(view, move.target)]
     for card in cards_of_hint(move, view):
         words += [COLOR_LETTERS[card.color], str(card.rank + 1)]
     return words
@@ -137,6 +142,15 @@ def cards_of_hint(move: Action, view: PlayerView) -> list[Card]:
 
 def _value(hint: Action, card: Card) -> int:
     return card.color if hint.kind == "hint_color" else card.rank
+
+
+def _mate_word(view: PlayerView, seat: int) -> str:
+    """Return the word before a player's present hand in a prompt, e.g. "mate1" for the next one.
+
+    A prompt may also hold earlier hands (HANABI_DEDUCTIONS=recalled), after `player_0` and so on.
+    """
+    offset = (seat - view.player) % view.num_players
+    return mate_words(view.num_players)[offset - 1]
 
 
 def _word(code: Code, number: int) -> str:

@@ -87,7 +87,7 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
         "disc",
         "moves",
         *slots,
-        *_mate_words(spec.num_players),
+        *mate_words(spec.num_players),
         *cards,
         *_knowledge_vocabulary(spec),
         *_move_vocabulary(spec),
@@ -127,7 +127,7 @@ def _counter_words(spec: GameSpec) -> Iterator[str]:
             yield _next_word(color, height)
 
 
-def _mate_words(num_players: int) -> list[str]:
+def mate_words(num_players: int) -> list[str]:
     """Return the words that begin another player's hand, in the order of turns."""
     if num_players == 2:
         return ["mate"]
@@ -181,7 +181,7 @@ def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
     """Yield the words of joined observations and of replies."""
     yield from _counter_words(spec)
     yield from ("me", "moves", _LAST_MOVE)
-    yield from _mate_words(spec.num_players)
+    yield from mate_words(spec.num_players)
     yield from _slot_words(spec)
     yield from _move_vocabulary(spec)
     for colors in _subsets(spec.num_colors):
@@ -328,7 +328,7 @@ def _turn_words(
 ) -> Iterator[str]:
     yield from _table_words(view)
     yield from _own_hand_words(view, counted, is_joined)
-    for offset, mate in enumerate(_mate_words(view.num_players), 1):
+    for offset, mate in enumerate(mate_words(view.num_players), 1):
         yield mate
         seat = (view.player + offset) % view.num_players
         yield from _mates_hand_words(view, seat, counted, is_joined)
