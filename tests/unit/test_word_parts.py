@@ -40,6 +40,8 @@ def test_a_joined_word_has_the_parts_that_its_fields_and_their_elements_are() ->
 def test_words_of_recalled_hands_share_parts_with_cards_and_moves() -> None:
     parts = joined_word_parts(EnvConfig(preset="full", players=3).spec(), "recalled")
     assert parts["2.R1.fits"] == ("then 2", "then fits", "R1", "of R", "of 1")
+    assert parts["R1fits.2"] == ("fits", "R1", "of R", "of 1", "in 2")
+    assert parts["cRY.r1"] == ("known", "colours 2", "cR", "cY", "ranks 1", "r1")
 
 
 @pytest.mark.parametrize("deductions", ["joined", "recalled"])

@@ -11,7 +11,6 @@ from hanabi_grpo.envs.hanabi.prompts.compact import (
 )
 from hanabi_grpo.envs.hanabi.prompts.deductions import (
     COUNTED_LEVELS,
-    JOINED_LEVELS,
     RECALLED,
     Counted,
     Deductions,
@@ -58,9 +57,12 @@ def turn_prompt(
     recalled = recalled_hint(view) if deductions == RECALLED else None
     if style == "full":
         return full_turn(view, legal_moves=legal_moves, counted=counted, recalled=recalled)
-    is_joined = deductions in JOINED_LEVELS
     return compact_turn(
-        view, legal_moves=legal_moves, counted=counted, is_joined=is_joined, recalled=recalled
+        view,
+        legal_moves=legal_moves,
+        deductions=deductions,
+        counted=counted,
+        recalled=recalled,
     )
 
 

@@ -21,9 +21,11 @@ is a move:
     Y4later.cYGWB.r1345 B2fits.cYGWB.r2 last Hint.4.2.3
 The vocabulary then has 33,000 words on Full (335 otherwise), and lines are a third shorter.
 
-With HANABI_DEDUCTIONS=recalled and three or more players, the line continues with the hands at the
-time of the last hint, slot by slot, without those of its giver and its reader:
-    then player_1 0.R1.fits 1.B4.later 2.Y1.dead 3.G5.only player_2 0.W2.fits …
+With HANABI_DEDUCTIONS=recalled, every card has its slot: another player's card is a word for slot,
+card and use, and a word for what its holder knows of it. With three or more players, the line
+continues with the hands at the time of the last hint, without those of its giver and its reader:
+    … mate1 player_1 R1fits.0 cYRG.r1 B4later.1 cB.r12345 … last player_0 Hint.player_1.1.0
+    then player_2 0.Y1.dead 1.G5.only …
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,9 +78,10 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
         deductions: What the prompts work out; "counted" appends words to the vocabulary, and
             "joined" has its own, to which "recalled" appends words.
     """
-    if deductions in JOINED_LEVELS:
-        joined = tuple(_joined_vocabulary(spec))
-        return (*joined, *_recalled_vocabulary(spec)) if deductions == RECALLED else joined
+    if deductions == RECALLED:
+        return tuple(_recalled_vocabulary(spec))
+    if deductions == "joined":
+        return tuple(_joined_vocabulary(spec))
     slots = _slot_words(spec)
     cards = _card_words(spec)
     words = [
@@ -179,15 +182,10 @@ def advice_word(action: Action) -> str:
 
 def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
     """Yield the words of joined observations and of replies."""
-    yield from _counter_words(spec)
-    yield from ("me", "moves", _LAST_MOVE)
-    yield from mate_words(spec.num_players)
-    yield from _slot_words(spec)
-    yield from _move_vocabulary(spec)
+    yield from _table_vocabulary(spec)
     for colors in _subsets(spec.num_colors):
         for ranks in _subsets(spec.num_ranks):
-            for word in OWN_CARD_WORDS:
-                yield _joined(word, _colors_word(colors), _ranks_word(ranks))
+            yield from _own_joined_words(colors, ranks)
             # What a player knows about its card is always true of the card.
             for card in (Card(color, rank) for color in colors for rank in ranks):
                 for word in CARD_WORDS:
@@ -196,15 +194,46 @@ def _joined_vocabulary(spec: GameSpec) -> Iterator[str]:
     yield from _thought_vocabulary(spec)
 
 
+def _table_vocabulary(spec: GameSpec) -> Iterator[str]:
+    """Yield the words of joined observations and replies that describe no card."""
+    yield from _counter_words(spec)
+    yield from ("me", "moves", _LAST_MOVE)
+    yield from mate_words(spec.num_players)
+    yield from _slot_words(spec)
+    yield from _move_vocabulary(spec)
+
+
+def _own_joined_words(colors: Sequence[int], ranks: Sequence[int]) -> Iterator[str]:
+    """Yield the words for an own card that is known to have one of these colours and ranks."""
+    for word in OWN_CARD_WORDS:
+        yield _joined(word, _colors_word(tuple(colors)), _ranks_word(tuple(ranks)))
+
+
 def _recalled_vocabulary(spec: GameSpec) -> Iterator[str]:
-    """Yield the words for hands at the time of a hint; with two players, there are none."""
-    if spec.num_players == 2:
-        return
-    yield _THEN
+    """Yield the words of observations with hands at the time of a hint, and of replies."""
+    yield from _table_vocabulary(spec)
+    for colors in _subsets(spec.num_colors):
+        for ranks in _subsets(spec.num_ranks):
+            yield from _own_joined_words(colors, ranks)
+            yield _joined(_colors_word(colors), _ranks_word(ranks))
     for slot in range(spec.hand_size):
         for card in _card_words(spec):
             for word in CARD_WORDS:
-                yield _joined(str(slot), card, word)
+                yield _present_word(slot, card, word)
+                yield _past_word(slot, card, word)
+    yield _THEN
+    yield from _joined_moves(spec)
+    yield from _thought_vocabulary(spec)
+
+
+def _present_word(slot: int, card: str, use: str) -> str:
+    """Return the word for another player's card that shows its slot."""
+    return _joined(f"{card}{use}", str(slot))
+
+
+def _past_word(slot: int, card: str, use: str) -> str:
+    """Return the word for another player's card at the time of the last hint."""
+    return _joined(str(slot), card, use)
 
 
 def _joined_moves(spec: GameSpec) -> Iterator[str]:
@@ -256,13 +285,21 @@ def _parts_of(word: str) -> tuple[str, ...]:
         slot, card, *outcome = others
         return (first, f"{first} {slot}", card, *_of_card(card), *outcome)
     if first.isdigit():
-        card, deduction = others
-        return (f"then {first}", f"then {deduction}", card, *_of_card(card))
-    known = [*_set_parts("colours", "c", others[0]), *_set_parts("ranks", "r", others[1])]
+        card, use = others
+        return (f"then {first}", f"then {use}", card, *_of_card(card))
     if first in OWN_CARD_WORDS:
-        return (f"own {first}", *known)
+        return (f"own {first}", *_known_parts(*others))
+    if first.startswith("c"):
+        return ("known", *_known_parts(first, *others))
     card, deduction = first[:2], first[2:]
-    return (deduction, card, *_of_card(card), *known)
+    if len(others) == 1:
+        return (deduction, card, *_of_card(card), f"in {others[0]}")
+    return (deduction, card, *_of_card(card), *_known_parts(*others))
+
+
+def _known_parts(colors: str, ranks: str) -> tuple[str, ...]:
+    """Return the parts of what is known of a card."""
+    return (*_set_parts("colours", "c", colors), *_set_parts("ranks", "r", ranks))
 
 
 def _hint_parts(fields: Sequence[str]) -> Iterator[str]:
@@ -303,8 +340,8 @@ def compact_turn(
     view: PlayerView,
     *,
     legal_moves: bool,
+    deductions: Deductions = "possible",
     counted: Counted | None = None,
-    is_joined: bool = False,
     recalled: Recalled | None = None,
 ) -> str:
     """Return the observation as words separated by single spaces.
@@ -312,26 +349,32 @@ def compact_turn(
     Args:
         view: What the player may know.
         legal_moves: Whether to list the legal moves.
-        counted: Deductions from the visible cards, or None to omit them.
-        is_joined: Whether a card and all that is known of it is one word; requires `counted`.
+        deductions: The level, which decides how the words are joined.
+        counted: Deductions from the visible cards, at the levels that include them.
         recalled: Hands at the time of the last hint, or None to omit them.
     """
-    return " ".join(_turn_words(view, legal_moves, counted, is_joined, recalled))
+    return " ".join(_turn_words(view, legal_moves, deductions, counted, recalled))
 
 
 def _turn_words(
     view: PlayerView,
     legal_moves: bool,
+    deductions: Deductions,
     counted: Counted | None,
-    is_joined: bool,
     recalled: Recalled | None,
 ) -> Iterator[str]:
+    is_joined = deductions in JOINED_LEVELS
     yield from _table_words(view)
     yield from _own_hand_words(view, counted, is_joined)
     for offset, mate in enumerate(mate_words(view.num_players), 1):
         yield mate
         seat = (view.player + offset) % view.num_players
-        yield from _mates_hand_words(view, seat, counted, is_joined)
+        if view.num_players > 2:
+            yield player_names(view.num_players)[seat]
+        if deductions == RECALLED and counted:
+            yield from _mates_slot_words(view, seat, counted)
+        else:
+            yield from _mates_hand_words(view, seat, counted, is_joined)
     if counted:
         for event in others_moves(view):
             yield from _event_words(event, view, is_joined)
@@ -353,7 +396,7 @@ def _recalled_words(recalled: Recalled, num_players: int) -> Iterator[str]:
     for hand in recalled.hands:
         yield names[hand.seat]
         for slot, (card, word) in enumerate(hand.cards):
-            yield _joined(str(slot), str(card), word)
+            yield _past_word(slot, str(card), word)
 
 
 def _table_words(view: PlayerView) -> Iterator[str]:
@@ -386,11 +429,17 @@ def _own_hand_words(view: PlayerView, counted: Counted | None, is_joined: bool) 
 def _mates_hand_words(
     view: PlayerView, seat: int, counted: Counted | None, is_joined: bool
 ) -> Iterator[str]:
-    if view.num_players > 2:
-        yield player_names(view.num_players)[seat]
     for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
         deduction = counted.card_word(card) if counted else ""
         yield from _together((f"{card}{deduction}", *_knowledge_words(known)), is_joined)
+
+
+def _mates_slot_words(view: PlayerView, seat: int, counted: Counted) -> Iterator[str]:
+    """Yield another player's hand with the slot of each card."""
+    hand = zip(view.hands[seat], view.knowledge[seat], strict=True)
+    for slot, (card, known) in enumerate(hand):
+        yield _present_word(slot, str(card), counted.card_word(card))
+        yield _joined(*_knowledge_words(known))
 
 
 def _event_words(event: Event, view: PlayerView, is_joined: bool) -> Iterator[str]:

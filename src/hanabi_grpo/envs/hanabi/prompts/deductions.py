@@ -24,7 +24,7 @@ Deductions = Literal["none", "possible", "counted", "joined", "recalled"]
 COUNTED_LEVELS = ("counted", "joined", "recalled")
 """Levels that include what the visible cards imply."""
 JOINED_LEVELS = ("joined", "recalled")
-"""Levels at which a card and all that is known of it is one compact word."""
+"""Levels at which compact words that belong together are joined."""
 RECALLED = "recalled"
 
 SURE = "sure"
