@@ -35,7 +35,7 @@ class EnvConfig(base.EnvConfig):
     deductions: Deductions = "possible"
     """Deductions in the prompt: none, possible (from hints), counted (also from the visible cards),
     joined (counted; in compact observations, a card and its knowledge are one word), recalled
-    (joined, plus the hands at the time of the last hint; for three or more players)."""
+    (joined, with slots, and with three or more players the hands when the last hint was given)."""
     reward_score: float = 1.0
     """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"

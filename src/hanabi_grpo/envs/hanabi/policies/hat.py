@@ -253,7 +253,7 @@ class Convention(NamedTuple):
     is_plain: bool = False
     """Advice names the oldest card that fits or can be spared, whatever its rank.
 
-    So do hints that must not touch the newest card. This costs .2 points with four and five
+    So do hints that must not touch the newest card. This costs .1 points with four and five
     players, and who imitates the bot need not compare ranks.
     """
 
