@@ -22,7 +22,7 @@ SEATED = [
     for name in SCRIPTS
     for preset, num_players in ALL_BOARDS
     # Two players have nobody whose hats both would see.
-    if name != "hat-bot" or num_players > 2
+    if "hat-bot" not in name or num_players > 2
 ]
 """Scripts and the boards that they can play."""
 NUM_COMPARED = 4

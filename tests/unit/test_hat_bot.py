@@ -247,6 +247,8 @@ def test_two_players_are_refused_before_anything_is_played() -> None:
     ):
         with pytest.raises(SettingsError, match=message):
             refused()
+    with pytest.raises(SettingsError, match="plain-hat-bot-aloud on full with 2 players"):
+        make_script(two, "plain-hat-bot-aloud")
     make_script(Setup(HANABI, config(3)), "hat-bot")
 
 

@@ -45,7 +45,7 @@ _HAT_BOTS = [name + suffix for name in (hat.NAME, hat.PLAIN_NAME) for suffix in 
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS, **_THINKERS}
 """Every policy, in the order of listings."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
-    **dict.fromkeys(_HAT_BOTS, hat.check_players),
+    **{name: partial(hat.check_players, name=name) for name in _HAT_BOTS},
     BestResponse.name: partial(check_decks, policy=BestResponse.name),
     BestMessages.name: partial(check_decks, policy=BestMessages.name),
 }

@@ -273,7 +273,7 @@ class HatBot:
     def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> base.ScriptSeat:
         """Return a seat, see `base.Policy.seat`; SettingsError with two players."""
         spec = task.config.spec()
-        check_players(spec)
+        check_players(spec, name=self.name)
         convention = Convention(spec, self._is_plain)
 
         def choose(seen: base.Observation, rng: random.Random) -> str:
@@ -282,11 +282,16 @@ class HatBot:
         return base.Script(self.name, choose).seat(player, task=task, game=game)
 
 
-def check_players(spec: GameSpec) -> None:
-    """Raise a SettingsError for a table at which no hint can advise."""
+def check_players(spec: GameSpec, *, name: str = NAME) -> None:
+    """Raise a SettingsError for a table at which no hint can advise.
+
+    Args:
+        spec: The board.
+        name: Name of the bot, for the message.
+    """
     if spec.num_players < LEAST_PLAYERS:
         raise SettingsError(
-            f"{NAME} on {spec.preset} with {spec.num_players} players: its hints encode hands "
+            f"{name} on {spec.preset} with {spec.num_players} players: its hints encode hands "
             "that giver and receiver both see, and with two players there are none; set "
             f"HANABI_PLAYERS={LEAST_PLAYERS} or more, or use focus-bot."
         )

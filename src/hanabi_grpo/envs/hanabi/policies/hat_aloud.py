@@ -75,7 +75,7 @@ class HatAloud:
         """Return a seat, see `base.Policy.seat`; SettingsError with two players."""
         config = task.setup.config
         convention = Convention(config.spec(), self._is_plain)
-        check_players(convention.spec)
+        check_players(convention.spec, name=self.name)
         write = thought_words if config.observation == "compact" else thought_sentences
 
         def choose(seen: Observation, rng: random.Random) -> str:
