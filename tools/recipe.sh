@@ -5,6 +5,7 @@
 #                                 and .env override them
 #   single_turns                  sets the settings for training on single turns, before recipe_settings; the shell and .env
 #                                 override them
+#   hat_code PLAYERS              sets the settings for imitation of a hat bot that thinks aloud; the shell overrides them
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
 #   warm_start [SEED]             creates the model that training starts from, unless it exists (after tools/session.sh); SEED
 #                                 is that of the model and of the games it imitates (the run's seed)
@@ -12,13 +13,7 @@
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
     start=${RECIPE_START:-}
-    local knob
-    for knob in RECIPE_SEED RECIPE_STEPS RECIPE_DEALS; do
-        if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
-            echo "$name: $knob='${!knob}': must be a whole number." >&2
-            exit 2
-        fi
-    done
+    whole_numbers RECIPE_SEED RECIPE_STEPS RECIPE_DEALS
     case $board in
     laptop | marshal-mini | marshal-simple | marshal-full) ;;
     *)
@@ -53,6 +48,15 @@ single_turns() {
     # Without exploration, both small boards end at the first convention that they find; a constant bonus fades or takes over.
     default_env HANABI_ENTROPY_BONUS 0.4
     default_env HANABI_ENTROPY_TARGET 0.2
+}
+
+hat_code() {
+    # Its hints are about the hands of their time. With three players, hardly anybody has moved since.
+    local level=joined
+    if [ "$1" -gt 3 ]; then level=recalled; fi
+    export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-$level}
+    # A thought has up to 32 words.
+    default_env MAX_COMPLETION_LENGTH 48
 }
 
 must_be_new() {

@@ -30,24 +30,30 @@ def board(preset: str = "laptop", players: int = 2, **config: Any) -> Setup[Any]
     )
 
 
+def thoughts_of_same_game(setup: Setup[Any], bot: str, number: int) -> list[str]:
+    """Return the thoughts of a bot in a game, which has to be the one that it plays silently."""
+    games = []
+    for name in (bot, f"{bot}-aloud"):
+        policy = setup.environment.policies[name]()
+        policies = dict.fromkeys(range(setup.spec.num_players), policy)
+        games.append(play_scripts(setup.task("eval", number), policies))
+    silent, aloud = games
+    assert aloud.result == silent.result
+    moves = [split_reply(turn.reply)[1].strip() for turn in aloud.turns]
+    assert moves == [turn.reply for turn in silent.turns]
+    thoughts = [split_reply(turn.reply)[0] for turn in aloud.turns]
+    assert len(set(thoughts)) > len(thoughts) / 2
+    return thoughts
+
+
 @pytest.mark.parametrize("bot", BOTS)
 @pytest.mark.parametrize("players", [2, 5])
 def test_a_bot_that_thinks_aloud_plays_the_same_game(bot: str, players: int) -> None:
     setup = board("full", players)
-    make = setup.environment.policies
     for number in range(3):
-        games = []
-        for name in (bot, f"{bot}-aloud"):
-            policies = dict.fromkeys(range(players), make[name]())
-            games.append(play_scripts(setup.task("eval", number), policies))
-        silent, aloud = games
-        assert aloud.result == silent.result
-        moves = [split_reply(turn.reply)[1].strip() for turn in aloud.turns]
-        assert moves == [turn.reply for turn in silent.turns]
-        thoughts = [split_reply(turn.reply)[0] for turn in aloud.turns]
+        thoughts = thoughts_of_same_game(setup, bot, number)
         hand_size = setup.config.spec().hand_size
         assert thoughts[0].count("My slot") == hand_size
-        assert len(set(thoughts)) > len(thoughts) / 2
 
 
 def test_a_thought_says_what_follows_from_the_message() -> None:
@@ -101,19 +107,9 @@ def test_a_thought_does_not_depend_on_the_cards_that_its_player_cannot_see(
 @pytest.mark.parametrize("players", [3, 4, 5])
 def test_the_hat_bot_that_thinks_aloud_plays_the_same_game(players: int, style: str) -> None:
     setup = board("full", players, observation=style, deductions="joined")
-    make = setup.environment.policies
     words = set(compact_vocabulary(setup.config.spec(), "joined"))
     for number in range(3):
-        games = []
-        for name in (HAT_BOT, f"{HAT_BOT}-aloud"):
-            policies = dict.fromkeys(range(players), make[name]())
-            games.append(play_scripts(setup.task("eval", number), policies))
-        silent, aloud = games
-        assert aloud.result == silent.result
-        moves = [split_reply(turn.reply)[1].strip() for turn in aloud.turns]
-        assert moves == [turn.reply for turn in silent.turns]
-        thoughts = [split_reply(turn.reply)[0] for turn in aloud.turns]
-        assert len(set(thoughts)) > len(thoughts) / 2
+        thoughts = thoughts_of_same_game(setup, HAT_BOT, number)
         if style == "compact":
             assert set(" ".join(thoughts).split()) <= words
 

@@ -15,7 +15,8 @@
 #   RECIPE_DEALS     deals of the final evaluations (2000), from the suite test, which was not used to choose anything
 #
 # A message contains the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
-# is one word (HANABI_DEDUCTIONS=joined; recalled for a hat bot with four and five players), so that each turn can be learned separately.
+# is one word (HANABI_DEDUCTIONS=joined; recalled for a hat bot with four and five players), so that each turn can be learned
+# separately.
 # One network for all seats learns from the teacher: 0.9 M parameters plus the embeddings of 33,000 words. Then each player
 # trains an adapter. With HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any
 # HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
@@ -25,6 +26,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
+source tools/recipe.sh
 name=full_laptop
 players=${PLAYERS:-${HANABI_PLAYERS:-2}}
 case $players in
@@ -37,13 +39,7 @@ case $players in
     exit 2
     ;;
 esac
-for knob in SEED MINUTES GAMES PASSES BATCH STEPS DEALS; do
-    knob=RECIPE_$knob
-    if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
-        echo "$name: $knob='${!knob}': must be a whole number." >&2
-        exit 2
-    fi
-done
+whole_numbers RECIPE_SEED RECIPE_MINUTES RECIPE_GAMES RECIPE_PASSES RECIPE_BATCH RECIPE_STEPS RECIPE_DEALS
 teacher=${RECIPE_TEACHER:-}
 if [ -z "$teacher" ]; then
     teacher=focus-bot
@@ -52,12 +48,11 @@ fi
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn
 default_games=36000 default_steps=60 noise=0.1
 if [[ $teacher == *-aloud ]]; then
-    # A wrong hint of a hat code misleads everybody, so few moves are random. A thought has up to 30 words.
+    # A wrong hint of a hat code misleads everybody, so few moves are random.
     default_games=14000 default_steps=0 noise=0.03
-    if [ "$players" -gt 3 ]; then default_env HANABI_DEDUCTIONS recalled; fi
-    default_env MAX_COMPLETION_LENGTH 48
+    hat_code "$players"
 fi
-default_env HANABI_DEDUCTIONS joined
+export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
 games=${RECIPE_GAMES:-$default_games} steps=${RECIPE_STEPS:-$default_steps} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
 folder=$prefix-$SEED

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Thoughts in a hat code: a small model imitates plain-hat-bot twice, with its sums written down and without, for about equal minutes.
+# Thoughts in a hat code: a small model imitates plain-hat-bot twice, with its sums written down and without, for about equal
+# minutes.
 #
 #   bash tools/recipes/hat_thoughts.sh
 #   PLAYERS=3 bash tools/recipes/hat_thoughts.sh
@@ -11,31 +12,22 @@
 #   RECIPE_SILENT    steps without thoughts: a step is faster, so more of them take the same time (2000)
 #   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
 #
-# Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=joined, with four and five players recalled). Both models have the same
-# tokenizer, network and initial weights. All output is in outputs/hat-thoughts-PLAYERS-SEED.
+# Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=joined, with four and five players
+# recalled). Both models have the same tokenizer, network and initial weights. All output is in outputs/hat-thoughts-PLAYERS-SEED.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
+source tools/recipe.sh
 name=hat_thoughts
-for knob in SEED GAMES STEPS SILENT DEALS; do
-    knob=RECIPE_$knob
-    if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
-        echo "$name: $knob='${!knob}': must be a whole number." >&2
-        exit 2
-    fi
-done
+whole_numbers RECIPE_SEED RECIPE_GAMES RECIPE_STEPS RECIPE_SILENT RECIPE_DEALS
 players=${PLAYERS:-${HANABI_PLAYERS:-5}}
 if [[ ! $players =~ ^[3-5]$ ]]; then
     echo "$name: PLAYERS='$players': a hat code needs 3 to 5 players." >&2
     exit 2
 fi
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn
-export MAX_COMPLETION_LENGTH=48
-# With three players, only the giver's neighbour can have moved since a hint.
-deductions=joined
-if [ "$players" -gt 3 ]; then deductions=recalled; fi
-default_env HANABI_DEDUCTIONS $deductions
+hat_code "$players"
 games=${RECIPE_GAMES:-6000} deals=${RECIPE_DEALS:-1000}
 folder=outputs/hat-thoughts-$players-$SEED
 mkdir -p "$folder"

@@ -35,7 +35,8 @@ from hanabi_grpo.envs.hanabi.policies.hat import (
     decide_by,
 )
 from hanabi_grpo.envs.hanabi.policies.hat_aloud import hint_words, thought_words
-from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
+from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
+from hanabi_grpo.envs.hanabi.prompts.compact import advice_word
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.messages import ScoredPrompt
 from hanabi_grpo.settings import load_settings
@@ -94,14 +95,37 @@ def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
             seen = referee.see(player)
             reply = seats[player].act(seen)
             if convention is None:
-                yield from line_corruptions(player, seen, reply)
+                corruptions = line_corruptions(seen, reply)
             else:
-                yield from hat_corruptions(convention, player, seen, reply)
+                corruptions = hat_corruptions(convention, seen)
+            thought = reply.rpartition("\n")[0]
+            for corruption in corruptions:
+                yield Case(
+                    kind=corruption.kind,
+                    player=player,
+                    message=seen.message(),
+                    legal=tuple(seen.legal() or ()),
+                    thought=thought,
+                    corrupted=thought.replace(corruption.old, corruption.new),
+                    follows=corruption.follows,
+                    follows_corrupted=corruption.follows_corrupted,
+                )
             referee.step({player: reply})
 
 
-def line_corruptions(player: int, seen: Observation, reply: str) -> Iterator[Case]:
-    """Yield a case for each line about an own card that decides whether the card is played."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corruption:
+    """A part of a thought, what replaces it, and the moves that follow from either."""
+
+    kind: str
+    old: str
+    new: str
+    follows: frozenset[str]
+    follows_corrupted: frozenset[str]
+
+
+def line_corruptions(seen: Observation, reply: str) -> Iterator[Corruption]:
+    """Yield a corruption of each line that decides whether an own card is played."""
     thought, _, move = reply.rpartition("\n")
     legal = frozenset(seen.legal() or ())
     for line in thought.splitlines():
@@ -109,23 +133,21 @@ def line_corruptions(player: int, seen: Observation, reply: str) -> Iterator[Cas
             continue
         plays = frozenset({f"Play {line.removeprefix('My slot ').partition(' ')[0]}"})
         if line.endswith(SURE) and move in plays:
-            kind, new_line = "sure to never", line.replace(SURE, NEVER)
-            follows, follows_corrupted = plays, legal - plays
+            yield Corruption(
+                kind="sure to never",
+                old=line,
+                new=line.replace(SURE, NEVER),
+                follows=plays,
+                follows_corrupted=legal - plays,
+            )
         elif line.endswith(NEVER) and move not in plays:
-            kind, new_line = "never to sure", line.replace(NEVER, SURE)
-            follows, follows_corrupted = legal - plays, plays
-        else:
-            continue
-        yield Case(
-            kind=kind,
-            player=player,
-            message=seen.message(),
-            legal=tuple(seen.legal() or ()),
-            thought=thought,
-            corrupted=thought.replace(line, new_line),
-            follows=follows,
-            follows_corrupted=follows_corrupted,
-        )
+            yield Corruption(
+                kind="never to sure",
+                old=line,
+                new=line.replace(NEVER, SURE),
+                follows=legal - plays,
+                follows_corrupted=plays,
+            )
 
 
 def hat_convention(setup: Setup, bot: str) -> Convention | None:
@@ -137,62 +159,48 @@ def hat_convention(setup: Setup, bot: str) -> Convention | None:
     return None
 
 
-def hat_corruptions(
-    convention: Convention, player: int, seen: Observation, reply: str
-) -> Iterator[Case]:
-    """Yield the cases of one turn of a hat bot: other own advices, and other hints."""
+def hat_corruptions(convention: Convention, seen: Observation) -> Iterator[Corruption]:
+    """Yield the corruptions of a turn of a hat bot: other own advices, and other hints."""
     view = seen.view()
     rng = random.Random(0)
     decision = decide(convention, view, rng)
     words = thought_words(decision, view)
-    thought, _, move = reply.rpartition("\n")
-    changes: list[tuple[str, str, frozenset[str], frozenset[str]]] = []
     decoded = decision.decoded
     if decoded is not None and decision.move == decoded.move and decision.encoded is None:
-        for number in range(decoded.code.num_plays):
-            shift = number - decoded.advice
+        before_advice = words.rpartition(" ")[0]
+        for advice in range(decoded.code.num_plays):
+            shift = advice - decoded.advice
             other = replace(decoded, number=(decoded.number + shift) % decoded.code.modulus)
             if shift and decide_by(other, convention, view, rng).move == other.move:
-                new_words = words.rpartition(" ")[0] + " " + _word(other.move)
-                new_move = frozenset({_text(seen, view, other.move)})
-                changes.append(("own advice", new_words, frozenset({move}), new_move))
+                yield Corruption(
+                    kind="own advice",
+                    old=words,
+                    new=f"{before_advice} {advice_word(other.move)}",
+                    follows=frozenset({move_text(seen, decision.move)}),
+                    follows_corrupted=frozenset({move_text(seen, other.move)}),
+                )
     encoded = decision.encoded
     if encoded is not None and encoded.is_needed:
-        tail = hint_words(decision.move, view)
-        sums = words.split()[: -len(tail) - 1]
+        num_last_words = 1 + len(hint_words(decision.move, view))
+        before_number = words.split()[:-num_last_words]
         for number in range(encoded.code.modulus):
-            if number != encoded.number:
-                hint = encoded.code.hint(number, view)
-                last_sum = _word(encoded.code.advised(number))
-                new_words = " ".join([*sums, last_sum, *hint_words(hint, view)])
-                old_hints = _hints(seen, view, encoded, encoded.number)
-                new_hints = _hints(seen, view, encoded, number)
-                changes.append(("own hint", new_words, old_hints, new_hints))
-    for kind, new_words, follows, follows_corrupted in changes:
-        yield Case(
-            kind=kind,
-            player=player,
-            message=seen.message(),
-            legal=tuple(seen.legal() or ()),
-            thought=thought,
-            corrupted=thought.replace(words, new_words),
-            follows=follows,
-            follows_corrupted=follows_corrupted,
-        )
+            if number == encoded.number:
+                continue
+            last_words = hint_words(encoded.code.hint(number, view), view)
+            number_word = advice_word(encoded.code.advised(number))
+            yield Corruption(
+                kind="own hint",
+                old=words,
+                new=" ".join([*before_number, number_word, *last_words]),
+                follows=_hints(seen, encoded, encoded.number),
+                follows_corrupted=_hints(seen, encoded, number),
+            )
 
 
-def _word(action: Action) -> str:
-    return f"{action.kind}{action.slot}"
-
-
-def _text(seen: Observation, view: PlayerView, action: Action) -> str:
-    """Return a legal move as the game words it."""
-    return (seen.legal() or ())[view.legal_actions.index(action)]
-
-
-def _hints(seen: Observation, view: PlayerView, encoded: Encoded, number: int) -> frozenset[str]:
+def _hints(seen: Observation, encoded: Encoded, number: int) -> frozenset[str]:
     """Return the legal hints that stand for a number."""
-    return frozenset(_text(seen, view, action) for action in encoded.code.hints(number, view))
+    hints = encoded.code.hints(number, seen.view())
+    return frozenset(move_text(seen, hint) for hint in hints)
 
 
 def best_moves(client: RolloutClient, setup: Setup, asked: list[tuple[Case, str]]) -> list[str]:

@@ -24,13 +24,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=thoughts
-for knob in SEED GAMES STEPS SILENT RL RL_SILENT DEALS; do
-    knob=RECIPE_$knob
-    if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
-        echo "$name: $knob='${!knob}': must be a whole number." >&2
-        exit 2
-    fi
-done
+whole_numbers RECIPE_SEED RECIPE_GAMES RECIPE_STEPS RECIPE_SILENT RECIPE_RL RECIPE_RL_SILENT RECIPE_DEALS
 export SEED=${RECIPE_SEED:-0}
 teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-3000} deals=${RECIPE_DEALS:-1000}
 export HANABI_PRESET=${HANABI_PRESET:-laptop} HANABI_OBSERVATION=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=none MAX_COMPLETION_LENGTH=96

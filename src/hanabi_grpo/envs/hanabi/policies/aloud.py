@@ -45,7 +45,12 @@ class _AloudSeat:
     def act(self, seen: Observation) -> str:
         action = self.inner.act(seen)
         thought = full_thought(view_with(seen.view(), self.deductions))
-        return f"<think>\n{thought}\n</think>\n{action}"
+        return with_thought(thought, action)
+
+
+def with_thought(thought: str, move: str) -> str:
+    """Return a reply that thinks before its move."""
+    return f"<think>\n{thought}\n</think>\n{move}"
 
 
 def aloud(name: str) -> Aloud:

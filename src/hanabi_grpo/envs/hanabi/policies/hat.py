@@ -24,6 +24,8 @@ The paper covers five players and the full board. Here, any board with three or 
   may have been played since. Otherwise it plays a card that surely fits, gives a hint that tells a
   player to play whom the last hint did not tell, discards as advised, or gives any hint.
 
+In the plain convention (`Convention`), advice and hints follow the order of slots and ignore ranks.
+
 The code does not depend on the order of colours, so players who see them in different orders
 (Other-Play) understand each other. With two players there is no code, because giver and receiver
 see no hand in common.
@@ -44,13 +46,19 @@ from hanabi_grpo.envs.hanabi.prompts.deductions import (
     LATER,
     ONLY,
     Counted,
-    other_seats,
 )
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.history import Moment, last_hint_since, table_before
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
-from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import (
+    Action,
+    Card,
+    Event,
+    Knowledge,
+    PlayerView,
+    other_seats,
+)
 from hanabi_grpo.errors import SettingsError
 
 NAME = "hat-bot"
@@ -176,8 +184,9 @@ class Share(NamedTuple):
     """Holder of the hand."""
     advice: int
     """The advice for the hand, as a number of the code."""
-    is_told: bool
-    """Whether the last hint since the holder's own last move already says to play that card."""
+    is_told: bool = False
+    """Of a hint that is considered: whether the last hint since the holder's own last move already
+    says to play that card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +205,19 @@ class Decoded:
     """When it was given."""
 
     @property
+    def remainders(self) -> list[int]:
+        """What is left of the number after each share."""
+        remainders = []
+        left = self.number
+        for share in self.shares:
+            left = (left - share.advice) % self.code.modulus
+            remainders.append(left)
+        return remainders
+
+    @property
     def advice(self) -> int:
         """The advice for the reader: what the hands in sight leave of the number."""
-        total = sum(share.advice for share in self.shares)
-        return (self.number - total) % self.code.modulus
+        return self.remainders[-1]
 
     @property
     def move(self) -> Action:
@@ -222,9 +240,19 @@ class Encoded:
     """What its hints mean."""
 
     @property
+    def sums(self) -> list[int]:
+        """The sum of the shares up to each one, modulo the number of advice values."""
+        total = 0
+        sums = []
+        for share in self.shares:
+            total = (total + share.advice) % self.code.modulus
+            sums.append(total)
+        return sums
+
+    @property
     def number(self) -> int:
         """The number that the hint stands for."""
-        return sum(share.advice for share in self.shares) % self.code.modulus
+        return self.sums[-1]
 
     @property
     def is_needed(self) -> bool:
@@ -320,7 +348,10 @@ def decide_by(
         rng: For rules shared with other bots; this bot draws nothing.
     """
     beliefs = Beliefs(view)
-    advice = decoded if decoded is not None and names_own_card(decoded, view) else None
+    advice = decoded
+    if decoded is not None and decoded.move.slot >= len(view.own_hand):
+        # The bot would not have given that hint.
+        advice = None
     chance = None if advice is None else _chance_as_advised(beliefs, advice)
     if advice is not None and chance is not None:
         may_risk = view.lives >= _LEAST_LIVES_FOR_RISK and chance >= _LEAST_CHANCE
@@ -356,11 +387,6 @@ def last_hint(convention: Convention, view: PlayerView) -> Decoded | None:
     return None if index is None else _decoded(convention, view, index)
 
 
-def names_own_card(decoded: Decoded, view: PlayerView) -> bool:
-    """Tell whether the advised card exists; if not, the bot would not have given that hint."""
-    return decoded.move.slot < len(view.own_hand)
-
-
 def _decoded(convention: Convention, view: PlayerView, index: int) -> Decoded | None:
     """Return how the player of the view reads a hint; None if it stands for no number.
 
@@ -380,7 +406,7 @@ def _decoded(convention: Convention, view: PlayerView, index: int) -> Decoded | 
     for seat in other_seats(view):
         if seat != hint.player:
             advice = code.advice(counted, moment.view.hands[seat])
-            shares.append(Share(seat, advice, is_told=False))
+            shares.append(Share(seat, advice))
     return Decoded(hint.player, number, tuple(shares), code, moment)
 
 

@@ -27,17 +27,14 @@ the yellow 3, so it names white, the colour of its oldest other card.
 """
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 from hanabi_grpo.envs.base import Observation, Script, Seat, Task
-from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX
+from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX, with_thought
 from hanabi_grpo.envs.hanabi.policies.hat import (
     Code,
     Convention,
     Decision,
-    Decoded,
-    Encoded,
     HatBot,
     check_players,
     decide,
@@ -81,8 +78,7 @@ class HatAloud:
         def choose(seen: Observation, rng: random.Random) -> str:
             view = seen.view()
             decision = decide(convention, view, rng)
-            thought = write(decision, view)
-            return f"<think>\n{thought}\n</think>\n{move_text(seen, decision.move)}"
+            return with_thought(write(decision, view), move_text(seen, decision.move))
 
         return Script(self.name, choose).seat(player, task=task, game=game)
 
@@ -99,13 +95,13 @@ def thought_words(decision: Decision, view: PlayerView) -> str:
     decoded = decision.decoded
     if decoded is not None:
         words += [names[decoded.giver], _word(decoded.code, decoded.number)]
-        for share, left in zip(decoded.shares, remainders(decoded), strict=True):
+        for share, left in zip(decoded.shares, decoded.remainders, strict=True):
             words += [names[share.seat], _word(decoded.code, share.advice)]
             words.append(_word(decoded.code, left))
     encoded = decision.encoded
     if encoded is not None:
         words.append(WILL_HINT)
-        for share, total in zip(encoded.shares, sums(encoded), strict=True):
+        for share, total in zip(encoded.shares, encoded.sums, strict=True):
             words += [_mate_word(view, share.seat), _word(encoded.code, share.advice)]
             if share.is_told:
                 words.append(TOLD)
@@ -170,13 +166,13 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
     if decoded is not None:
         number = _text(decoded.code, decoded.number)
         lines.append(f"The last hint, by {names[decoded.giver]}, stands for {number}.")
-        for share, left in zip(decoded.shares, remainders(decoded), strict=True):
+        for share, left in zip(decoded.shares, decoded.remainders, strict=True):
             advice = _text(decoded.code, share.advice)
             rest = _text(decoded.code, left)
             lines.append(f"Then {names[share.seat]} had to {advice}. That leaves {rest}.")
     encoded = decision.encoded
     if encoded is not None:
-        for share, total in zip(encoded.shares, sums(encoded), strict=True):
+        for share, total in zip(encoded.shares, encoded.sums, strict=True):
             line = f"{names[share.seat]} should {_text(encoded.code, share.advice)}."
             if share.is_told:
                 line += " It knows that."
@@ -193,19 +189,3 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
 def _text(code: Code, number: int) -> str:
     action = code.advised(number)
     return f"{action.kind} slot {action.slot}"
-
-
-def remainders(decoded: Decoded) -> Iterator[int]:
-    """Yield what is left of a hint's number after each share; the last is the own advice."""
-    left = decoded.number
-    for share in decoded.shares:
-        left = (left - share.advice) % decoded.code.modulus
-        yield left
-
-
-def sums(encoded: Encoded) -> Iterator[int]:
-    """Yield the sum of the shares up to each one; the last is the number of the hint."""
-    total = 0
-    for share in encoded.shares:
-        total = (total + share.advice) % encoded.code.modulus
-        yield total

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
-from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView, other_seats
 
 Rule = Callable[[Beliefs, random.Random], Action | None]
 """A move if the rule applies, else None."""
@@ -91,8 +91,7 @@ def tell_anyone_about_useful_card(beliefs: Beliefs, rng: random.Random) -> Actio
     The hint names the card's rank, or its colour if its holder knows the rank.
     """
     view = beliefs.view
-    for offset in range(1, view.num_players):
-        seat = (view.player + offset) % view.num_players
+    for seat in other_seats(view):
         hint = _hint_at_useful_card(view, seat)
         if hint is not None:
             return hint

@@ -51,6 +51,7 @@ from hanabi_grpo.envs.hanabi.rules.view import (
     Event,
     Knowledge,
     PlayerView,
+    other_seats,
 )
 from hanabi_grpo.types import player_names
 
@@ -366,9 +367,8 @@ def _turn_words(
     is_joined = deductions in JOINED_LEVELS
     yield from _table_words(view)
     yield from _own_hand_words(view, counted, is_joined)
-    for offset, mate in enumerate(mate_words(view.num_players), 1):
+    for mate, seat in zip(mate_words(view.num_players), other_seats(view), strict=True):
         yield mate
-        seat = (view.player + offset) % view.num_players
         if view.num_players > 2:
             yield player_names(view.num_players)[seat]
         if deductions == RECALLED and counted:

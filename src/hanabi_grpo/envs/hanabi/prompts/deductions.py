@@ -10,14 +10,19 @@
   three or more players others may have moved since.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.history import last_hint_since, table_before
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
-from hanabi_grpo.envs.hanabi.rules.view import Card, Event, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import (
+    Card,
+    Event,
+    Knowledge,
+    PlayerView,
+    other_seats,
+)
 
 Deductions = Literal["none", "possible", "counted", "joined", "recalled"]
 """The levels of `HANABI_DEDUCTIONS`."""
@@ -127,12 +132,6 @@ def recalled_hint(view: PlayerView) -> Recalled | None:
             cards = tuple((card, counted.card_word(card)) for card in then.hands[seat])
             hands.append(RecalledHand(seat, cards))
     return Recalled(giver, tuple(hands))
-
-
-def other_seats(view: PlayerView) -> Iterator[int]:
-    """Yield the seats of the other players, in the order of turns."""
-    for offset in range(1, view.num_players):
-        yield (view.player + offset) % view.num_players
 
 
 def view_with(view: PlayerView, deductions: Deductions) -> PlayerView:

@@ -21,7 +21,14 @@ from hanabi_grpo.envs.hanabi.rules.actions import (
     play,
 )
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
-from hanabi_grpo.envs.hanabi.rules.view import COLOR_NAMES, Card, Event, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import (
+    COLOR_NAMES,
+    Card,
+    Event,
+    Knowledge,
+    PlayerView,
+    other_seats,
+)
 from hanabi_grpo.types import player_name
 
 _CARD_TEXTS = {
@@ -150,8 +157,7 @@ def full_turn(
     if recalled and recalled.hands:
         parts.append(_recalled_hands(recalled))
     parts.append(_table(view))
-    for offset in range(1, view.num_players):
-        seat = (view.player + offset) % view.num_players
+    for seat in other_seats(view):
         parts.append(_partners_hand(view, seat, counted))
     parts.append(_own_hand(view, counted))
     if legal_moves and view.legal_actions:
@@ -177,8 +183,7 @@ def full_thought(view: PlayerView) -> str:
     lines = []
     for slot, known in enumerate(view.own_hand):
         lines.append(f"My slot {slot} {_chance(counted, known)}.")
-    for offset in range(1, view.num_players):
-        seat = (view.player + offset) % view.num_players
+    for seat in other_seats(view):
         for slot, card in enumerate(view.hands[seat]):
             use = counted.card_word(card)
             if use in (FITS, ONLY):

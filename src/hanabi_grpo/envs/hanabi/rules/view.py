@@ -1,5 +1,6 @@
 """What one player may see: the only input of prompts and of every policy."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -111,3 +112,9 @@ class PlayerView(NamedTuple):
     """Empty unless it is this player's turn."""
     events: tuple[Event, ...]
     """Every past move, oldest first."""
+
+
+def other_seats(view: PlayerView) -> Iterator[int]:
+    """Yield the seats of the other players, in the order of turns."""
+    for offset in range(1, view.num_players):
+        yield (view.player + offset) % view.num_players
