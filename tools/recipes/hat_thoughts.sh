@@ -49,7 +49,8 @@ for arm in aloud silent; do
     start_server
     run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --out "$folder/$arm-sampled.json"
     run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --temperature 0 --out "$folder/$arm-greedy.json"
-    if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py plain-hat-bot-aloud 20 "$folder/corrupted.json"; fi
+    # A deal has some 180 thoughts that can be corrupted.
+    if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py plain-hat-bot-aloud 2 "$folder/corrupted.json"; fi
     stop_server
 done
 run - hanabi-grpo evaluate plain-hat-bot --suite test --tasks "$deals" --out "$folder/teacher.json"

@@ -1,7 +1,7 @@
 """Print whether the moves of the served model follow its thoughts.
 
 python tools/recipes/thought_table.py iggi-aloud 300 corrupted.json
-python tools/recipes/thought_table.py hat-bot-aloud 100 corrupted.json
+python tools/recipes/thought_table.py hat-bot-aloud 2 corrupted.json
 
 The positions are from games that a bot that thinks aloud plays with itself, on deals of the suite
 `test`. One statement of the thought is corrupted:
