@@ -45,6 +45,7 @@ from hanabi_grpo.settings.refs import CheckpointRef, ScriptRef, parse_checkpoint
 from hanabi_grpo.token_filter import TokenFilter
 from toy_kuhn import KUHN
 from training_runs import LAPTOP
+from waiting import wait_until
 
 BLIND = ExactBound(seats=(1.4, 0.9))
 FULL = registry.setup("hanabi", {"preset": "full"})
@@ -275,8 +276,9 @@ def test_an_interrupt_does_not_wait_for_bounds_that_take_minutes(tmp_path: Path)
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert workers
-    for worker in workers:
-        worker.join(60)
+    # Not by joining them: the pool's own thread joins them too, and where it was first, this
+    # one's join returns before the exit code is set.
+    wait_until(lambda: all(worker.exitcode is not None for worker in workers), seconds=60)
     assert {worker.exitcode for worker in workers} == {-signal.SIGKILL}
 
 

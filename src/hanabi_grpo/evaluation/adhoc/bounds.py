@@ -7,9 +7,9 @@ is at least the script's score with itself. Boards that are too large have no bo
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -94,22 +94,24 @@ def compute_bounds(
     values: dict[str, dict[int, float | None]] = {name: {} for name in missing}
     seats = range(setup.spec.num_players)
     total = len(missing) * len(seats)
-    for number, (name, seat, value) in enumerate(_computed(setup, missing, seats), start=1):
-        progress(number, total)
-        by_seat = values[name]
-        by_seat[seat] = value
-        found = [by_seat[seat] for seat in seats if seat in by_seat]
-        exact = tuple(value for value in found if value is not None)
-        if len(exact) == len(seats):
-            known[name] = ExactBound(seats=exact)
-            # Written at once: an interrupt loses only what is being computed.
-            write_document(path, _document(setup, known))
+    # Closing ends the processes, also when an interrupt comes in this loop.
+    with closing(_computed(setup, missing, seats)) as computed:
+        for number, (name, seat, value) in enumerate(computed, start=1):
+            progress(number, total)
+            by_seat = values[name]
+            by_seat[seat] = value
+            found = [by_seat[seat] for seat in seats if seat in by_seat]
+            exact = tuple(value for value in found if value is not None)
+            if len(exact) == len(seats):
+                known[name] = ExactBound(seats=exact)
+                # Written at once: an interrupt loses only what is being computed.
+                write_document(path, _document(setup, known))
     return {name: known[name] for name in scripts if name in known}
 
 
 def _computed(
     setup: Setup[Any], scripts: Sequence[str], seats: Sequence[int]
-) -> Iterator[tuple[str, int, float | None]]:
+) -> Generator[tuple[str, int, float | None], None, None]:
     """Yield the value of each script and seat as it is found, on all cores of this process."""
     if not scripts:
         return
@@ -122,11 +124,11 @@ def _computed(
         initializer=die_with_parent,
         initargs=(signal.SIGKILL,),
     ) as pool:
-        jobs = {}
-        for name in scripts:
-            for seat in seats:
-                jobs[pool.submit(_score, setup.env, config, name, seat)] = (name, seat)
         try:
+            jobs = {}
+            for name in scripts:
+                for seat in seats:
+                    jobs[pool.submit(_score, setup.env, config, name, seat)] = (name, seat)
             for job in as_completed(jobs):
                 name, seat = jobs[job]
                 yield name, seat, job.result()
