@@ -15,7 +15,7 @@ from hanabi_grpo.envs.hanabi.policies import hat
 from hanabi_grpo.envs.hanabi.prompts.deductions import Counted
 from hanabi_grpo.envs.hanabi.rules import Card, Game, PlayerView, make_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import discard, play
-from hanabi_grpo.envs.hanabi.rules.history import table_before
+from hanabi_grpo.envs.hanabi.rules.history import last_hint_since, table_before
 from hanabi_grpo.envs.rewards import with_rewards
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.lineups import parse_lineups
@@ -201,6 +201,62 @@ def test_a_card_that_another_has_played_meanwhile_is_discarded_and_not_played() 
     table.apply(hat.decide(convention, table.view(1), rng).move)
     assert table.fireworks == (1,)
     assert hat.decide(convention, table.view(2), rng).move == discard(1)
+
+
+def test_after_a_misplay_no_hint_before_it_advises_anybody() -> None:
+    num_trusted = 0
+    num_refuted = 0
+    for seed in range(10):
+        table = scripted_game(config(4), ["random", *["hat-bot"] * 3], seed=seed)
+        convention = hat.Convention(table.spec)
+        for state, event in zip(moments(table), table.events, strict=False):
+            view = state.view(event.player)
+            hint = last_hint_since(view, view.player)
+            if hint is None:
+                continue
+            decoded = hat.last_hint(convention, view)
+            giver = state.view(view.events[hint].player)
+            told = hat._last_advice_to(convention, giver, view.player)
+            if is_misplayed_since(view, hint):
+                assert decoded is None
+                assert told is None
+                num_refuted += 1
+            elif decoded is not None:  # it may stand for no number
+                assert told is not None
+                num_trusted += 1
+    assert num_trusted > 100
+    assert num_refuted > 10
+
+
+def is_misplayed_since(view: PlayerView, index: int) -> bool:
+    """Return whether a card was misplayed after a move."""
+    later = view.events[index:]
+    return any(event.action.kind == "play" and not event.scored for event in later)
+
+
+def test_that_rule_is_worth_a_point_where_one_hint_in_twelve_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_the_rule = mean_score_with_wrong_hints(3)
+    monkeypatch.setattr(hat, "_trusted_hint", last_hint_since)
+    assert with_the_rule > mean_score_with_wrong_hints(3) + 1
+
+
+def mean_score_with_wrong_hints(players: int) -> float:
+    """Return the mean score of 200 games in which one hint in twelve is any other."""
+    convention = hat.Convention(make_spec("full", players))
+    scores = []
+    for seed in range(200):
+        rng = random.Random(seed)
+        table = Game(convention.spec, shuffled_deck(convention.spec, "eval", seed))
+        while not table.is_over:
+            view = table.view(table.current_player)
+            move = hat.decide(convention, view, rng).move
+            if move.target >= 0 and rng.random() < 1 / 12:
+                move = rng.choice([other for other in view.legal_actions if other.target >= 0])
+            table.apply(move)
+        scores.append(0 if table.is_bombed else table.score)
+    return fmean(scores)
 
 
 REWARDS = {"nothing": lambda episode: [0.0] * episode.num_players}

@@ -381,10 +381,30 @@ def last_hint(convention: Convention, view: PlayerView) -> Decoded | None:
         view: What the player may know.
 
     Returns:
-        None if nobody has given a hint, or if the last one stands for no number.
+        None if there is no hint to trust, or if it stands for no number.
     """
-    index = last_hint_since(view, view.player)
+    index = _trusted_hint(view, view.player)
     return None if index is None else _decoded(convention, view, index)
+
+
+def _trusted_hint(view: PlayerView, seat: int) -> int | None:
+    """Return the number of the hint that advises a player, among the moves of the game.
+
+    Args:
+        view: What a player may know.
+        seat: The player who is advised; it need not be the player of the view.
+
+    Returns:
+        The last hint since the player's own last move. None if there is none, or if a card was
+        misplayed since: then that hint, or somebody's reading of it, was probably wrong.
+    """
+    index = last_hint_since(view, seat)
+    if index is None:
+        return None
+    for event in view.events[index:]:
+        if event.action.kind == "play" and not event.scored:
+            return None
+    return index
 
 
 def _decoded(convention: Convention, view: PlayerView, index: int) -> Decoded | None:
@@ -455,7 +475,7 @@ def _encoded(convention: Convention, view: PlayerView) -> Encoded | None:
 
 def _last_advice_to(convention: Convention, view: PlayerView, seat: int) -> Action | None:
     """Return what the last hint since another player's last move advises that player."""
-    index = last_hint_since(view, seat)
+    index = _trusted_hint(view, seat)
     if index is None:
         return None
     moment = table_before(view, index)
