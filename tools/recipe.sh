@@ -5,7 +5,7 @@
 #                                 and .env override them
 #   single_turns                  sets the settings for training on single turns, before recipe_settings; the shell and .env
 #                                 override them
-#   hat_code PLAYERS              sets the settings for imitation of a hat bot that thinks aloud; the shell overrides them
+#   hat_code                      sets the settings for imitation of a hat bot that thinks aloud; the shell overrides them
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
 #   warm_start [SEED]             creates the model that training starts from, unless it exists (after tools/session.sh); SEED
 #                                 is that of the model and of the games it imitates (the run's seed)
@@ -51,10 +51,8 @@ single_turns() {
 }
 
 hat_code() {
-    # Its hints are about the hands of their time. With three players, hardly anybody has moved since.
-    local level=joined
-    if [ "$1" -gt 3 ]; then level=recalled; fi
-    export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-$level}
+    # Its hints are about the hands of their time.
+    export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-recalled}
     # A thought has up to 32 words.
     default_env MAX_COMPLETION_LENGTH 48
 }

@@ -750,7 +750,7 @@ def test_a_recipe_never_writes_over_a_run(
 
 
 @pytest.mark.parametrize(
-    ("players", "folder"), [("", "outputs/full-0-joined"), ("4", "outputs/full-4p-0-recalled")]
+    ("players", "folder"), [("", "outputs/full-0-joined"), ("3", "outputs/full-3p-0-recalled")]
 )
 def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     launch: Runner, players: str, folder: str
@@ -760,6 +760,26 @@ def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     made = f"tiny-model --preset full --players {players or 2} --games 2 --steps 1"
     assert f"{made} --out {folder}/untaught" in answer.stdout
     assert "the 0 minutes are over; run the same command again to continue" in answer.stdout
+
+
+def test_four_players_of_full_hanabi_start_from_the_imitation_of_three(
+    launch: Runner, checkout: Path
+) -> None:
+    three = "outputs/full-3p-0-recalled"
+    answer = launch("recipes/full_laptop.sh", PLAYERS="4", RECIPE_MINUTES="0")
+    made = "tiny-model --preset full --players {} --games 2 --steps 1 --out {}/untaught"
+    assert made.format(3, three) in answer.stdout
+    assert "--players 4" not in answer.stdout
+    (checkout / three / "taught").touch()
+    answer = launch("recipes/full_laptop.sh", PLAYERS="4", RECIPE_MINUTES="0")
+    own = made.format(4, "outputs/full-4p-0-recalled")
+    assert f"{own} --start {three}/warm/model" in answer.stdout
+    # A bot without a hat code needs no earlier imitation.
+    answer = launch(
+        "recipes/full_laptop.sh", PLAYERS="4", RECIPE_MINUTES="0", RECIPE_TEACHER="focus-bot"
+    )
+    assert made.format(4, "outputs/full-4p-0-joined") in answer.stdout
+    assert "--start" not in answer.stdout
 
 
 def test_a_recipe_of_demos_ends_with_its_table_where_the_packages_are_on_the_path(

@@ -15,10 +15,10 @@
 #   RECIPE_DEALS     deals of the final evaluations (2000), from the suite test, which was not used to choose anything
 #
 # A message contains the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
-# is one word (HANABI_DEDUCTIONS=joined; recalled for a hat bot with four and five players), so that each turn can be learned
-# separately.
-# One network for all seats learns from the teacher: 0.9 M parameters plus the embeddings of 33,000 words. Then each player
-# trains an adapter. With HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any
+# is one word (HANABI_DEDUCTIONS=joined, and for a hat bot recalled), so that each turn can be learned separately.
+# One network for all seats learns from the teacher: 0.9 M parameters plus the embeddings of 33,000 words (10,000 with recalled).
+# Then each player trains an adapter. For a hat bot with four and five players, it starts from the imitation with three, which
+# is made first. With HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any
 # HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
 # The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-4p-SEED-recalled with four players).
 # docs/results-appendix.md has the results.
@@ -50,7 +50,7 @@ default_games=36000 default_steps=60 noise=0.1
 if [[ $teacher == *-aloud ]]; then
     # A wrong hint of a hat code misleads everybody, so few moves are random.
     default_games=14000 default_steps=0 noise=0.03
-    hat_code "$players"
+    hat_code
 fi
 export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
 games=${RECIPE_GAMES:-$default_games} steps=${RECIPE_STEPS:-$default_steps} deals=${RECIPE_DEALS:-2000}
@@ -77,14 +77,30 @@ for_now() {
     finish 0
 }
 
-export MODEL=$folder/untaught
-run - hanabi-grpo tiny-model --preset full --players "$players" --games 2 --steps 1 --out "$MODEL"
-if [ ! -e "$folder/taught" ]; then
-    say "imitation of $teacher: $games games, log $folder/warm.log"
-    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise $noise --resume \
-        --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * games * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
-    touch "$folder/taught"
+# imitate PLAYERS TURNS FOLDER [START]: FOLDER/warm/model imitates the teacher in games of about TURNS turns; it starts from
+# random weights, or from those of the model START
+imitate() {
+    local num_players=$1 turns=$2 folder=$3 start=()
+    if [ -n "${4:-}" ]; then start=(--start "$4"); fi
+    mkdir -p "$folder"
+    export HANABI_PLAYERS=$num_players MODEL=$folder/untaught
+    run - hanabi-grpo tiny-model --preset full --players "$num_players" --games 2 --steps 1 --out "$MODEL" "${start[@]}"
+    if [ ! -e "$folder/taught" ]; then
+        say "imitation of $teacher: $games games of $num_players players, log $folder/warm.log"
+        for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise $noise --resume \
+            --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * games * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
+        touch "$folder/taught"
+    fi
+}
+
+start=
+if [[ $teacher == *-aloud && $players -gt 3 ]]; then
+    # A network that reads the hands of three players learns more of the code than one that begins with those of four or five.
+    first=outputs/full-3p-$SEED-$HANABI_DEDUCTIONS
+    imitate 3 55 "$first"
+    start=$first/warm/model
 fi
+imitate "$players" "$turns" "$folder" "$start"
 export MODEL=$folder/warm/model
 default_env HANABI_ADVANTAGE ippo
 # A critic compares turns of different deals, so each deal is played as few times as possible.

@@ -5,15 +5,15 @@
 #   bash tools/recipes/hat_thoughts.sh
 #   PLAYERS=3 bash tools/recipes/hat_thoughts.sh
 #
-#   PLAYERS          3 to 5 (5)
+#   PLAYERS          3 to 5 (5); with four and five, each arm starts from its own imitation with three players, of as many steps
 #   RECIPE_SEED      seed of the model, the games and the order of batches (0)
-#   RECIPE_GAMES     games of the teacher, 3 % of its moves random (6000)
-#   RECIPE_STEPS     steps of 128 turns, with thoughts (1200)
-#   RECIPE_SILENT    steps without thoughts: a step is faster, so more of them take the same time (2000)
+#   RECIPE_GAMES     games of the teacher, 3 % of its moves random (14000)
+#   RECIPE_STEPS     steps of 128 turns, with thoughts (5000)
+#   RECIPE_SILENT    steps without thoughts: a step is faster, so more of them take the same time (7500)
 #   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
 #
-# Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=joined, with four and five players
-# recalled). Both models have the same tokenizer, network and initial weights. All output is in outputs/hat-thoughts-PLAYERS-SEED.
+# Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=recalled). Both arms have the same
+# tokenizer, network and random weights. All output is in outputs/hat-thoughts-PLAYERS-SEED.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -27,21 +27,33 @@ if [[ ! $players =~ ^[3-5]$ ]]; then
     exit 2
 fi
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn
-hat_code "$players"
-games=${RECIPE_GAMES:-6000} deals=${RECIPE_DEALS:-1000}
+hat_code
+games=${RECIPE_GAMES:-14000} deals=${RECIPE_DEALS:-1000}
 folder=outputs/hat-thoughts-$players-$SEED
 mkdir -p "$folder"
 unset DATASET
 source tools/session.sh
 start_session
-export MODEL=$folder/untaught
-run - hanabi-grpo tiny-model --preset full --players "$players" --games 2 --steps 1 --out "$MODEL"
-for arm in aloud silent; do
-    script=plain-hat-bot steps=${RECIPE_SILENT:-2000}
-    if [ $arm = aloud ]; then script=plain-hat-bot-aloud steps=${RECIPE_STEPS:-1200}; fi
-    say "$arm: imitation of $script, $steps steps, log $folder/$arm.log"
-    run "$folder/$arm.log" hanabi-grpo warm-start "$script" --full --out "$folder/$arm" --tasks "$games" --noise 0.03 \
+
+# imitate ARM PLAYERS FOLDER [START]: FOLDER/model imitates the bot, from random weights or from those of the model START
+imitate() {
+    local arm=$1 out=$3 script=plain-hat-bot steps=${RECIPE_SILENT:-7500} start=()
+    if [ "$arm" = aloud ]; then script=plain-hat-bot-aloud steps=${RECIPE_STEPS:-5000}; fi
+    if [ -n "${4:-}" ]; then start=(--start "$4"); fi
+    export HANABI_PLAYERS=$2 MODEL=$out-untaught
+    run - hanabi-grpo tiny-model --preset full --players "$2" --games 2 --steps 1 --out "$MODEL" "${start[@]}"
+    say "$arm: imitation of $script with $2 players, $steps steps, log $out.log"
+    run "$out.log" hanabi-grpo warm-start "$script" --full --out "$out" --tasks "$games" --noise 0.03 \
         --batch 128 --steps "$steps" --learning-rate 3e-3 --resume
+}
+
+for arm in aloud silent; do
+    start=
+    if [ "$players" -gt 3 ]; then
+        imitate $arm 3 "$folder/$arm-of-three"
+        start=$folder/$arm-of-three/model
+    fi
+    imitate $arm "$players" "$folder/$arm" "$start"
 done
 for arm in aloud silent; do
     export MODEL=$folder/$arm/model

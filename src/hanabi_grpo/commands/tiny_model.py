@@ -71,6 +71,14 @@ def tiny_model(
             "player_0=0.3,player_1=0. The labels are the true cards."
         ),
     ] = "0",
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a tiny model to start from, e.g. one for fewer players. It needs the "
+            "same architecture; words that it does not know are composed of the parts of others.",
+            show_default="random weights",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Build the model even if the folder is complete.")
     ] = False,
@@ -89,7 +97,12 @@ def tiny_model(
     settings = loaded.settings
     is_compact = style is PromptStyle.COMPACT
     has_beliefs = beliefs != "0"
-    is_usual = is_compact and teacher is None and not has_beliefs
+    is_usual = is_compact and teacher is None and not has_beliefs and start is None
+    if start is not None and not (start / "config.json").is_file():
+        raise SettingsError(
+            f"--start {start}: no model in this folder; name the folder of a tiny model, with "
+            "config.json and model.safetensors."
+        )
     is_board_of_settings = is_usual and env is None and not preset and players is None
     env = env or settings.env
     presets = _presets(preset, env, settings)
@@ -109,6 +122,7 @@ def tiny_model(
         steps=steps,
         num_games=games,
         beliefs=beliefs if has_beliefs else None,
+        start=None if start is None else str(start),
     )
     if is_compact and env == settings.env and not preset:
         _check_words(recipe, settings)
@@ -118,7 +132,7 @@ def tiny_model(
     if folder is None:
         folder = Path(tiny_model_folder(presets, num_players, env, style=style.value))
         if folder == Path(shipped_model()) and (folder / TINY_MANIFEST).is_file():
-            given = (seed, steps, games, teacher)
+            given = (seed, steps, games, teacher, start)
             if force or has_beliefs or any(value is not None for value in given):
                 raise SettingsError(
                     f"{folder} is shipped and is not changed; name another "

@@ -3,6 +3,7 @@
 - `tokenizer`: one token per word, with a ChatML template.
 - `recipe`: everything that the result depends on, the games that it learns from, and its hash.
 - `network`: the architecture and its supervised pretraining.
+- `transfer`: start from a tiny model that knows other words, e.g. of a game with fewer players.
 - `build`: the cached folder with its card, and the check of `data/tiny-model`, the model for
   Hanabi's default board.
 """

@@ -63,7 +63,8 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         The folder.
 
     Raises:
-        HanabiGrpoError: A preset is unknown or not for this number of players.
+        HanabiGrpoError: A preset is unknown or not for this number of players, or the model to
+            start from is another network.
         RunFolderError: `out` is a file, or a folder with other content.
     """
     quiet.before_imports()
@@ -102,6 +103,8 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
             "held_out": trained.held_out,
         }
         write_json_atomic(folder / TINY_MANIFEST, facts)
+    if trained.transfer is not None:
+        console.print(f"tiny model: started from {recipe.start}: {trained.transfer}")
     for preset, figures in trained.held_out.items():
         console.print(f"tiny model: {preset}: {_figures_text(figures)}")
     console.print(f"tiny model: {out} (recipe {recipe_hash})")
@@ -196,4 +199,6 @@ def _command(recipe: Recipe, threads: int) -> str:
         options += f" --teacher {recipe.teacher}"
     if recipe.beliefs:
         options += f" --beliefs {recipe.beliefs}"
+    if recipe.start is not None:
+        options += f" --start {recipe.start}"
     return f"{' '.join(variables)} {make} {options} --out FOLDER"

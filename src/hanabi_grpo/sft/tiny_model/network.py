@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from hanabi_grpo.settings.defaults import PromptStyle
 from hanabi_grpo.sft.learning import measure
 from hanabi_grpo.sft.samples import Sample, length_batches, padded, reply_logits
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
+from hanabi_grpo.sft.tiny_model.transfer import Transfer, transfer
 from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
@@ -67,6 +69,8 @@ class TrainedModel:
     model: Any
     held_out: Mapping[str, Mapping[str, Any]]
     """By preset, see `learning.measure`."""
+    transfer: Transfer | None
+    """What it took from the model that it started from; None: it started from random weights."""
 
 
 def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> TrainedModel:
@@ -76,6 +80,9 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Train
         chat: The chat format from `Recipe.chat`.
         recipe: The recipe.
         progress: Shows the games and the steps.
+
+    Raises:
+        SettingsError: The model to start from is another network.
     """
     samples: list[Sample] = []
     bar = progress.add_task("games of the teacher", total=recipe.num_games * len(recipe.presets))
@@ -88,6 +95,9 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Train
         model, parts = untrained_model(
             chat.tokenizer, recipe.word_parts(), reads_text=recipe.style == PromptStyle.FULL
         )
+        taken = None
+        if recipe.start is not None:
+            taken = transfer(model, chat.tokenizer, recipe.word_parts(), Path(recipe.start))
         for loss in warm_start(model, samples, recipe, parts):
             progress.update(bar, advance=1, description=f"warm start, loss {loss:.3f}")
     model.eval()
@@ -95,7 +105,7 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Train
     for preset, setup in zip(recipe.presets, recipe.setups(), strict=True):
         games = recipe.samples(setup, chat, _HELD_OUT_GAMES, first_game=recipe.num_games)
         held_out[preset] = measure(model, list(games), micro_batch=_HELD_OUT_BATCH)
-    return TrainedModel(model=model, held_out=held_out)
+    return TrainedModel(model=model, held_out=held_out, transfer=taken)
 
 
 def untrained_model(

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.agents.script import make_script
@@ -15,6 +16,7 @@ from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.vocabulary import game_texts, game_words
+from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.settings.defaults import PromptStyle
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.settings.per_player import PerPlayer, entries
@@ -95,6 +97,9 @@ class Recipe:
     learning_rate: float = 3e-3
     beliefs: PerPlayer = 0.0
     """Share of the learned replies that answer questions about hidden cards (`sft.beliefs`)."""
+    start: str | None = None
+    """Folder of a tiny model of the same shape whose weights it starts from (`transfer`); None:
+    random weights."""
 
     @classmethod
     def of(cls, env: str, **fields: Any) -> "Recipe":
@@ -214,7 +219,11 @@ class Recipe:
             yield play_scripts(setup.task(SUITE, start), policies)
 
     def hash(self, chat: ChatFormat) -> str:
-        """Return a short sha256 over the recipe, its words and each preset's first conversation."""
+        """Return a short sha256 over the recipe, its words and each preset's first conversation.
+
+        Raises:
+            SettingsError: `start` is no folder with a model.
+        """
         probes = []
         for setup in self.setups():
             first_sample = next(self.samples(setup, chat, 1))
@@ -230,6 +239,10 @@ class Recipe:
         for optional in ("teacher", "memory"):
             if fields[optional] is None:
                 del fields[optional]
+        if self.start is None:
+            del fields["start"]
+        else:
+            fields["start"] = model_fingerprint(Path(self.start))
         if self.env == HANABI:
             # In this form, so that a recipe for one board has the same hash in every version of the
             # package.

@@ -23,6 +23,8 @@ The paper covers five players and the full board. Here, any board with three or 
   probably scores and a life can be spared: some of the cards that fitted when the hint was given
   may have been played since. Otherwise it plays a card that surely fits, gives a hint that tells a
   player to play whom the last hint did not tell, discards as advised, or gives any hint.
+- **A misplay** refutes the hints before it: nobody follows them, and those who were advised can be
+  told again. One wrong hint, or one wrong reading, then costs one life and not one per reader.
 
 In the plain convention (`Convention`), advice and hints follow the order of slots and ignore ranks.
 
