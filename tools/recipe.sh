@@ -6,6 +6,8 @@
 #   single_turns                  sets the settings for training on single turns, before recipe_settings; the shell and .env
 #                                 override them
 #   hat_code                      sets the settings for imitation of a hat bot that thinks aloud; the shell overrides them
+#   untaught PLAYERS OUT [START]  makes a model of Full Hanabi with random weights, or with those of the model START, and exports it
+#                                 as MODEL (after tools/session.sh)
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
 #   warm_start [SEED]             creates the model that training starts from, unless it exists (after tools/session.sh); SEED
 #                                 is that of the model and of the games it imitates (the run's seed)
@@ -55,6 +57,13 @@ hat_code() {
     export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-recalled}
     # A thought has up to 32 words.
     default_env MAX_COMPLETION_LENGTH 48
+}
+
+untaught() {
+    local weights=()
+    if [ -n "${3:-}" ]; then weights=(--start "$3"); fi
+    export HANABI_PLAYERS=$1 MODEL=$2
+    run - hanabi-grpo tiny-model --preset full --players "$1" --games 2 --steps 1 --out "$2" "${weights[@]}"
 }
 
 must_be_new() {

@@ -30,15 +30,14 @@ source tools/recipe.sh
 name=full_laptop
 players=${PLAYERS:-${HANABI_PLAYERS:-2}}
 case $players in
-2) turns=65 prefix=outputs/full ;;
-3) turns=55 prefix=outputs/full-3p ;;
-4) turns=52 prefix=outputs/full-4p ;;
-5) turns=48 prefix=outputs/full-5p ;;
+2) prefix=outputs/full ;;
+[345]) prefix=outputs/full-${players}p ;;
 *)
     echo "$name: PLAYERS='$players': Hanabi needs 2 to 5 players." >&2
     exit 2
     ;;
 esac
+turns_of=([2]=65 [3]=55 [4]=52 [5]=48) # turns of a game, by the number of players
 whole_numbers RECIPE_SEED RECIPE_MINUTES RECIPE_GAMES RECIPE_PASSES RECIPE_BATCH RECIPE_STEPS RECIPE_DEALS
 teacher=${RECIPE_TEACHER:-}
 if [ -z "$teacher" ]; then
@@ -77,30 +76,27 @@ for_now() {
     finish 0
 }
 
-# imitate PLAYERS TURNS FOLDER [START]: FOLDER/warm/model imitates the teacher in games of about TURNS turns; it starts from
-# random weights, or from those of the model START
+# imitate PLAYERS OUT [START]: OUT/warm/model imitates the teacher; it starts from random weights, or from those of the model START
 imitate() {
-    local num_players=$1 turns=$2 folder=$3 start=()
-    if [ -n "${4:-}" ]; then start=(--start "$4"); fi
-    mkdir -p "$folder"
-    export HANABI_PLAYERS=$num_players MODEL=$folder/untaught
-    run - hanabi-grpo tiny-model --preset full --players "$num_players" --games 2 --steps 1 --out "$MODEL" "${start[@]}"
-    if [ ! -e "$folder/taught" ]; then
-        say "imitation of $teacher: $games games of $num_players players, log $folder/warm.log"
-        for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise $noise --resume \
-            --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * games * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
-        touch "$folder/taught"
+    local out=$2 turns=$((games * turns_of[$1]))
+    mkdir -p "$out"
+    untaught "$1" "$out/untaught" "${3:-}"
+    if [ ! -e "$out/taught" ]; then
+        say "imitation of $teacher: $games games of $1 players, log $out/warm.log"
+        for_now "$out/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$out/warm" --tasks "$games" --noise $noise --resume \
+            --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
+        touch "$out/taught"
     fi
 }
 
 start=
 if [[ $teacher == *-aloud && $players -gt 3 ]]; then
     # A network that reads the hands of three players learns more of the code than one that begins with those of four or five.
-    first=outputs/full-3p-$SEED-$HANABI_DEDUCTIONS
-    imitate 3 55 "$first"
-    start=$first/warm/model
+    three=outputs/full-3p${folder#"$prefix"}
+    imitate 3 "$three"
+    start=$three/warm/model
 fi
-imitate "$players" "$turns" "$folder" "$start"
+imitate "$players" "$folder" "$start"
 export MODEL=$folder/warm/model
 default_env HANABI_ADVANTAGE ippo
 # A critic compares turns of different deals, so each deal is played as few times as possible.

@@ -35,14 +35,12 @@ unset DATASET
 source tools/session.sh
 start_session
 
-# imitate ARM PLAYERS FOLDER [START]: FOLDER/model imitates the bot, from random weights or from those of the model START
+# imitate ARM PLAYERS OUT [START]: OUT/model imitates the bot; it starts from random weights, or from those of the model START
 imitate() {
-    local arm=$1 out=$3 script=plain-hat-bot steps=${RECIPE_SILENT:-7500} start=()
-    if [ "$arm" = aloud ]; then script=plain-hat-bot-aloud steps=${RECIPE_STEPS:-5000}; fi
-    if [ -n "${4:-}" ]; then start=(--start "$4"); fi
-    export HANABI_PLAYERS=$2 MODEL=$out-untaught
-    run - hanabi-grpo tiny-model --preset full --players "$2" --games 2 --steps 1 --out "$MODEL" "${start[@]}"
-    say "$arm: imitation of $script with $2 players, $steps steps, log $out.log"
+    local out=$3 script=plain-hat-bot steps=${RECIPE_SILENT:-7500}
+    if [ "$1" = aloud ]; then script=plain-hat-bot-aloud steps=${RECIPE_STEPS:-5000}; fi
+    untaught "$2" "$out-untaught" "${4:-}"
+    say "$1: imitation of $script with $2 players, $steps steps, log $out.log"
     run "$out.log" hanabi-grpo warm-start "$script" --full --out "$out" --tasks "$games" --noise 0.03 \
         --batch 128 --steps "$steps" --learning-rate 3e-3 --resume
 }

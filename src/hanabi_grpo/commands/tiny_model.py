@@ -7,6 +7,7 @@ import typer
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.fingerprint import has_model
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.defaults import (
     LAPTOP,
@@ -98,7 +99,7 @@ def tiny_model(
     is_compact = style is PromptStyle.COMPACT
     has_beliefs = beliefs != "0"
     is_usual = is_compact and teacher is None and not has_beliefs and start is None
-    if start is not None and not (start / "config.json").is_file():
+    if start is not None and not has_model(start):
         raise SettingsError(
             f"--start {start}: no model in this folder; name the folder of a tiny model, with "
             "config.json and model.safetensors."

@@ -22,8 +22,16 @@ _LARGE_BYTES = 64 << 20
 _NOT_OF_THE_ARCHITECTURE = ("_name_or_path", "transformers_version")
 """Keys of config.json that do not change what the weights mean."""
 _FINGERPRINT_DIGITS = 16
-_DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+_CONFIG = "config.json"
+_WEIGHTS = "*.safetensors"
+"""Files of a model's weights."""
+_DOWNLOADED = ["*.json", _WEIGHTS, "*.txt", "*.jinja", "*.model"]
 """Files that are needed from a hub model."""
+
+
+def has_model(folder: Path) -> bool:
+    """Return whether a folder has a model's config and weights."""
+    return (folder / _CONFIG).is_file() and any(folder.glob(_WEIGHTS))
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -36,19 +44,17 @@ def model_fingerprint(folder: Path) -> str:
     Raises:
         SettingsError: There is no model in the folder.
     """
-    config = folder / "config.json"
-    weights = sorted(folder.glob("*.safetensors"))
-    if not config.is_file() or not weights:
+    if not has_model(folder):
         raise SettingsError(
             f"MODEL={folder}: no config.json with *.safetensors weights there. Point MODEL at a "
             "model folder, or make the tiny one: .venv/bin/hanabi-grpo tiny-model"
         )
-    architecture = json.loads(config.read_text())
+    architecture = json.loads((folder / _CONFIG).read_text())
     for key in _NOT_OF_THE_ARCHITECTURE:
         architecture.pop(key, None)
     architecture_text = json.dumps(architecture, sort_keys=True)
     digest = hashlib.sha256(architecture_text.encode())
-    for path in weights:
+    for path in sorted(folder.glob(_WEIGHTS)):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size};".encode())
         if size <= _LARGE_BYTES:

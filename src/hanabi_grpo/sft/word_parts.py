@@ -16,9 +16,40 @@ to E.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class PartCounts(NamedTuple):
+    """Which parts words have."""
+
+    counts: torch.Tensor
+    """How often a part occurs in a word: sparse, (words, parts)."""
+    names: Sequence[str]
+    """The parts, in the order of the columns."""
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[str]]) -> "PartCounts":
+        """Count the parts of words.
+
+        Args:
+            parts: Parts of each word; empty for a word without shared parts.
+        """
+        numbers: dict[str, int] = {}
+        word_numbers = []
+        part_numbers = []
+        for word, own_parts in enumerate(parts):
+            for part in own_parts:
+                word_numbers.append(word)
+                part_numbers.append(numbers.setdefault(part, len(numbers)))
+        counts = torch.sparse_coo_tensor(
+            torch.tensor([word_numbers, part_numbers]),
+            torch.ones(len(word_numbers)),
+            (len(parts), len(numbers)),
+            check_invariants=True,
+        )
+        return cls(counts.coalesce(), list(numbers))
 
 
 class WordParts:
@@ -40,22 +71,9 @@ class WordParts:
             embedding: The model's input embeddings, (words, hidden).
             parts: Parts of each word; empty for a word without shared parts.
         """
-        names: dict[str, int] = {}
-        word_numbers = []
-        part_numbers = []
-        for word, own_parts in enumerate(parts):
-            for part in own_parts:
-                word_numbers.append(word)
-                part_numbers.append(names.setdefault(part, len(names)))
-        indices = torch.tensor([word_numbers, part_numbers])
-        counts = torch.sparse_coo_tensor(
-            indices,
-            torch.ones(len(word_numbers)),
-            (len(parts), len(names)),
-            check_invariants=True,
-        )
+        counts, names = PartCounts.of(parts)
         self._embedding = embedding
-        self._counts = counts.coalesce().to(embedding.device)
+        self._counts = counts.to(embedding.device)
         self._counts_transposed = counts.t().coalesce().to(embedding.device)
         hidden = embedding.shape[1]
         self.vectors = torch.nn.Parameter(torch.zeros(len(names), hidden, device=embedding.device))

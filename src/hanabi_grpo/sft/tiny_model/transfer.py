@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.sft.word_parts import PartCounts
 
 _RIDGE = 0.1
 """Weight of the squared norm of the parts' vectors in their fit, so that rare parts stay short."""
@@ -108,19 +109,11 @@ def _part_vectors(
     """
     if not any(parts):
         return {}
-    names: dict[str, int] = {}
-    word_numbers = []
-    part_numbers = []
-    for word, own_parts in enumerate(parts):
-        for part in own_parts:
-            word_numbers.append(word)
-            part_numbers.append(names.setdefault(part, len(names)))
-    counts = torch.zeros(len(parts), len(names))
-    ones = torch.ones(len(word_numbers))
-    counts.index_put_((torch.tensor(word_numbers), torch.tensor(part_numbers)), ones, True)
+    sparse, names = PartCounts.of(parts)
+    counts = sparse.to_dense()
     squares = counts.T @ counts + _RIDGE * torch.eye(len(names))
     fitted = torch.linalg.solve(squares, counts.T @ embeddings)
-    return {name: fitted[number] for name, number in names.items()}
+    return dict(zip(names, fitted, strict=True))
 
 
 def _check_same_network(wanted: Any, given: Any, source: Path) -> None:

@@ -358,8 +358,8 @@ def decide_by(
         advice = None
     chance = None if advice is None else _chance_as_advised(beliefs, advice)
     if advice is not None and chance is not None:
-        can_spare_life = view.lives >= _LEAST_LIVES_FOR_RISK and not convention.is_plain
-        if chance == 1 or (can_spare_life and chance >= _LEAST_CHANCE):
+        may_risk = not convention.is_plain and view.lives >= _LEAST_LIVES_FOR_RISK
+        if chance == 1 or (may_risk and chance >= _LEAST_CHANCE):
             return Decision(advice.move, decoded, None)
     sure = play_safe_card(beliefs, rng)
     if sure is not None:
