@@ -112,7 +112,7 @@ def draw_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_warm_start_learns_as_much_with_it(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(make_start(base, tmp_path / "whole", games=400, steps=80, batch=32))["loss"]
+    whole = run(make_start(base, tmp_path / "whole", games=400, steps=40, batch=32))["loss"]
     used = []
     logits = SampledSoftmax.logits
 
@@ -122,11 +122,11 @@ def test_a_warm_start_learns_as_much_with_it(
 
     draw_few(monkeypatch)
     monkeypatch.setattr(SampledSoftmax, "logits", counted)
-    sampled = run(make_start(base, tmp_path / "sampled", games=400, steps=80, batch=32))["loss"]
-    assert len(used) >= 80
-    # Held-out losses are over all words, in both; they begin at six nats per token.
-    assert whole < 0.5
-    assert sampled < whole + 0.1
+    sampled = run(make_start(base, tmp_path / "sampled", games=400, steps=40, batch=32))["loss"]
+    assert len(used) >= 40
+    # Held-out losses are over all words, in both.
+    assert whole < 1.2
+    assert sampled < 1.1 * whole
 
 
 def test_a_warm_start_with_it_resumes_bit_by_bit(

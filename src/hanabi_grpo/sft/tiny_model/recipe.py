@@ -29,7 +29,7 @@ from hanabi_grpo.types import Episode, ReplyKind
 
 _VERSION = 1
 """Incremented when architecture, loss or schedule changes, which the data's probes do not show."""
-_PARTS_VERSION = 2
+_PARTS_VERSION = 1
 """The same for changes that only concern models whose words share parts."""
 _NO_LIMIT = 1 << 30
 """Token limit of a conversation: more than any game has."""

@@ -245,7 +245,7 @@ def _joined_moves(spec: GameSpec) -> Iterator[str]:
             yield _joined("Discard", str(slot), card)
             yield _joined("Play", str(slot), card, _GOOD_PLAY)
             yield _joined("Play", str(slot), card, _BAD_PLAY)
-    values = _hint_values(spec)
+    values = [*COLOR_LETTERS[: spec.num_colors], *(str(rank + 1) for rank in range(spec.num_ranks))]
     targets: list[list[str]] = [[]]
     if spec.num_players > 2:
         targets = [[name] for name in player_names(spec.num_players)]
@@ -260,9 +260,6 @@ def joined_word_parts(
 ) -> dict[str, tuple[str, ...]]:
     """Return, for each joined word of this board, the parts that it shares with other words.
 
-    The words for a colour and for a rank, with which a reply names them, have them as their parts:
-    to name the colour of a card, a model then copies what the card's word says of it.
-
     Args:
         spec: The board.
         deductions: "joined" or "recalled".
@@ -272,21 +269,12 @@ def joined_word_parts(
         parts["fit2.cRY.r1"] == ("own fit2", "colours 2", "cR", "cY", "ranks 1", "r1")
         parts["Y4later.cY.r4"][:5] == ("later", "Y4", "of Y", "of 4", "colours 1")
         parts["Hint.4.2.3"] == ("Hint", "Hint 4", "touched 2", "touched 3")
-        parts["Y"] == ("of Y",)
     """
-    parts: dict[str, tuple[str, ...]] = {}
-    for value in _hint_values(spec):
-        parts[value] = (f"of {value}",)
+    parts = {}
     for word in compact_vocabulary(spec, deductions):
         if _JOINT in word:
             parts[word] = _parts_of(word)
     return parts
-
-
-def _hint_values(spec: GameSpec) -> list[str]:
-    """Return the words for what a hint can name: the colours, then the ranks."""
-    ranks = [str(rank + 1) for rank in range(spec.num_ranks)]
-    return [*COLOR_LETTERS[: spec.num_colors], *ranks]
 
 
 def _parts_of(word: str) -> tuple[str, ...]:
