@@ -169,13 +169,16 @@ def install_package(site: Path, name: str, version: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
+def make_gpu_machine(
+    folder: Path, count: int, *, free: int, capability: float = 9.0
+) -> dict[str, str]:
     """Write an nvidia-smi, an installed vllm and a torch for CUDA.
 
     Args:
         folder: An empty folder.
         count: Number of GPUs.
         free: Free MiB of each GPU.
+        capability: Compute capability of each GPU.
 
     Returns:
         The variables that put them first.
@@ -191,6 +194,12 @@ def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
     program.parent.mkdir()
     lines = [f"{number}, NVIDIA H100 80GB HBM3, 81559, {free}" for number in range(count)]
     listing = "\n".join(lines)
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{listing}\nEND\n")
+    capabilities = "\n".join(f"{number}, {capability}" for number in range(count))
+    program.write_text(
+        "#!/bin/sh\n"
+        f"case $1 in *compute_cap) cat <<'END'\n{capabilities}\nEND\n"
+        f";; *) cat <<'END'\n{listing}\nEND\n"
+        "esac\n"
+    )
     program.chmod(0o755)
     return {"PYTHONPATH": str(site), "PATH": f"{program.parent}:/usr/bin:/bin"}

@@ -30,6 +30,7 @@ from hanabi_grpo.commands.doctor import games, machine, memory, model, software
 from hanabi_grpo.commands.doctor.check import Check, Role, ok
 from hanabi_grpo.commands.doctor.command import Probe, make_checks
 from hanabi_grpo.commands.doctor.context import Context, amount, read_chat
+from hanabi_grpo.commands.doctor.dtype import check_dtype
 from hanabi_grpo.commands.doctor.nvidia_smi import list_gpus
 from hanabi_grpo.commands.doctor.slices import check_slices
 from hanabi_grpo.envs.registry import setup
@@ -235,7 +236,12 @@ def test_a_compiler_and_headers_are_looked_for_before_the_cuda_engine_starts(
 
 
 def run_with_gpus(
-    folder: Path, num_gpus: int, *, free: int = 80_000, **environ: str
+    folder: Path,
+    num_gpus: int,
+    *,
+    free: int = 80_000,
+    capability: float = 9.0,
+    **environ: str,
 ) -> dict[str, Any]:
     """Run the command on a machine with GPUs and return its checks by name.
 
@@ -243,10 +249,11 @@ def run_with_gpus(
         folder: An empty folder.
         num_gpus: Number of GPUs.
         free: Free MiB of each.
+        capability: Compute capability of each.
         environ: Variables of the shell.
     """
     variables = {
-        **make_gpu_machine(folder, num_gpus, free=free),
+        **make_gpu_machine(folder, num_gpus, free=free, capability=capability),
         "HOME": str(folder),
         "MODEL": str(folder / "no-model"),
         "VLLM_SERVER_PORT": "18124",
@@ -477,6 +484,51 @@ def test_the_doctor_looks_at_the_slices_of_both_terminals(tmp_path: Path) -> Non
     assert checks["mig slices"]["status"] == "fail"
     assert "MIG-b is not one of the 0 slices" in checks["mig slices"]["finding"]
     assert checks["mig slices"]["remedy"].startswith("nvidia-smi -L\n")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "status", "finding"),
+    [
+        ({"0", "1"}, "fail", "GPU 1 has compute capability 7.5, but HANABI_DTYPE=bfloat16 needs 8"),
+        ({"0"}, "ok", "GPU 0 has compute capability 9.0; HANABI_DTYPE=bfloat16 needs 8.0"),
+        # All GPUs count if those of the terminals are not known by number.
+        ({"GPU-5d5ba0d6"}, "fail", "GPU 1 has compute capability 7.5"),
+    ],
+)
+def test_gpus_without_bfloat16_fail_before_the_engine_starts(
+    gpus: set[str], status: str, finding: str, tmp_path: Path
+) -> None:
+    write_nvidia_smi(tmp_path, "echo '0, 9.0'; echo '1, 7.5'; echo '2, [N/A]'")
+    path = f"{tmp_path}:/usr/bin:/bin"
+    check = only(list(check_dtype(Settings(dtype="bfloat16"), gpus, path)))
+    assert (check.status, check.name) == (status, "dtype")
+    assert finding in check.finding
+    if status == "fail":
+        assert check.remedy == "export HANABI_DTYPE=float16   # in both terminals"
+    for other in ("float16", "float32"):
+        assert list(check_dtype(Settings(dtype=other), gpus, path)) == []
+
+
+def test_a_driver_that_does_not_know_compute_capabilities_is_no_fault(tmp_path: Path) -> None:
+    write_nvidia_smi(
+        tmp_path, "echo 'Field \"compute_cap\" is not a valid field to query.'\nexit 2"
+    )
+    check = only(list(check_dtype(Settings(dtype="bfloat16"), {"0"}, str(tmp_path))))
+    assert check.status == "skip"
+    assert "compute_cap" in check.finding
+    write_nvidia_smi(tmp_path, "echo '0, [N/A]'")
+    check = only(list(check_dtype(Settings(dtype="bfloat16"), {"0"}, str(tmp_path))))
+    assert (check.status, check.finding) == (
+        "skip",
+        "nvidia-smi does not report the compute capability of these GPUs",
+    )
+
+
+def test_the_doctor_looks_at_the_data_type(tmp_path: Path) -> None:
+    hopper = run_with_gpus(tmp_path / "new", 2, HANABI_DTYPE="bfloat16")
+    assert hopper["dtype"]["status"] == "ok"
+    turing = run_with_gpus(tmp_path / "old", 2, capability=7.5, HANABI_DTYPE="bfloat16")
+    assert turing["dtype"]["status"] == "fail"
 
 
 def write_nvidia_smi(folder: Path, script: str) -> None:

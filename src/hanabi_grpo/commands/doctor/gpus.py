@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.dtype import check_dtype
 from hanabi_grpo.commands.doctor.nvidia_smi import Gpu, list_gpus
 from hanabi_grpo.commands.doctor.slices import check_slices
 from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
@@ -169,6 +170,8 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
         return
     if not context.planned_gpus:
         yield from check_slices(gpus_of, context.shell.get("PATH"))
+        names = {name for own in gpus_of.values() for name in own}
+        yield from check_dtype(settings, names, context.shell.get("PATH"))
     if len(gpus_of) > 1:
         yield _check_shared(context, gpus_of, gpus[0].total, use_profile)
     if "server" in gpus_of:

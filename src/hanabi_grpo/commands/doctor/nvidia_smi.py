@@ -1,12 +1,16 @@
 """What nvidia-smi reports about the GPUs of this machine."""
 
+import re
 import shutil
 import subprocess
 from typing import NamedTuple
 
 _SECONDS = 10
 """Timeout: a faulty driver can make nvidia-smi hang."""
-_QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+_FORMAT = "--format=csv,noheader,nounits"
+_MEMORY = "--query-gpu=index,name,memory.total,memory.free"
+_CAPABILITY = "--query-gpu=index,compute_cap"
+_VERSION = re.compile(r"\d+\.\d+")
 
 
 class Gpu(NamedTuple):
@@ -56,7 +60,7 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
         path: The PATH to search for nvidia-smi; None: that of this process.
     """
     try:
-        listing = ask(*_QUERY, path=path)
+        listing = ask(_MEMORY, _FORMAT, path=path)
     except NoAnswerError as error:
         return (), str(error)
     gpus = []
@@ -64,6 +68,25 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
         if line.strip():
             gpus.append(_parse_gpu(line))
     return tuple(gpus), "" if gpus else "nvidia-smi lists no GPUs"
+
+
+def compute_capabilities(path: str | None = None) -> dict[str, float]:
+    """Return the compute capability of each GPU by its number, e.g. {"0": 9.0}.
+
+    GPUs of which nvidia-smi does not report it are left out.
+
+    Args:
+        path: The PATH to search for nvidia-smi; None: that of this process.
+
+    Raises:
+        NoAnswerError: nvidia-smi gives no answer; that of an old driver does not know the question.
+    """
+    capabilities = {}
+    for line in ask(_CAPABILITY, _FORMAT, path=path).splitlines():
+        number, _, capability = line.partition(",")
+        if _VERSION.fullmatch(capability.strip()):
+            capabilities[number.strip()] = float(capability)
+    return capabilities
 
 
 def _parse_gpu(line: str) -> Gpu:
