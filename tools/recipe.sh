@@ -55,7 +55,7 @@ single_turns() {
 hat_code() {
     # Its hints are about the hands of their time.
     export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-recalled}
-    # A thought has up to 32 words.
+    # A reply with its thought has up to 43 words with five players.
     default_env MAX_COMPLETION_LENGTH 48
 }
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -16,6 +17,7 @@ from hanabi_grpo.envs.hanabi.prompts.deductions import Counted
 from hanabi_grpo.envs.hanabi.rules import Card, Game, PlayerView, make_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import discard, play
 from hanabi_grpo.envs.hanabi.rules.history import last_hint_since, table_before
+from hanabi_grpo.envs.hanabi.rules.view import Event
 from hanabi_grpo.envs.rewards import with_rewards
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.lineups import parse_lineups
@@ -198,6 +200,49 @@ def test_only_in_the_last_round_does_the_plain_convention_risk_a_life() -> None:
                 risks[bot] += is_misplay and not is_last_round
     assert risks["plain-hat-bot"] == 0
     assert risks["hat-bot"] > 0
+
+
+def test_a_card_may_be_one_that_was_played_since_unless_the_player_sees_that_it_is_not() -> None:
+    convention = hat.Convention(make_spec("1x5-hand2-info3-life3", 3), is_plain=True)
+    ranks = (3, 4, 1, 3, 4, 1, 5, 2, 2, 1)
+    table = Game(convention.spec, tuple(Card(0, rank - 1) for rank in ranks))
+    for seat in (0, 1):
+        table.apply(hat.decide(convention, table.view(seat), random.Random(0)).move)
+    # player_0's hint told both others to play a 1, and player_1 has done so; three 1s exist.
+    view = table.view(2)
+
+    def scored(view: PlayerView) -> list[hat.Scored]:
+        advice = hat.last_hint(convention, view)
+        assert advice is not None
+        assert advice.move == play(1)
+        return hat.scored_since(advice, view)
+
+    one = Card(0, 0)
+    assert scored(view) == [hat.Scored(one, may_be_advised=True)]
+    assert hat.decide(convention, view, random.Random(0)).move != play(1)
+
+    # A hint says that the advised card is no 1, or the other two 1s are in sight.
+    other, advised = view.own_hand
+    no_one = replace(advised, ranks=(1, 2, 3, 4))
+    hinted = view._replace(own_hand=(other, no_one))
+    assert scored(hinted) == [hat.Scored(one, may_be_advised=False)]
+    hands = list(view.hands)
+    hands[0] = (one, one)
+    # The advice is for the hands at the time of the hint, which `hat.last_hint` reads.
+    advice = hat.last_hint(convention, view)
+    assert advice is not None
+    in_sight = view._replace(hands=tuple(hands))
+    assert hat.scored_since(advice, in_sight) == [hat.Scored(one, may_be_advised=False)]
+
+    # A 2 that was played after the 1 did not fit at the time of the hint.
+    two = Event(0, play(0), card=Card(0, 1), scored=True)
+    later = view._replace(events=(*view.events, two))
+    assert hat.scored_since(advice, later)[1:] == [hat.Scored(Card(0, 1), may_be_advised=False)]
+
+    # Nothing is listed for advice to discard.
+    to_discard = replace(advice, number=(advice.number + 2) % advice.code.modulus)
+    assert to_discard.move.kind == "discard"
+    assert hat.scored_since(to_discard, view) == []
 
 
 def test_a_card_that_another_has_played_meanwhile_is_discarded_and_not_played() -> None:

@@ -136,12 +136,13 @@ def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
     # Its 1 has become useless. Now the hands of the others are 3 4 and 3 5: 3 + 2 = 1 of 4.
     view = table.view(2)
     decision = decide(convention, view, random.Random(0))
-    heard = "player_0 play1 player_1 play0 play1"
+    heard = "player_0 play1 player_1 play0 play1 R 1 maybe"
     told = "say mate1 discard1 mate2 discard0 play1"
     assert thought_words(decision, view) == f"{heard} {told}"
     assert thought_sentences(decision, view) == (
         "The last hint, by player_0, stands for play slot 1.\n"
         "Then player_1 had to play slot 0. That leaves play slot 1.\n"
+        "Then red 1 was played. My card may be the same.\n"
         "player_0 should discard slot 1.\n"
         "player_1 should discard slot 0. Together play slot 1."
     )

@@ -5,7 +5,8 @@ values. A small model cannot compute that in one step, but it can learn each par
 one hand, one addition, one card. A thought has three parts, each only if the bot got so far:
 
 - the number of the last hint; then, for each hand in sight but the giver's, the advice at the time
-  of the hint, and what remains of the number. The last remainder is the player's own advice;
+  of the hint, and what remains of the number. The last remainder is the player's own advice; if it
+  is to play a card, the cards that have scored since, and whether the own card may be the same;
 - for each other player's hand, the advice now, whether the player has been told, and the sum so
   far. The last sum is the number of the hint that the player can give;
 - if it gives that hint: to whom, the newest card there, and the oldest card that the hint touches
@@ -23,7 +24,9 @@ player_4's hint stands for play2, the number 2 of 8. The hand of player_3 had th
 which leaves 0 (play0), that of player_0 play2, which leaves 6 (discard2), and that of player_1
 play1, which leaves 5: player_2 should discard slot 1. It gives a hint first, with the number
 2 + 0 + 0 + 0 = 2. That is a hint to the next player, player_3, that does not touch its newest card,
-the yellow 3, so it names white, the colour of its oldest other card.
+the yellow 3, so it names white, the colour of its oldest other card. If the advice had been to play
+slot 1, and a white 2 had scored since, "W 2" would come before "say", and "W 2 maybe" if the card
+in slot 1 could be a white 2 (`policies.hat.Scored`).
 """
 
 import random
@@ -38,9 +41,11 @@ from hanabi_grpo.envs.hanabi.policies.hat import (
     HatBot,
     check_players,
     decide,
+    scored_since,
 )
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
 from hanabi_grpo.envs.hanabi.prompts.compact import (
+    MAY_BE_OWN,
     TOLD,
     WILL_HINT,
     advice_word,
@@ -98,6 +103,10 @@ def thought_words(decision: Decision, view: PlayerView) -> str:
         for share, left in zip(decoded.shares, decoded.remainders, strict=True):
             words += [names[share.seat], _word(decoded.code, share.advice)]
             words.append(_word(decoded.code, left))
+        for scored in scored_since(decoded, view):
+            words += _card_words(scored.card)
+            if scored.may_be_advised:
+                words.append(MAY_BE_OWN)
     encoded = decision.encoded
     if encoded is not None:
         words.append(WILL_HINT)
@@ -116,8 +125,12 @@ def hint_words(move: Action, view: PlayerView) -> list[str]:
         return []
     words = [_mate_word(view, move.target)]
     for card in cards_of_hint(move, view):
-        words += [COLOR_LETTERS[card.color], str(card.rank + 1)]
+        words += _card_words(card)
     return words
+
+
+def _card_words(card: Card) -> list[str]:
+    return [COLOR_LETTERS[card.color], str(card.rank + 1)]
 
 
 def cards_of_hint(move: Action, view: PlayerView) -> list[Card]:
@@ -170,6 +183,11 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
             advice = _text(decoded.code, share.advice)
             rest = _text(decoded.code, left)
             lines.append(f"Then {names[share.seat]} had to {advice}. That leaves {rest}.")
+        for scored in scored_since(decoded, view):
+            line = f"Then {_card_text(scored.card)} was played."
+            if scored.may_be_advised:
+                line += " My card may be the same."
+            lines.append(line)
     encoded = decision.encoded
     if encoded is not None:
         for share, total in zip(encoded.shares, encoded.sums, strict=True):
@@ -181,9 +199,13 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
             lines.append(line)
     cards = cards_of_hint(decision.move, view)
     for place, card in zip(("newest", "oldest touched"), cards, strict=False):
-        name = f"{COLOR_NAMES[card.color]} {card.rank + 1}"
+        name = _card_text(card)
         lines.append(f"The {place} card of {names[decision.move.target]} is {name}.")
     return "\n".join(lines)
+
+
+def _card_text(card: Card) -> str:
+    return f"{COLOR_NAMES[card.color]} {card.rank + 1}"
 
 
 def _text(code: Code, number: int) -> str:

@@ -61,6 +61,8 @@ WILL_HINT = "say"
 """In a thought: comes before what a player would say with a hint, see `policies.hat_aloud`."""
 TOLD = "told"
 """In a thought: the player before it has been told already."""
+MAY_BE_OWN = "maybe"
+"""In a thought: the own card that a hint says to play may be of the kind of the card before it."""
 _THEN = "then"
 """Comes before the hands at the time of the last hint."""
 _GOOD_PLAY = "good"
@@ -174,6 +176,7 @@ def _thought_vocabulary(spec: GameSpec) -> Iterator[str]:
     for slot in range(spec.hand_size):
         yield advice_word(play(slot))
         yield advice_word(discard(slot))
+    yield MAY_BE_OWN
 
 
 def advice_word(action: Action) -> str:
