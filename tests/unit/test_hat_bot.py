@@ -218,26 +218,28 @@ def test_a_card_may_be_one_that_was_played_since_unless_the_player_sees_that_it_
         return hat.scored_since(advice, view)
 
     one = Card(0, 0)
-    assert scored(view) == [hat.Scored(one, may_be_advised=True)]
+    assert scored(view) == [hat.Scored(one, holders=(), may_be_advised=True)]
     assert hat.decide(convention, view, random.Random(0)).move != play(1)
 
     # A hint says that the advised card is no 1, or the other two 1s are in sight.
     other, advised = view.own_hand
     no_one = replace(advised, ranks=(1, 2, 3, 4))
     hinted = view._replace(own_hand=(other, no_one))
-    assert scored(hinted) == [hat.Scored(one, may_be_advised=False)]
+    assert scored(hinted) == [hat.Scored(one, holders=(), may_be_advised=False)]
     hands = list(view.hands)
     hands[0] = (one, one)
     # The advice is for the hands at the time of the hint, which `hat.last_hint` reads.
     advice = hat.last_hint(convention, view)
     assert advice is not None
     in_sight = view._replace(hands=tuple(hands))
-    assert hat.scored_since(advice, in_sight) == [hat.Scored(one, may_be_advised=False)]
+    [seen] = hat.scored_since(advice, in_sight)
+    assert seen == hat.Scored(one, holders=(0, 0), may_be_advised=False)
 
     # A 2 that was played after the 1 did not fit at the time of the hint.
     two = Event(0, play(0), card=Card(0, 1), scored=True)
     later = view._replace(events=(*view.events, two))
-    assert hat.scored_since(advice, later)[1:] == [hat.Scored(Card(0, 1), may_be_advised=False)]
+    [_, second] = hat.scored_since(advice, later)
+    assert second == hat.Scored(Card(0, 1), holders=(), may_be_advised=False)
 
     # Nothing is listed for advice to discard.
     to_discard = replace(advice, number=(advice.number + 2) % advice.code.modulus)

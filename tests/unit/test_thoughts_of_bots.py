@@ -146,3 +146,10 @@ def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
         "player_0 should discard slot 1.\n"
         "player_1 should discard slot 0. Together play slot 1."
     )
+    # With one of the two other 1s in sight.
+    seen = view._replace(hands=((Card(0, 0), Card(0, 3)), *view.hands[1:]))
+    decision = decide(convention, seen, random.Random(0))
+    heard = "player_0 play1 player_1 play0 play1 R 1 mate1 maybe"
+    assert thought_words(decision, seen).startswith(f"{heard} say")
+    line = "Then red 1 was played. player_0 holds another. My card may be the same."
+    assert line in thought_sentences(decision, seen).split("\n")

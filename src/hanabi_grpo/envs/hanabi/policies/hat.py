@@ -239,6 +239,9 @@ class Scored(NamedTuple):
     """A card that another player has played since a hint, and that scored."""
 
     card: Card
+    holders: tuple[int, ...]
+    """Seats that hold other copies in the reader's sight, one for each copy, in the order of
+    turns."""
     may_be_advised: bool
     """Whether the card that the hint advises the reader to play may be one of the same kind, as far
     as the hints on that card and the hands in sight tell."""
@@ -471,9 +474,11 @@ def scored_since(advice: Decoded, view: PlayerView) -> list[Scored]:
         card = event.card
         is_possible = card.color in known.colors and card.rank in known.ranks
         fitted = advice.moment.view.fireworks[card.color] == card.rank
-        in_sight = sum(hand.count(card) for hand in view.hands)
-        has_twin = num_copies(card.rank, view.num_ranks) - 1 > in_sight
-        cards.append(Scored(card, is_possible and fitted and has_twin))
+        holders = []
+        for seat in other_seats(view):
+            holders += [seat] * view.hands[seat].count(card)
+        has_twin = num_copies(card.rank, view.num_ranks) - 1 > len(holders)
+        cards.append(Scored(card, tuple(holders), is_possible and fitted and has_twin))
     return cards
 
 

@@ -6,7 +6,8 @@ one hand, one addition, one card. A thought has three parts, each only if the bo
 
 - the number of the last hint; then, for each hand in sight but the giver's, the advice at the time
   of the hint, and what remains of the number. The last remainder is the player's own advice; if it
-  is to play a card, the cards that have scored since, and whether the own card may be the same;
+  is to play a card, the cards that have scored since, who holds other copies, and whether the own
+  card may be one;
 - for each other player's hand, the advice now, whether the player has been told, and the sum so
   far. The last sum is the number of the hint that the player can give;
 - if it gives that hint: to whom, the newest card there, and the oldest card that the hint touches
@@ -25,8 +26,8 @@ which leaves 0 (play0), that of player_0 play2, which leaves 6 (discard2), and t
 play1, which leaves 5: player_2 should discard slot 1. It gives a hint first, with the number
 2 + 0 + 0 + 0 = 2. That is a hint to the next player, player_3, that does not touch its newest card,
 the yellow 3, so it names white, the colour of its oldest other card. If the advice had been to play
-slot 1, and a white 2 had scored since, "W 2" would come before "say", and "W 2 maybe" if the card
-in slot 1 could be a white 2 (`policies.hat.Scored`).
+slot 1, and a white 2 had scored since, "W 2 mate3" would come before "say" if player_0 held the
+other white 2, and "W 2 maybe" if the card in slot 1 could be it (`policies.hat.Scored`).
 """
 
 import random
@@ -105,6 +106,7 @@ def thought_words(decision: Decision, view: PlayerView) -> str:
             words.append(_word(decoded.code, left))
         for scored in scored_since(decoded, view):
             words += _card_words(scored.card)
+            words += [_mate_word(view, holder) for holder in scored.holders]
             if scored.may_be_advised:
                 words.append(MAY_BE_OWN)
     encoded = decision.encoded
@@ -185,6 +187,8 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
             lines.append(f"Then {names[share.seat]} had to {advice}. That leaves {rest}.")
         for scored in scored_since(decoded, view):
             line = f"Then {_card_text(scored.card)} was played."
+            for holder in scored.holders:
+                line += f" {names[holder]} holds another."
             if scored.may_be_advised:
                 line += " My card may be the same."
             lines.append(line)
