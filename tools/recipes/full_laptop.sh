@@ -48,7 +48,7 @@ export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_
 default_games=36000 default_steps=60 noise=0.1
 if [[ $teacher == *-aloud ]]; then
     # A wrong hint of a hat code misleads everybody, so few moves are random.
-    default_games=14000 default_steps=0 noise=0.03
+    default_games=14000 default_steps=0 noise=0.06
     hat_code
 fi
 export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}

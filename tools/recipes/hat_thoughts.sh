@@ -7,7 +7,7 @@
 #
 #   PLAYERS          3 to 5 (5); with four and five, each arm starts from its own imitation with three players, of as many steps
 #   RECIPE_SEED      seed of the model, the games and the order of batches (0)
-#   RECIPE_GAMES     games of the teacher, 3 % of its moves random (14000)
+#   RECIPE_GAMES     games of the teacher, 6 % of its moves random (14000)
 #   RECIPE_STEPS     steps of 128 turns, with thoughts (5000)
 #   RECIPE_SILENT    steps without thoughts: a step is faster, so more of them take the same time (7500)
 #   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
@@ -41,7 +41,7 @@ imitate() {
     if [ "$1" = aloud ]; then script=plain-hat-bot-aloud steps=${RECIPE_STEPS:-5000}; fi
     untaught "$2" "$out-untaught" "${4:-}"
     say "$1: imitation of $script with $2 players, $steps steps, log $out.log"
-    run "$out.log" hanabi-grpo warm-start "$script" --full --out "$out" --tasks "$games" --noise 0.03 \
+    run "$out.log" hanabi-grpo warm-start "$script" --full --out "$out" --tasks "$games" --noise 0.06 \
         --batch 128 --steps "$steps" --learning-rate 3e-3 --resume
 }
 
