@@ -140,7 +140,7 @@ def _check_torch_sees(context: Context, num_gpus: int) -> Check:
 
 
 def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
-    """Check how both terminals share the GPUs, and the sizes of each."""
+    """Check how both terminals share the GPUs, and whether these suit the settings of each."""
     settings = context.settings
     use_profile = _propose_profile(len(gpus))
     terminals: list[Terminal] = []

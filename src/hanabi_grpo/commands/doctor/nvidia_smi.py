@@ -10,7 +10,7 @@ _SECONDS = 10
 _FORMAT = "--format=csv,noheader,nounits"
 _MEMORY = "--query-gpu=index,name,memory.total,memory.free"
 _CAPABILITY = "--query-gpu=index,compute_cap"
-_VERSION = re.compile(r"\d+\.\d+")
+_DECIMAL = re.compile(r"\d+\.\d+")
 
 
 class Gpu(NamedTuple):
@@ -84,7 +84,7 @@ def compute_capabilities(path: str | None = None) -> dict[str, float]:
     capabilities = {}
     for line in ask(_CAPABILITY, _FORMAT, path=path).splitlines():
         number, _, capability = line.partition(",")
-        if _VERSION.fullmatch(capability.strip()):
+        if _DECIMAL.fullmatch(capability.strip()):
             capabilities[number.strip()] = float(capability)
     return capabilities
 

@@ -205,7 +205,7 @@ class Decoded:
     code: Code
     """What hints meant when it was given."""
     index: int
-    """Its number among the moves of the game."""
+    """Number of the hint among the moves of the game."""
     moment: Moment
     """When it was given."""
 
@@ -477,8 +477,9 @@ def scored_since(advice: Decoded, view: PlayerView) -> list[Scored]:
         holders = []
         for seat in other_seats(view):
             holders += [seat] * view.hands[seat].count(card)
-        has_twin = num_copies(card.rank, view.num_ranks) - 1 > len(holders)
-        cards.append(Scored(card, tuple(holders), is_possible and fitted and has_twin))
+        another_is_hidden = num_copies(card.rank, view.num_ranks) - 1 > len(holders)
+        may_be_advised = is_possible and fitted and another_is_hidden
+        cards.append(Scored(card, tuple(holders), may_be_advised))
     return cards
 
 

@@ -52,9 +52,9 @@ from hanabi_grpo.envs.hanabi.prompts.compact import (
     advice_word,
     mate_words,
 )
+from hanabi_grpo.envs.hanabi.prompts.full import card_name
 from hanabi_grpo.envs.hanabi.rules.view import (
     COLOR_LETTERS,
-    COLOR_NAMES,
     Action,
     Card,
     PlayerView,
@@ -186,7 +186,7 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
             rest = _text(decoded.code, left)
             lines.append(f"Then {names[share.seat]} had to {advice}. That leaves {rest}.")
         for scored in scored_since(decoded, view):
-            line = f"Then {_card_text(scored.card)} was played."
+            line = f"Then {card_name(scored.card)} was played."
             for holder in scored.holders:
                 line += f" {names[holder]} holds another."
             if scored.may_be_advised:
@@ -203,13 +203,9 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
             lines.append(line)
     cards = cards_of_hint(decision.move, view)
     for place, card in zip(("newest", "oldest touched"), cards, strict=False):
-        name = _card_text(card)
-        lines.append(f"The {place} card of {names[decision.move.target]} is {name}.")
+        target = names[decision.move.target]
+        lines.append(f"The {place} card of {target} is {card_name(card)}.")
     return "\n".join(lines)
-
-
-def _card_text(card: Card) -> str:
-    return f"{COLOR_NAMES[card.color]} {card.rank + 1}"
 
 
 def _text(code: Code, number: int) -> str:

@@ -187,7 +187,9 @@ def full_thought(view: PlayerView) -> str:
         for slot, card in enumerate(view.hands[seat]):
             use = counted.card_word(card)
             if use in (FITS, ONLY):
-                lines.append(f"{player_name(seat)} slot {slot}, {_card(card)}, {_CARD_TEXTS[use]}.")
+                lines.append(
+                    f"{player_name(seat)} slot {slot}, {card_name(card)}, {_CARD_TEXTS[use]}."
+                )
     return "\n".join(lines)
 
 
@@ -214,9 +216,9 @@ def _event(event: Event, view: PlayerView) -> str:
         outcome = (
             "it was added to the firework" if event.scored else "it did not fit and cost a life"
         )
-        return f"{mover} played slot {action.slot}, {_card(event.card)}: {outcome}."
+        return f"{mover} played slot {action.slot}, {card_name(event.card)}: {outcome}."
     if action.kind == "discard":
-        return f"{mover} discarded slot {action.slot}, {_card(event.card)}."
+        return f"{mover} discarded slot {action.slot}, {card_name(event.card)}."
     target = "you" if action.target == view.player else player_name(action.target)
     is_color = action.kind == "hint_color"
     value = COLOR_NAMES[action.value] if is_color else f"rank {action.value + 1}"
@@ -230,7 +232,7 @@ def _recalled_hands(recalled: Recalled) -> str:
     for hand in recalled.hands:
         lines.append(f"Hand of {player_name(hand.seat)} at that time:")
         for slot, (card, use) in enumerate(hand.cards):
-            lines.append(f"- slot {slot}: {_card(card)}, {_THEN_TEXTS[use]}")
+            lines.append(f"- slot {slot}: {card_name(card)}, {_THEN_TEXTS[use]}")
     return "\n".join(lines)
 
 
@@ -245,7 +247,7 @@ def _table(view: PlayerView) -> str:
         deck = "1 card"
     else:
         deck = f"{view.deck_size} cards"
-    discards = ", ".join(_card(card) for card in view.discards)
+    discards = ", ".join(card_name(card) for card in view.discards)
     lines = (
         f"Lives: {view.lives} of {view.max_lives}",
         f"Hint tokens: {view.hints} of {view.max_hints}",
@@ -261,7 +263,7 @@ def _partners_hand(view: PlayerView, seat: int, counted: Counted | None) -> str:
     hand = zip(view.hands[seat], view.knowledge[seat], strict=True)
     for slot, (card, known) in enumerate(hand):
         use = f", {_CARD_TEXTS[counted.card_word(card)]}" if counted else ""
-        lines.append(f"- slot {slot}: {_card(card)}{use} (knows: {_known(known, view)})")
+        lines.append(f"- slot {slot}: {card_name(card)}{use} (knows: {_known(known, view)})")
     return "\n".join(lines)
 
 
@@ -305,7 +307,8 @@ def _one_of(values: Sequence[str], num_values: int) -> str:
     return _listed(values, "or")
 
 
-def _card(card: Card | None) -> str:
+def card_name(card: Card | None) -> str:
+    """Return a card's name in a sentence, e.g. "red 1", or "a card" for an unknown one."""
     if card is None:
         return "a card"
     return f"{COLOR_NAMES[card.color]} {card.rank + 1}"

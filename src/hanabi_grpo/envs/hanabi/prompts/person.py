@@ -6,6 +6,7 @@ Like the prompts, all of it is a pure function of a `PlayerView`.
 from collections.abc import Sequence
 from typing import Any
 
+from hanabi_grpo.envs.hanabi.prompts.full import card_name
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import (
     COLOR_LETTERS,
@@ -95,9 +96,9 @@ def _event_sentence(event: Event, view: PlayerView) -> str:
     who = "You" if event.player == view.player else player_name(event.player)
     if action.kind == "play":
         end = "it fits" if event.scored else "it does not fit and costs a life"
-        return f"{who} played slot {action.slot}, {_card_words(event.card)}: {end}."
+        return f"{who} played slot {action.slot}, {card_name(event.card)}: {end}."
     if action.kind == "discard":
-        return f"{who} discarded slot {action.slot}, {_card_words(event.card)}."
+        return f"{who} discarded slot {action.slot}, {card_name(event.card)}."
     target = "you" if action.target == view.player else player_name(action.target)
     noun = "slot" if len(event.touched) == 1 else "slots"
     slots = _joined([str(slot) for slot in event.touched])
@@ -252,12 +253,6 @@ def _touched(view: PlayerView) -> list[int]:
 
 def _card_order(card: Card) -> tuple[int, int]:
     return card.color, card.rank
-
-
-def _card_words(card: Card | None) -> str:
-    if card is None:
-        return "a card"
-    return f"{COLOR_NAMES[card.color]} {card.rank + 1}"
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ single word names a card alone.
 from collections.abc import Sequence
 
 from hanabi_grpo.envs.hanabi.prompts.deductions import JOINED_LEVELS, Deductions
-from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, COLOR_NAMES, Card, PlayerView
+from hanabi_grpo.envs.hanabi.prompts.full import card_name
+from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Card, PlayerView
 from hanabi_grpo.envs.questions import Question
 
 
@@ -46,7 +47,7 @@ def card_answer(card: Card, *, style: str, deductions: Deductions = "possible") 
         deductions: See `own_card_questions`.
     """
     if style == "full":
-        return f"{COLOR_NAMES[card.color]} {card.rank + 1}"
+        return card_name(card)
     if deductions in JOINED_LEVELS:
         return f"{COLOR_LETTERS[card.color]} {card.rank + 1}"
     return str(card)
