@@ -183,7 +183,7 @@ def test_the_plain_convention_ignores_ranks() -> None:
     assert advised((1, 5), (2, 5), (3, 5), (1, 2)) == "discard 0"
 
 
-@pytest.mark.parametrize(("players", "least"), [(3, 23.0), (4, 23.5), (5, 23.2)])
+@pytest.mark.parametrize(("players", "least"), [(3, 23.0), (4, 23.5), (5, 22.4)])
 def test_the_plain_convention_is_nearly_as_good(players: int, least: float) -> None:
     games = played_games("full", players, 60, bot="plain-hat-bot")
     assert fmean(game.score for game in games) > least
@@ -202,7 +202,7 @@ def test_only_in_the_last_round_does_the_plain_convention_risk_a_life() -> None:
     assert risks["hat-bot"] > 0
 
 
-def test_a_card_may_be_one_that_was_played_since_unless_the_player_sees_that_it_is_not() -> None:
+def test_an_advised_card_may_be_a_copy_of_one_played_since_unless_hints_exclude_it() -> None:
     convention = hat.Convention(make_spec("1x5-hand2-info3-life3", 3), is_plain=True)
     ranks = (3, 4, 1, 3, 4, 1, 5, 2, 2, 1)
     table = Game(convention.spec, tuple(Card(0, rank - 1) for rank in ranks))
@@ -214,27 +214,22 @@ def test_a_card_may_be_one_that_was_played_since_unless_the_player_sees_that_it_
     advice = hat.last_hint(convention, view)
     assert advice is not None
     assert advice.move == play(1)
-    one = Card(0, 0)
-    assert hat.scored_since(advice, view) == [hat.Scored(one, holders=(), may_be_advised=True)]
+    one = view.events[-1]
+    assert one.card == Card(0, 0)
+    assert hat.scored_since(advice, view) == [hat.Scored(one, may_be_advised=True)]
     assert hat.decide(convention, view, random.Random(0)).move != play(1)
 
-    # A hint says that the advised card is no 1, or the other two 1s are in sight.
+    # A hint says that the advised card is no 1.
     other, advised = view.own_hand
     no_one = replace(advised, ranks=(1, 2, 3, 4))
     hinted = view._replace(own_hand=(other, no_one))
-    [excluded] = hat.scored_since(advice, hinted)
-    assert excluded == hat.Scored(one, holders=(), may_be_advised=False)
-    hands = list(view.hands)
-    hands[0] = (one, one)
-    in_sight = view._replace(hands=tuple(hands))
-    [seen] = hat.scored_since(advice, in_sight)
-    assert seen == hat.Scored(one, holders=(0, 0), may_be_advised=False)
+    assert hat.scored_since(advice, hinted) == [hat.Scored(one, may_be_advised=False)]
 
-    # A 2 that was played after the 1 did not fit at the time of the hint.
-    two = Event(0, play(0), card=Card(0, 1), scored=True)
-    later = view._replace(events=(*view.events, two))
+    # There is one 5, and it has been played.
+    five = Event(0, play(0), card=Card(0, 4), scored=True)
+    later = view._replace(events=(*view.events, five))
     [_, second] = hat.scored_since(advice, later)
-    assert second == hat.Scored(Card(0, 1), holders=(), may_be_advised=False)
+    assert second == hat.Scored(five, may_be_advised=False)
 
     # Nothing is listed for advice to discard.
     to_discard = replace(advice, number=(advice.number + 2) % advice.code.modulus)

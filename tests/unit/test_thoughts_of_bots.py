@@ -126,30 +126,29 @@ def test_a_thought_of_the_hat_bot_holds_the_sums_behind_a_hint() -> None:
     # The hands are 3 4, 1 3 and 4 1: the 1s are to be played, slot 0 and slot 1.
     view = table.view(0)
     decision = decide(convention, view, random.Random(0))
-    assert thought_words(decision, view) == "say mate1 play0 mate2 play1 play1 mate1 R 3"
+    words = thought_words(decision, view, "counted")
+    assert words == "say mate1 play0 mate2 play1 play1 mate1 R 3"
     table.apply(decision.move)
     # 1 of 4, of which player_2's hand takes 1, leaves 0; the move needs no more.
     view = table.view(1)
     decision = decide(convention, view, random.Random(0))
-    assert thought_words(decision, view) == "player_0 play1 player_2 play1 play0"
+    words = thought_words(decision, view, "counted")
+    assert words == "player_0 play1 player_2 play1 play0"
     table.apply(decision.move)
     # Its 1 has become useless. Now the hands of the others are 3 4 and 3 5: 3 + 2 = 1 of 4.
     view = table.view(2)
     decision = decide(convention, view, random.Random(0))
-    heard = "player_0 play1 player_1 play0 play1 R 1 maybe"
+    heard = "player_0 play1 player_1 play0 play1"
     told = "say mate1 discard1 mate2 discard0 play1"
-    assert thought_words(decision, view) == f"{heard} {told}"
+    scored = "slot1fit2 cR r12345 Play 0 R1 good maybe"
+    assert thought_words(decision, view, "counted") == f"{heard} {scored} {told}"
+    scored = "slot1 fit2.cR.r12345 Play.0.R1.good maybe"
+    assert thought_words(decision, view, "joined") == f"{heard} {scored} {told}"
     assert thought_sentences(decision, view) == (
         "The last hint, by player_0, stands for play slot 1.\n"
         "Then player_1 had to play slot 0. That leaves play slot 1.\n"
+        "My slot 1: colour red, rank any.\n"
         "Then red 1 was played. My card may be the same.\n"
         "player_0 should discard slot 1.\n"
         "player_1 should discard slot 0. Together play slot 1."
     )
-    # With one of the two other 1s in sight.
-    seen = view._replace(hands=((Card(0, 0), Card(0, 3)), *view.hands[1:]))
-    decision = decide(convention, seen, random.Random(0))
-    heard = "player_0 play1 player_1 play0 play1 R 1 mate1 maybe"
-    assert thought_words(decision, seen).startswith(f"{heard} say")
-    line = "Then red 1 was played. player_0 holds another. My card may be the same."
-    assert line in thought_sentences(decision, seen).split("\n")

@@ -9,8 +9,8 @@ The positions are from games that a bot that thinks aloud plays with itself, on 
 - an own card that can be played for sure becomes one that can never be played, or the other way
   around;
 - of a hat bot in the compact style, the last remainder, the player's own advice, where the bot
-  would then play another card; or the number of the hint that it gives, together with the cards
-  behind it, so that another hint follows.
+  would then play another card and none has scored since the hint; or the number of the hint that
+  it gives, together with the cards behind it, so that another hint follows.
 
 Nothing is sampled: the server returns the probability of every legal move after the original
 thought and after the corrupted one.
@@ -33,10 +33,12 @@ from hanabi_grpo.envs.hanabi.policies.hat import (
     Encoded,
     decide,
     decide_by,
+    scored_since,
 )
 from hanabi_grpo.envs.hanabi.policies.hat_aloud import hint_words, thought_words
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
 from hanabi_grpo.envs.hanabi.prompts.compact import advice_word
+from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.messages import ScoredPrompt
 from hanabi_grpo.settings import load_settings
@@ -97,7 +99,7 @@ def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
             if convention is None:
                 corruptions = line_corruptions(seen, reply)
             else:
-                corruptions = hat_corruptions(convention, seen)
+                corruptions = hat_corruptions(convention, seen, setup.config.deductions)
             thought = reply.rpartition("\n")[0]
             for corruption in corruptions:
                 yield Case(
@@ -159,14 +161,20 @@ def hat_convention(setup: Setup, bot: str) -> Convention | None:
     return None
 
 
-def hat_corruptions(convention: Convention, seen: Observation) -> Iterator[Corruption]:
+def hat_corruptions(
+    convention: Convention, seen: Observation, deductions: Deductions
+) -> Iterator[Corruption]:
     """Yield the corruptions of a turn of a hat bot: other own advices, and other hints."""
     view = seen.view()
     rng = random.Random(0)
     decision = decide(convention, view, rng)
-    words = thought_words(decision, view)
+    words = thought_words(decision, view, deductions)
     decoded = decision.decoded
-    if decoded is not None and decision.move == decoded.move and decision.encoded is None:
+    # Behind the advice may stand what is known of that card, which another advice would change.
+    ends_with_advice = (
+        decoded is not None and decision.encoded is None and not scored_since(decoded, view)
+    )
+    if decoded is not None and ends_with_advice and decision.move == decoded.move:
         before_advice = words.rpartition(" ")[0]
         for advice in range(decoded.code.num_plays):
             shift = advice - decoded.advice

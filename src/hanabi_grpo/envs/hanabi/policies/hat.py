@@ -27,7 +27,8 @@ The paper covers five players and the full board. Here, any board with three or 
   told again. One wrong hint, or one wrong reading, then costs one life and not one per reader.
 
 In the plain convention (`Convention`), advice and hints follow the order of slots and ignore ranks,
-and an advised card is not played if it may be of a kind that has been played since.
+and an advised card is not played if it may be of a kind that has been played since, by the hints on
+it alone.
 
 The code does not depend on the order of colours, so players who see them in different orders
 (Other-Play) understand each other. With two players there is no code, because giver and receiver
@@ -238,13 +239,11 @@ class Decoded:
 class Scored(NamedTuple):
     """A card that another player has played since a hint, and that scored."""
 
-    card: Card
-    holders: tuple[int, ...]
-    """Seats that hold other copies in the reader's sight, one for each copy, in the order of
-    turns."""
+    event: Event
+    """The move."""
     may_be_advised: bool
-    """Whether the card that the hint advises the reader to play may be one of the same kind, as far
-    as the hints on that card and the hands in sight tell."""
+    """Whether the card that the hint advises the reader to play may be another copy, as far as the
+    hints on that card tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +297,10 @@ class Convention(NamedTuple):
     is_plain: bool = False
     """Advice names the oldest card that fits or can be spared, whatever its rank; so do hints that
     must not touch the newest card. An advised card is played unless it may be of a kind that has
-    been played since (`Scored.may_be_advised`).
+    been played since (`Scored.may_be_advised`), whoever holds the other copies.
 
-    This costs .4 to .9 points on the full board. Who imitates the bot need not compare ranks or
-    estimate chances, and a team that gives some wrong hints loses fewer lives.
+    This costs .5 to 1.6 points on the full board. Who imitates the bot need not compare ranks,
+    search hands for copies or estimate chances.
     """
 
 
@@ -469,17 +468,12 @@ def scored_since(advice: Decoded, view: PlayerView) -> list[Scored]:
     known = view.own_hand[move.slot]
     cards = []
     for event in view.events[advice.index :]:
-        if event.card is None or not event.scored:
-            continue
         card = event.card
+        if card is None or not event.scored:
+            continue
         is_possible = card.color in known.colors and card.rank in known.ranks
-        fitted = advice.moment.view.fireworks[card.color] == card.rank
-        holders = []
-        for seat in other_seats(view):
-            holders += [seat] * view.hands[seat].count(card)
-        another_is_hidden = num_copies(card.rank, view.num_ranks) - 1 > len(holders)
-        may_be_advised = is_possible and fitted and another_is_hidden
-        cards.append(Scored(card, tuple(holders), may_be_advised))
+        has_copies = num_copies(card.rank, view.num_ranks) > 1
+        cards.append(Scored(event, may_be_advised=is_possible and has_copies))
     return cards
 
 

@@ -5,9 +5,9 @@ values. A small model cannot compute that in one step, but it can learn each par
 one hand, one addition, one card. A thought has three parts, each only if the bot got so far:
 
 - the number of the last hint; then, for each hand in sight but the giver's, the advice at the time
-  of the hint, and what remains of the number. The last remainder is the player's own advice; if it
-  is to play a card, the cards that have scored since, who holds other copies, and whether the own
-  card may be one;
+  of the hint, and what remains of the number. The last remainder is the player's own advice. If it
+  is to play a card, and others have scored since: what hints tell of that card, and for each card
+  that scored, whether the own card may be another copy;
 - for each other player's hand, the advice now, whether the player has been told, and the sum so
   far. The last sum is the number of the hint that the player can give;
 - if it gives that hint: to whom, the newest card there, and the oldest card that the hint touches
@@ -26,8 +26,9 @@ which leaves 0 (play0), that of player_0 play2, which leaves 6 (discard2), and t
 play1, which leaves 5: player_2 should discard slot 1. It gives a hint first, with the number
 2 + 0 + 0 + 0 = 2. That is a hint to the next player, player_3, that does not touch its newest card,
 the yellow 3, so it names white, the colour of its oldest other card. If the advice had been to play
-slot 1, and a white 2 had scored since, "W 2 mate3" would come before "say" if player_0 held the
-other white 2, and "W 2 maybe" if the card in slot 1 could be it (`policies.hat.Scored`).
+slot 1, and a white 2 had scored since, the prompt's words for that slot and for that move would
+come before "say", and behind them "maybe" if the card in slot 1 could be another white 2
+(`policies.hat.Scored`): with HANABI_DEDUCTIONS=counted, "slot1fit2 cRW r2 Play 0 W2 good maybe".
 """
 
 import random
@@ -51,8 +52,11 @@ from hanabi_grpo.envs.hanabi.prompts.compact import (
     WILL_HINT,
     advice_word,
     mate_words,
+    move_words,
+    own_card_words,
 )
-from hanabi_grpo.envs.hanabi.prompts.full import card_name
+from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
+from hanabi_grpo.envs.hanabi.prompts.full import card_name, known_text
 from hanabi_grpo.envs.hanabi.rules.view import (
     COLOR_LETTERS,
     Action,
@@ -79,7 +83,11 @@ class HatAloud:
         config = task.setup.config
         convention = Convention(config.spec(), self._is_plain)
         check_players(convention.spec, name=self.name)
-        write = thought_words if config.observation == "compact" else thought_sentences
+
+        def write(decision: Decision, view: PlayerView) -> str:
+            if config.observation == "compact":
+                return thought_words(decision, view, config.deductions)
+            return thought_sentences(decision, view)
 
         def choose(seen: Observation, rng: random.Random) -> str:
             view = seen.view()
@@ -89,12 +97,13 @@ class HatAloud:
         return Script(self.name, choose).seat(player, task=task, game=game)
 
 
-def thought_words(decision: Decision, view: PlayerView) -> str:
+def thought_words(decision: Decision, view: PlayerView, deductions: Deductions) -> str:
     """Return a thought as words of `compact_vocabulary`, separated by single spaces.
 
     Args:
         decision: What the bot worked out.
         view: What the bot may know.
+        deductions: The level of the prompt, whose words for a card and for a move are repeated.
     """
     names = player_names(view.num_players)
     words = []
@@ -104,9 +113,11 @@ def thought_words(decision: Decision, view: PlayerView) -> str:
         for share, left in zip(decoded.shares, decoded.remainders, strict=True):
             words += [names[share.seat], _word(decoded.code, share.advice)]
             words.append(_word(decoded.code, left))
-        for scored in scored_since(decoded, view):
-            words += _card_words(scored.card)
-            words += [_mate_word(view, holder) for holder in scored.holders]
+        scored_cards = scored_since(decoded, view)
+        if scored_cards:
+            words += own_card_words(view, decoded.move.slot, deductions)
+        for scored in scored_cards:
+            words += move_words(scored.event, view, deductions)
             if scored.may_be_advised:
                 words.append(MAY_BE_OWN)
     encoded = decision.encoded
@@ -185,10 +196,12 @@ def thought_sentences(decision: Decision, view: PlayerView) -> str:
             advice = _text(decoded.code, share.advice)
             rest = _text(decoded.code, left)
             lines.append(f"Then {names[share.seat]} had to {advice}. That leaves {rest}.")
-        for scored in scored_since(decoded, view):
-            line = f"Then {card_name(scored.card)} was played."
-            for holder in scored.holders:
-                line += f" {names[holder]} holds another."
+        scored_cards = scored_since(decoded, view)
+        if scored_cards:
+            slot = decoded.move.slot
+            lines.append(f"My slot {slot}: {known_text(view.own_hand[slot], view)}.")
+        for scored in scored_cards:
+            line = f"Then {card_name(scored.event.card)} was played."
             if scored.may_be_advised:
                 line += " My card may be the same."
             lines.append(line)

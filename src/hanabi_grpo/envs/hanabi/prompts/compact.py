@@ -33,6 +33,7 @@ from itertools import combinations
 
 from hanabi_grpo.envs.hanabi.prompts.deductions import (
     CARD_WORDS,
+    COUNTED_LEVELS,
     JOINED_LEVELS,
     OWN_CARD_WORDS,
     RECALLED,
@@ -62,7 +63,7 @@ WILL_HINT = "say"
 TOLD = "told"
 """In a thought: the player before it has been told already."""
 MAY_BE_OWN = "maybe"
-"""In a thought: the own card that a hint says to play may be of the kind of the card before it."""
+"""In a thought: the own card that a hint says to play may be a copy of the one just named."""
 _THEN = "then"
 """Comes before the hands at the time of the last hint."""
 _GOOD_PLAY = "good"
@@ -369,7 +370,7 @@ def _turn_words(
 ) -> Iterator[str]:
     is_joined = deductions in JOINED_LEVELS
     yield from _table_words(view)
-    yield from _own_hand_words(view, counted, is_joined)
+    yield from _own_hand_words(view, counted, deductions)
     for mate, seat in zip(mate_words(view.num_players), other_seats(view), strict=True):
         yield mate
         if view.num_players > 2:
@@ -380,7 +381,10 @@ def _turn_words(
             yield from _mates_hand_words(view, seat, counted, is_joined)
     if counted:
         for event in others_moves(view):
-            yield from _event_words(event, view, is_joined)
+            yield _LAST_MOVE
+            if view.num_players > 2:
+                yield player_names(view.num_players)[event.player]
+            yield from move_words(event, view, deductions)
     else:
         yield "disc"
         yield from map(str, view.discards)
@@ -413,20 +417,38 @@ def _table_words(view: PlayerView) -> Iterator[str]:
         yield _next_word(color, height)
 
 
-def _own_hand_words(view: PlayerView, counted: Counted | None, is_joined: bool) -> Iterator[str]:
+def _own_hand_words(
+    view: PlayerView, counted: Counted | None, deductions: Deductions
+) -> Iterator[str]:
     yield "me"
     if view.num_players > 2:
         # Hints name absolute seats, so a policy shared by several seats must read which one it
         # holds.
         yield player_names(view.num_players)[view.player]
-    for slot, known in enumerate(view.own_hand):
-        deduction = own_card_word(counted, known) if counted else ""
-        if is_joined:
-            yield f"slot{slot}"
-            yield _joined(deduction, *_knowledge_words(known))
-        else:
-            yield f"slot{slot}{deduction}"
-            yield from _knowledge_words(known)
+    for slot in range(len(view.own_hand)):
+        yield from _own_card_words(view, slot, counted, deductions)
+
+
+def own_card_words(view: PlayerView, slot: int, deductions: Deductions) -> list[str]:
+    """Return the words for a card of the player's own hand, as they stand in its prompt.
+
+    Args:
+        view: What the player may know.
+        slot: The card.
+        deductions: The level of the prompt.
+    """
+    counted = Counted(view) if deductions in COUNTED_LEVELS else None
+    return _own_card_words(view, slot, counted, deductions)
+
+
+def _own_card_words(
+    view: PlayerView, slot: int, counted: Counted | None, deductions: Deductions
+) -> list[str]:
+    known = view.own_hand[slot]
+    deduction = own_card_word(counted, known) if counted else ""
+    if deductions in JOINED_LEVELS:
+        return [f"slot{slot}", _joined(deduction, *_knowledge_words(known))]
+    return [f"slot{slot}{deduction}", *_knowledge_words(known)]
 
 
 def _mates_hand_words(
@@ -445,16 +467,20 @@ def _mates_slot_words(view: PlayerView, seat: int, counted: Counted) -> Iterator
         yield _joined(*_knowledge_words(known))
 
 
-def _event_words(event: Event, view: PlayerView, is_joined: bool) -> Iterator[str]:
-    yield _LAST_MOVE
-    if view.num_players > 2:
-        yield player_names(view.num_players)[event.player]
+def move_words(event: Event, view: PlayerView, deductions: Deductions) -> Sequence[str]:
+    """Return the words for another player's move, as they stand in a prompt.
+
+    Args:
+        event: The move.
+        view: What the player who reads the prompt may know.
+        deductions: The level of the prompt.
+    """
     words = [*_move_text(event.action, view).split(), *map(str, event.touched)]
     if event.card:
         words.append(str(event.card))
     if event.action.kind == "play":
         words.append(_GOOD_PLAY if event.scored else _BAD_PLAY)
-    yield from _together(words, is_joined)
+    return _together(words, deductions in JOINED_LEVELS)
 
 
 def _together(words: Sequence[str], is_joined: bool) -> Sequence[str]:

@@ -263,7 +263,7 @@ def _partners_hand(view: PlayerView, seat: int, counted: Counted | None) -> str:
     hand = zip(view.hands[seat], view.knowledge[seat], strict=True)
     for slot, (card, known) in enumerate(hand):
         use = f", {_CARD_TEXTS[counted.card_word(card)]}" if counted else ""
-        lines.append(f"- slot {slot}: {card_name(card)}{use} (knows: {_known(known, view)})")
+        lines.append(f"- slot {slot}: {card_name(card)}{use} (knows: {known_text(known, view)})")
     return "\n".join(lines)
 
 
@@ -274,7 +274,7 @@ def _own_hand(view: PlayerView, counted: Counted | None) -> str:
     lines = [f"{heading}:"]
     for slot, known in enumerate(view.own_hand):
         chance = f"; {_chance(counted, known)}" if counted else ""
-        lines.append(f"- slot {slot}: {_known(known, view)}{chance}")
+        lines.append(f"- slot {slot}: {known_text(known, view)}{chance}")
     return "\n".join(lines)
 
 
@@ -289,8 +289,8 @@ def _chance(counted: Counted, known: Knowledge) -> str:
     return f"can be played now with a chance of {chance:.0%}"
 
 
-def _known(known: Knowledge, view: PlayerView) -> str:
-    """Return e.g. "colour red (hinted), rank 1 or 2"."""
+def known_text(known: Knowledge, view: PlayerView) -> str:
+    """Return what hints tell of a card, e.g. "colour red (hinted), rank 1 or 2"."""
     colors = [COLOR_NAMES[color] for color in known.colors]
     ranks = [str(rank + 1) for rank in known.ranks]
     color = _one_of(colors, view.num_colors)
