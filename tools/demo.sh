@@ -14,6 +14,7 @@
 #                conversations. Boards of your own are trained in this way too
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_MODEL_SEED  seed of the tiny model and its pretraining (0; in Hanabi unset: the shipped one)
+#   DEMO_LOGIT_SCALE  --logit-scale of a tiny model that the demo makes (1; with a calculator 2)
 #   DEMO_STEPS   steps of 128 games, or of 192 in Hanabi with its teacher (72 in Hanabi, plain 60, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
@@ -29,6 +30,7 @@ name=demo
 game=${DEMO_ENV:-hanabi}
 if [ "$game" = tictactoe ]; then game=tic_tac_toe; fi
 deals=${DEMO_DEALS:-1000}
+logit_scale=${DEMO_LOGIT_SCALE:-1}
 whole_numbers DEMO_SEED DEMO_MODEL_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT
 folder=${DEMO_OUT:-outputs/demo-$(date +%Y%m%d-%H%M%S)-$$}
 if [ -e "$folder" ] && [ -z "${DEMO_RESUME:-}" ]; then
@@ -125,7 +127,8 @@ case $game in
         default_env HANABI_TASKS_PER_STEP 16 ;;
     vote-calculator | debate-calculator)
         # Half of the pretrained turns call the calculator; that more of them pay is found by reward alone.
-        steps=100
+        # The scale lets a seat become sure of calling.
+        steps=100 logit_scale=${DEMO_LOGIT_SCALE:-2}
         before=(base) after=(served) who="a noisy solver that calls a calculator in half of its turns" rivals="noisy solver"
         default_env NUM_GENERATIONS 8
         default_env HANABI_TASKS_PER_STEP 16
@@ -161,10 +164,12 @@ if [ "$game" != hanabi ]; then
     default_env LR_SCHEDULER_TYPE linear
     unset DATASET
     say "0 of 5: the tiny model of $game, made once: $MODEL"
-    run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
+    run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}" \
+        --logit-scale "$logit_scale"
 elif [ -n "$makes_model" ]; then
     say "0 of 5: the tiny model of this board: $MODEL"
-    run - hanabi-grpo tiny-model --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}"
+    run - hanabi-grpo tiny-model --out "$MODEL" --seed "${DEMO_MODEL_SEED:-0}" \
+        --logit-scale "$logit_scale"
 fi
 
 # The players of a run that had ended before are on no server: they are read from its folder.

@@ -107,6 +107,40 @@ def test_the_model_of_the_demo_is_what_the_recipe_of_today_makes() -> None:
     assert set(game_words(setup)) <= set(tokenizer.get_vocab())
 
 
+def highest_probability(folder: Path, word: str) -> float:
+    """Return how likely any hidden state of a model makes a word.
+
+    Behind the final norm, a hidden state is any vector of the norm's length.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    token = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(word)
+    words = model.lm_head.weight.detach()
+    scale = model.model.norm.weight.detach()
+    hidden = (words[token] * scale).clone().requires_grad_()
+    optimizer = torch.optim.Adam([hidden], lr=0.05)
+    loss = torch.zeros(())
+    for _ in range(100):
+        normalized = hidden / hidden.square().mean().sqrt()
+        loss = -torch.log_softmax(words @ (scale * normalized), dim=0)[token]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return math.exp(-loss.item())
+
+
+def test_the_logit_scale_lets_players_become_sure_of_a_word(tmp_path: Path) -> None:
+    recipe = Recipe.of("hanabi", seed=3, steps=40, num_games=100)
+    scaled = replace(recipe, logit_scale=3.0)
+    assert scaled.hash(CHAT) != recipe.hash(CHAT)
+    usual = build_tiny_model(tmp_path / "usual", recipe)
+    sure = build_tiny_model(tmp_path / "sure", scaled)
+    for word in ("R", "Y"):
+        assert highest_probability(usual, word) < 0.998
+        assert highest_probability(sure, word) > 0.9999
+    assert "--logit-scale 3 " in (sure / "README.md").read_text()
+    assert "--logit-scale" not in (usual / "README.md").read_text()
+
+
 @pytest.mark.parametrize("shipped", [SHIPPED, SHIPPED_COUNTED], ids=lambda folder: folder.name)
 def test_a_shipped_model_is_small_and_its_card_names_its_weights(shipped: Path) -> None:
     assert sum(path.stat().st_size for path in shipped.iterdir()) < 2.6e6

@@ -2,21 +2,21 @@
 # What is a calculator worth? One seat answers chain sums (docs/teams.md) with and without it, from the same start.
 #
 #   bash tools/recipes/calculator.sh
-#   TOOL_SEEDS="0 1 2" DEMO_STEPS=150 bash tools/recipes/calculator.sh
+#   TOOL_SEEDS="0 1 2" DEMO_STEPS=250 bash tools/recipes/calculator.sh
 #
 #   TOOL_SEEDS   seeds of adapters, problems and sampling (0); the tiny model is the same
 #   TOOL_OUT     folder (outputs/calculator); finished parts are not repeated
 #
 # Both arms are demos (tools/demo.sh) with equally many steps of 128 games, from one tiny model, which imitates a script that calls
 # the calculator in half of its turns and is right in .7 of the others. The second arm differs only in HANABI_TOOLS=none.
-# DEMO_STEPS, DEMO_DEALS and training settings apply to both. At the end, it prints a Markdown table;
+# DEMO_STEPS, DEMO_DEALS, DEMO_LOGIT_SCALE and training settings apply to both. At the end, it prints a Markdown table;
 # "greedy" is the trained seat when it always takes the likeliest token.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 out=${TOOL_OUT:-outputs/calculator}
 mkdir -p "$out"
-export HANABI_PLAYERS=1 DEMO_ENV=vote-calculator DEMO_STEPS=${DEMO_STEPS:-100}
+export HANABI_PLAYERS=1 DEMO_ENV=vote-calculator DEMO_STEPS=${DEMO_STEPS:-150}
 default_env MAX_COMPLETION_LENGTH 16
 model=outputs/tiny-$DEMO_ENV-$HANABI_PLAYERS-players
 for seed in ${TOOL_SEEDS:-0}; do

@@ -72,6 +72,16 @@ def tiny_model(
             "player_0=0.3,player_1=0. The labels are the true cards."
         ),
     ] = "0",
+    logit_scale: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=100,
+            help="Factor of the final norm from half of the steps on. With 2 or more, players who "
+            "train from the model can become sure of any word; with 1, some words may keep a "
+            "probability below .97.",
+        ),
+    ] = 1.0,
     start: Annotated[
         Path | None,
         typer.Option(
@@ -122,6 +132,7 @@ def tiny_model(
         seed=settings.seed if seed is None else seed,
         steps=steps,
         num_games=games,
+        logit_scale=logit_scale,
         beliefs=beliefs if has_beliefs else None,
         start=None if start is None else str(start),
     )
@@ -134,7 +145,8 @@ def tiny_model(
         folder = Path(tiny_model_folder(presets, num_players, env, style=style.value))
         if folder == Path(shipped_model()) and (folder / TINY_MANIFEST).is_file():
             given = (seed, steps, games, teacher, start)
-            if force or has_beliefs or any(value is not None for value in given):
+            is_changed = has_beliefs or logit_scale != 1
+            if force or is_changed or any(value is not None for value in given):
                 raise SettingsError(
                     f"{folder} is shipped and is not changed; name another "
                     "folder, e.g. --out outputs/tiny-laptop."

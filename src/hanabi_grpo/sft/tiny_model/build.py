@@ -195,6 +195,8 @@ def _command(recipe: Recipe, threads: int) -> str:
         variables.append(f"HANABI_MEMORY={recipe.memory}")
     make = tiny_model_command(recipe.presets, recipe.players, recipe.env, style=recipe.style)
     options = f"--seed {recipe.seed} --steps {recipe.steps} --games {recipe.num_games}"
+    if recipe.logit_scale != 1:
+        options += f" --logit-scale {recipe.logit_scale:g}"
     if recipe.teacher is not None:
         options += f" --teacher {recipe.teacher}"
     if recipe.beliefs:

@@ -95,6 +95,13 @@ class Recipe:
     single_turn_share: float = 0.0
     """Share of the steps, starting from the first, that use conversations of one turn."""
     learning_rate: float = 3e-3
+    logit_scale: float = 1.0
+    """Factor by which the final norm is multiplied after half of the steps.
+
+    Behind that norm every hidden state is equally long, so the length of a word's vector bounds its
+    logit. Adapters change neither the norm nor the vectors: with 1, players who train from here may
+    be unable to say a word with a probability above .96, however long they train.
+    """
     beliefs: PerPlayer = 0.0
     """Share of the learned replies that answer questions about hidden cards (`sft.beliefs`)."""
     start: str | None = None
@@ -236,6 +243,8 @@ class Recipe:
             del fields["style"]
         if not any(entries(self.beliefs).values()):
             del fields["beliefs"]
+        if self.logit_scale == 1:
+            del fields["logit_scale"]
         for optional in ("teacher", "memory"):
             if fields[optional] is None:
                 del fields[optional]
