@@ -170,11 +170,13 @@ def hat_corruptions(
     decision = decide(convention, view, rng)
     words = thought_words(decision, view, deductions)
     decoded = decision.decoded
-    # Behind the advice may stand what is known of that card, which another advice would change.
-    ends_with_advice = (
-        decoded is not None and decision.encoded is None and not scored_since(decoded, view)
-    )
-    if decoded is not None and ends_with_advice and decision.move == decoded.move:
+    if (
+        decoded is not None
+        and decision.encoded is None
+        and decision.move == decoded.move
+        # Otherwise the thought goes on with that card, and another advice would change the rest.
+        and not scored_since(decoded, view)
+    ):
         before_advice = words.rpartition(" ")[0]
         for advice in range(decoded.code.num_plays):
             shift = advice - decoded.advice

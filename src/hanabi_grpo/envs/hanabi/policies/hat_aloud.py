@@ -138,12 +138,8 @@ def hint_words(move: Action, view: PlayerView) -> list[str]:
         return []
     words = [_mate_word(view, move.target)]
     for card in cards_of_hint(move, view):
-        words += _card_words(card)
+        words += [COLOR_LETTERS[card.color], str(card.rank + 1)]
     return words
-
-
-def _card_words(card: Card) -> list[str]:
-    return [COLOR_LETTERS[card.color], str(card.rank + 1)]
 
 
 def cards_of_hint(move: Action, view: PlayerView) -> list[Card]:
