@@ -21,6 +21,7 @@ from hanabi_grpo.envs.texts import split_reply
 
 BOTS = ("hint-bot", "iggi", "focus-bot")
 HAT_BOT = "hat-bot"
+SAVE_BOT = "save-bot"
 
 
 def board(preset: str = "laptop", players: int = 2, **config: Any) -> Setup[Any]:
@@ -110,6 +111,20 @@ def test_the_hat_bot_that_thinks_aloud_plays_the_same_game(players: int, style: 
     words = set(compact_vocabulary(setup.config.spec(), "joined"))
     for number in range(3):
         thoughts = thoughts_of_same_game(setup, HAT_BOT, number)
+        if style == "compact":
+            assert set(" ".join(thoughts).split()) <= words
+
+
+@pytest.mark.parametrize("style", ["compact", "full"])
+@pytest.mark.parametrize("deductions", ["none", "possible", "counted", "joined", "recalled"])
+@pytest.mark.parametrize("players", [2, 5])
+def test_the_save_bot_that_thinks_aloud_plays_the_same_game(
+    players: int, deductions: Deductions, style: str
+) -> None:
+    setup = board("full", players, observation=style, deductions=deductions)
+    words = set(compact_vocabulary(setup.config.spec(), deductions))
+    for number in range(3):
+        thoughts = thoughts_of_same_game(setup, SAVE_BOT, number)
         if style == "compact":
             assert set(" ".join(thoughts).split()) <= words
 

@@ -10,6 +10,7 @@ from hanabi_grpo.envs.hanabi.policies.best_messages import BestMessages
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse, check_decks
 from hanabi_grpo.envs.hanabi.policies.hat_aloud import HatAloud
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
+from hanabi_grpo.envs.hanabi.policies.save_aloud import SaveAloud
 from hanabi_grpo.envs.hanabi.policies.search import Search
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 
@@ -38,6 +39,7 @@ PLANNERS: Mapping[str, Maker] = {
 """Policies that compute for seconds: search at every move, best responses once."""
 _THINKERS: Mapping[str, Maker] = {
     **{name + SUFFIX: partial(aloud, name) for name in _ALOUD},
+    SaveAloud.name: SaveAloud,
     hat.NAME + SUFFIX: HatAloud,
     hat.PLAIN_NAME + SUFFIX: partial(HatAloud, is_plain=True),
 }

@@ -12,7 +12,7 @@ from functools import partial
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.draws import chances_of
-from hanabi_grpo.envs.hanabi.policies import focus, rules
+from hanabi_grpo.envs.hanabi.policies import focus, rules, save
 from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
@@ -65,6 +65,20 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
         focus.tell_harmless,
         focus.discard_dead,
         focus.discard_chop,
+        focus.play_likeliest,
+        rules.tell_anything,
+    ),
+    # Loses fewer of the last cards of a kind than the focus bot. It has no memory either.
+    "save-bot": (
+        save.save_card,
+        save.play_as_told,
+        rules.play_safe_card,
+        save.tell_playable,
+        save.play_in_last_round,
+        save.wait_near_end,
+        focus.discard_dead,
+        save.wait_with_all_hints,
+        save.discard_chop,
         focus.play_likeliest,
         rules.tell_anything,
     ),

@@ -467,6 +467,33 @@ def _mates_slot_words(view: PlayerView, seat: int, counted: Counted) -> Iterator
         yield _joined(*_knowledge_words(known))
 
 
+def mates_card_words(
+    view: PlayerView, seat: int, slot: int, deductions: Deductions
+) -> Sequence[str]:
+    """Return the words for a card of another player's hand, as they stand in a prompt.
+
+    With HANABI_DEDUCTIONS=recalled, without what its holder knows of it.
+
+    Args:
+        view: What the player who reads the prompt may know.
+        seat: The holder of the card.
+        slot: The card.
+        deductions: The level of the prompt.
+    """
+    card = view.hands[seat][slot]
+    use = Counted(view).card_word(card) if deductions in COUNTED_LEVELS else ""
+    if deductions == RECALLED:
+        return (_present_word(slot, str(card), use),)
+    known = view.knowledge[seat][slot]
+    words = (f"{card}{use}", *_knowledge_words(known))
+    return _together(words, deductions in JOINED_LEVELS)
+
+
+def kind_word(kind: str) -> str:
+    """Return the first word of a move of this kind, e.g. "Hint" for "hint_rank"."""
+    return "Hint" if kind.startswith("hint") else kind.capitalize()
+
+
 def move_words(event: Event, view: PlayerView, deductions: Deductions) -> Sequence[str]:
     """Return the words for another player's move, as they stand in a prompt.
 
