@@ -102,7 +102,8 @@ def test_players_of_a_task_see_orders_of_their_own_and_episodes_of_a_group_the_s
 
 
 @pytest.mark.parametrize(
-    ("script", "players"), [("iggi", 2), ("focus-bot", 2), ("save-bot", 2), ("piers", 2), ("hat-bot", 4)]
+    ("script", "players"),
+    [("iggi", 2), ("focus-bot", 2), ("save-bot", 2), ("piers", 2), ("hat-bot", 4)],
 )
 def test_bots_without_colour_conventions_play_as_well_and_their_games_are_replayed(
     script: str, players: int
