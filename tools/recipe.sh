@@ -5,7 +5,7 @@
 #                                 and .env override them
 #   single_turns                  sets the settings for training on single turns, before recipe_settings; the shell and .env
 #                                 override them
-#   hat_code                      sets the settings for imitation of a hat bot that thinks aloud; the shell overrides them
+#   thoughts_in_words             sets the settings for imitation of a bot that thinks aloud; the shell overrides them
 #   untaught PLAYERS OUT [START]  makes a model of Full Hanabi with random weights, or with those of the model START, and exports it
 #                                 as MODEL (after tools/session.sh)
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
@@ -52,8 +52,8 @@ single_turns() {
     default_env HANABI_ENTROPY_TARGET 0.2
 }
 
-hat_code() {
-    # Its hints are about the hands of their time.
+thoughts_in_words() {
+    # Thoughts name slots, and the hints of a hat code are about the hands of their time.
     export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-recalled}
     # A reply with its thought has up to 43 words with five players.
     default_env MAX_COMPLETION_LENGTH 48

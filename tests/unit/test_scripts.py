@@ -750,7 +750,7 @@ def test_a_recipe_never_writes_over_a_run(
 
 
 @pytest.mark.parametrize(
-    ("players", "folder"), [("", "outputs/full-0-joined"), ("3", "outputs/full-3p-0-recalled")]
+    ("players", "folder"), [("", "outputs/full-0-recalled"), ("3", "outputs/full-3p-0-recalled")]
 )
 def test_the_recipe_of_full_hanabi_makes_a_model_for_its_number_of_players(
     launch: Runner, players: str, folder: str

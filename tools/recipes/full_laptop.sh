@@ -6,16 +6,16 @@
 #   PLAYERS          2 to 5 (2)
 #   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
 #   RECIPE_MINUTES   minutes per session (110); unfinished work is kept
-#   RECIPE_TEACHER   a bot (focus-bot with two players; with more, plain-hat-bot-aloud, whose thoughts are learned, too)
-#   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, and 48 to 55 with more (36000; 14000 of a bot
-#                    that thinks aloud)
+#   RECIPE_TEACHER   a bot (with two players save-bot-aloud, with more plain-hat-bot-aloud, whose thoughts are learned, too)
+#   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, and 48 to 55 with more (20000 of save-bot-aloud,
+#                    14000 of another bot that thinks aloud, 36000 of one that does not)
 #   RECIPE_PASSES    passes over the teacher's turns (1)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60; 0 after a bot that thinks aloud)
 #   RECIPE_RUN       name of the training run, so that several can start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
 #   RECIPE_DEALS     deals of the final evaluations (2000), from the suite test, which was not used to choose anything
 #
 # A message contains the whole position and what follows from it (HANABI_MEMORY=turn), and a card with all that is known of it
-# is one word (HANABI_DEDUCTIONS=joined, and for a hat bot recalled), so that each turn can be learned separately.
+# is one word (HANABI_DEDUCTIONS=joined, and for a bot that thinks aloud recalled), so that each turn can be learned separately.
 # One network for all seats learns from the teacher: 0.9 M parameters plus the embeddings of 33,000 words (10,000 with recalled).
 # Then each player trains an adapter. For a hat bot with four and five players, it starts from the imitation with three, which
 # is made first. With HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any
@@ -41,15 +41,16 @@ turns_of=([2]=65 [3]=55 [4]=52 [5]=48) # turns of a game, by the number of playe
 whole_numbers RECIPE_SEED RECIPE_MINUTES RECIPE_GAMES RECIPE_PASSES RECIPE_BATCH RECIPE_STEPS RECIPE_DEALS
 teacher=${RECIPE_TEACHER:-}
 if [ -z "$teacher" ]; then
-    teacher=focus-bot
+    teacher=save-bot-aloud
     if [ "$players" -gt 2 ]; then teacher=plain-hat-bot-aloud; fi
 fi
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn
 default_games=36000 default_steps=60 noise=0.1
 if [[ $teacher == *-aloud ]]; then
-    # A wrong hint of a hat code misleads everybody, so few moves are random.
+    # A wrong hint misleads its readers, in a hat code everybody, so few moves are random.
     default_games=14000 default_steps=0 noise=0.06
-    hat_code
+    if [ "$teacher" = save-bot-aloud ]; then default_games=20000; fi
+    thoughts_in_words
 fi
 export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
 games=${RECIPE_GAMES:-$default_games} steps=${RECIPE_STEPS:-$default_steps} deals=${RECIPE_DEALS:-2000}
@@ -90,7 +91,7 @@ imitate() {
 }
 
 start=
-if [[ $teacher == *-aloud && $players -gt 3 ]]; then
+if [[ $teacher == *hat-bot-aloud && $players -gt 3 ]]; then
     # A network that reads the hands of three players learns more of the code than one that begins with those of four or five.
     three=outputs/full-3p${folder#"$prefix"}
     imitate 3 "$three"

@@ -27,7 +27,7 @@ if [[ ! $players =~ ^[3-5]$ ]]; then
     exit 2
 fi
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_PLAYERS=$players HANABI_MEMORY=turn
-hat_code
+thoughts_in_words
 games=${RECIPE_GAMES:-14000} deals=${RECIPE_DEALS:-1000}
 folder=outputs/hat-thoughts-$players-$SEED
 mkdir -p "$folder"

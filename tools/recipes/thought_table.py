@@ -2,6 +2,7 @@
 
 python tools/recipes/thought_table.py iggi-aloud 300 corrupted.json
 python tools/recipes/thought_table.py hat-bot-aloud 2 corrupted.json
+python tools/recipes/thought_table.py save-bot-aloud 5 corrupted.json
 
 The positions are from games that a bot that thinks aloud plays with itself, on deals of the suite
 `test`. One statement of the thought is corrupted:
@@ -10,7 +11,9 @@ The positions are from games that a bot that thinks aloud plays with itself, on 
   around;
 - of a hat bot in the compact style, the last remainder, the player's own advice, where the bot
   would then play another card and none has scored since the hint; or the number of the hint that
-  it gives, together with the cards behind it, so that another hint follows.
+  it gives, together with the cards behind it, so that another hint follows;
+- of the save bot in the compact style, the card that the last hint says to play, where the thought
+  ends with it; or what a hint offers to the next player.
 
 Nothing is sampled: the server returns the probability of every legal move after the original
 thought and after the corrupted one.
@@ -25,6 +28,7 @@ from pathlib import Path
 
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Observation, Setup
+from hanabi_grpo.envs.hanabi.policies import save_aloud
 from hanabi_grpo.envs.hanabi.policies.aloud import SUFFIX
 from hanabi_grpo.envs.hanabi.policies.hat import (
     NAME,
@@ -36,9 +40,11 @@ from hanabi_grpo.envs.hanabi.policies.hat import (
     scored_since,
 )
 from hanabi_grpo.envs.hanabi.policies.hat_aloud import hint_words, thought_words
-from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
-from hanabi_grpo.envs.hanabi.prompts.compact import advice_word
-from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
+from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
+from hanabi_grpo.envs.hanabi.policies.save import offers
+from hanabi_grpo.envs.hanabi.prompts.compact import advice_word, kind_word, own_card_words
+from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions
+from hanabi_grpo.envs.hanabi.rules.actions import play
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.messages import ScoredPrompt
 from hanabi_grpo.settings import load_settings
@@ -96,10 +102,12 @@ def cases(setup: Setup, bot: str, num_deals: int) -> Iterator[Case]:
             [player] = referee.to_act()
             seen = referee.see(player)
             reply = seats[player].act(seen)
-            if convention is None:
-                corruptions = line_corruptions(seen, reply)
-            else:
+            if convention is not None:
                 corruptions = hat_corruptions(convention, seen, setup.config.deductions)
+            elif bot == save_aloud.SaveAloud.name and setup.config.observation == "compact":
+                corruptions = save_corruptions(seen, setup.config.deductions)
+            else:
+                corruptions = line_corruptions(seen, reply)
             thought = reply.rpartition("\n")[0]
             for corruption in corruptions:
                 yield Case(
@@ -211,6 +219,46 @@ def _hints(seen: Observation, encoded: Encoded, number: int) -> frozenset[str]:
     """Return the legal hints that stand for a number."""
     hints = encoded.code.hints(number, seen.view())
     return frozenset(move_text(seen, hint) for hint in hints)
+
+
+def save_corruptions(seen: Observation, deductions: Deductions) -> Iterator[Corruption]:
+    """Yield the corruptions of a turn of the save bot: other cards to play, and other offers."""
+    view = seen.view()
+    move = rule_move(save_aloud.NAME, view, random.Random(0))
+    words = save_aloud.thought_words(move, view, deductions)
+
+    def told(slot: int) -> str:
+        return " ".join([*own_card_words(view, slot, deductions), kind_word("play")])
+
+    if move.kind == "play" and words.endswith(told(move.slot)):
+        for slot in range(len(view.own_hand)):
+            if slot != move.slot:
+                yield Corruption(
+                    kind="card to play",
+                    old=words,
+                    new=words.removesuffix(told(move.slot)) + told(slot),
+                    follows=frozenset({move_text(seen, move)}),
+                    follows_corrupted=frozenset({move_text(seen, play(slot))}),
+                )
+    counted = Counted(view)
+    hints_by_offer: dict[str, set[str]] = {}
+    own_offer = None
+    for offer in offers(counted):
+        offered = " ".join(save_aloud.offer_words(offer, counted, deductions))
+        hints_by_offer.setdefault(offered, set()).add(move_text(seen, offer.action))
+        if offer.action == move:
+            own_offer = offered
+    if own_offer is None:
+        return
+    for offered, hints in hints_by_offer.items():
+        if offered != own_offer:
+            yield Corruption(
+                kind="offer",
+                old=words,
+                new=words.removesuffix(own_offer) + offered,
+                follows=frozenset(hints_by_offer[own_offer]),
+                follows_corrupted=frozenset(hints),
+            )
 
 
 def best_moves(client: RolloutClient, setup: Setup, asked: list[tuple[Case, str]]) -> list[str]:

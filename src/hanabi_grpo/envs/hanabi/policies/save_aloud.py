@@ -40,20 +40,20 @@ from hanabi_grpo.envs.hanabi.prompts.full import card_name, known_text
 from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 from hanabi_grpo.types import player_names
 
-_BOT = "save-bot"
+NAME = "save-bot"
 
 
 class SaveAloud:
     """The policy of this module. It plays as `save-bot` does."""
 
-    name = _BOT + SUFFIX
+    name = NAME + SUFFIX
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
         """Return a seat with the same random draws as the bot's own."""
         config = task.setup.config
 
         def choose(seen: Observation, rng: random.Random) -> str:
-            move = rule_move(_BOT, seen.view(), rng)
+            move = rule_move(NAME, seen.view(), rng)
             view = view_with(seen.view(), config.deductions)
             if config.observation == "compact":
                 thought = thought_words(move, view, config.deductions)
@@ -73,13 +73,8 @@ def thought_words(move: Action, view: PlayerView, deductions: Deductions) -> str
         deductions: The level of the prompt, whose words for cards are repeated.
     """
     counted = Counted(view)
-    seat = next_seat(view)
-
-    def plan_words(plan: Plan) -> list[str]:
-        return [kind_word(plan.kind), *mates_card_words(view, seat, plan.slot, deductions)]
-
-    words = [mate_words(view.num_players)[0], *plan_words(plan_of(counted, view.knowledge[seat]))]
-    words.append("me")
+    plan = plan_of(counted, view.knowledge[next_seat(view)])
+    words = [mate_words(view.num_players)[0], *_plan_words(plan, view, deductions), "me"]
     named = set()
     reading = last_reading(view)
     if reading is not None:
@@ -93,17 +88,31 @@ def thought_words(move: Action, view: PlayerView, deductions: Deductions) -> str
         words += own_card_words(view, sure_slot, deductions)
     offer = _offer_of(move, counted)
     if offer is not None:
-        words += [
-            kind_word(move.kind),
-            *mates_card_words(view, seat, offer.reading.slot, deductions),
-        ]
-        if offer.reading.meaning == "play":
-            words.append(kind_word("play"))
-        else:
-            words += plan_words(plan_of(counted, offer.hand))
+        words += offer_words(offer, counted, deductions)
     elif move.slot >= 0 and move.slot not in named:
         words += [kind_word(move.kind), *own_card_words(view, move.slot, deductions)]
     return " ".join(words)
+
+
+def offer_words(offer: Offer, counted: Counted, deductions: Deductions) -> list[str]:
+    """Return the part of a thought that says what a hint offers.
+
+    Args:
+        offer: The hint.
+        counted: The view of its giver.
+        deductions: The level of the prompt, whose words for cards are repeated.
+    """
+    view = counted.view
+    words = [kind_word(offer.action.kind)]
+    words += mates_card_words(view, next_seat(view), offer.reading.slot, deductions)
+    if offer.reading.meaning == "play":
+        return [*words, kind_word("play")]
+    return [*words, *_plan_words(plan_of(counted, offer.hand), view, deductions)]
+
+
+def _plan_words(plan: Plan, view: PlayerView, deductions: Deductions) -> list[str]:
+    card_words = mates_card_words(view, next_seat(view), plan.slot, deductions)
+    return [kind_word(plan.kind), *card_words]
 
 
 def thought_sentences(move: Action, view: PlayerView) -> str:
