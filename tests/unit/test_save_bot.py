@@ -15,7 +15,7 @@ from hanabi_grpo.envs.hanabi.policies.save_aloud import thought_sentences, thoug
 from hanabi_grpo.envs.hanabi.prompts.deductions import Counted
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import hint_color, hint_rank
-from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Action
+from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Action, PlayerView
 
 BOT = "save-bot"
 BOARDS = [("full", 2), ("full", 3), ("full", 5), ("marshal-full", 2), ("laptop", 2), ("small", 4)]
@@ -34,10 +34,9 @@ def moves_of(game: Game) -> Iterator[Action]:
         game.apply(move)
 
 
-def offer_of(game: Game, hint: Action) -> Offer:
-    """Return what the player to move offers with a hint."""
-    counted = Counted(game.view(game.current_player))
-    [offer] = [offer for offer in offers(counted) if offer.action == hint]
+def offer_in(view: PlayerView, hint: Action) -> Offer:
+    """Return what a player offers with a hint."""
+    [offer] = [offer for offer in offers(view) if offer.action == hint]
     return offer
 
 
@@ -49,7 +48,7 @@ def test_the_next_player_reads_every_hint_as_its_giver_expects(preset: str, play
         for move in moves_of(game):
             if move.target != next_seat(game.view(game.current_player)):
                 continue
-            offer = offer_of(game, move)
+            offer = offer_in(game.view(game.current_player), move)
             later = game.copy()
             later.apply(move)
             if later.is_over:
@@ -73,7 +72,7 @@ def test_a_player_that_is_told_nothing_does_what_the_one_before_it_expects() -> 
                 num_discards += 1
                 num_expected += (plan.kind, plan.slot) == (move.kind, move.slot)
             view = game.view(game.current_player)
-            plan = plan_of(Counted(view), view.knowledge[next_seat(view)])
+            plan = plan_of(view, view.knowledge[next_seat(view)])
     # It knows more of its own cards from those of the other player than that player can know.
     assert num_expected > 0.9 * num_discards
     assert num_discards > 200
@@ -153,23 +152,28 @@ def test_a_thought_says_what_the_rules_look_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chop", "discards", "hint", "meaning"),
+    ("hint", "reading"),
     [
-        ("R1", "", hint_color(1, 0), "play"),
-        ("R1", "", hint_rank(1, 0), "play"),
-        # It may be the last red 4.
-        ("R1", "R4", hint_color(1, 0), "keep"),
-        ("R1", "R4", hint_rank(1, 0), "play"),
-        # Each colour has a 5 that is the last of its kind, so only a rank shows it.
-        ("R5", "", hint_color(1, 0), "play"),
-        ("R5", "", hint_rank(1, 4), "keep"),
+        # The chop is slot 0.
+        (hint_color(1, 0), (0, "keep")),
+        (hint_rank(1, 0), (0, "play")),
+        # The newest green card.
+        (hint_color(1, 2), (3, "play")),
+        # No 4 fits.
+        (hint_rank(1, 3), (2, "keep")),
+        (hint_rank(1, 4), (4, "keep")),
     ],
 )
-def test_a_hint_that_may_show_the_last_card_of_its_kind_says_to_keep_the_chop(
-    chop: str, discards: str, hint: Action, meaning: str
+def test_a_colour_says_to_keep_the_chop_and_any_other_hint_to_play_what_may_fit(
+    hint: Action, reading: tuple[int, str]
 ) -> None:
     view = table("full", 2, 0).view(0)
-    hand = cards_of(f"{chop} Y3 G4 W4 B3")
-    view = view._replace(hands=((), hand), discards=cards_of(discards))
-    [offer] = [offer for offer in offers(Counted(view)) if offer.action == hint]
-    assert offer.reading == (0, meaning)
+    view = view._replace(hands=((), cards_of("R1 G3 R4 G2 W5")))
+    assert offer_in(view, hint).reading == reading
+
+
+def test_the_highest_rank_says_to_keep_the_chop() -> None:
+    view = table("full", 2, 0).view(0)
+    # The red 5 fits.
+    view = view._replace(hands=((), cards_of("R5 G3 Y4 G2 W1")), fireworks=(4, 0, 0, 0, 0))
+    assert offer_in(view, hint_rank(1, 4)).reading == (0, "keep")

@@ -43,7 +43,7 @@ from hanabi_grpo.envs.hanabi.policies.hat_aloud import hint_words, thought_words
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
 from hanabi_grpo.envs.hanabi.policies.save import offers
 from hanabi_grpo.envs.hanabi.prompts.compact import advice_word, kind_word, own_card_words
-from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions
+from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
 from hanabi_grpo.envs.hanabi.rules.actions import play
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.messages import ScoredPrompt
@@ -240,11 +240,10 @@ def save_corruptions(seen: Observation, deductions: Deductions) -> Iterator[Corr
                     follows=frozenset({move_text(seen, move)}),
                     follows_corrupted=frozenset({move_text(seen, play(slot))}),
                 )
-    counted = Counted(view)
     hints_by_offer: dict[str, set[str]] = {}
     own_offer = None
-    for offer in offers(counted):
-        offered = " ".join(save_aloud.offer_words(offer, counted, deductions))
+    for offer in offers(view):
+        offered = " ".join(save_aloud.offer_words(offer, view, deductions))
         hints_by_offer.setdefault(offered, set()).add(move_text(seen, offer.action))
         if offer.action == move:
             own_offer = offered

@@ -8,12 +8,11 @@ since the player's own last move.
 - The *chop* is the oldest open card, or the oldest card if none is open. It is discarded next.
 - The *focus* of a hint is the chop if the hint touches it, else the newest touched card that was
   open before, else the newest touched card.
-- **Reading.** A hint to the chop that may show the last card of its kind, which does not fit yet,
-  says to keep the card. A colour does not say so of the highest rank, which every colour may be;
-  a rank does. Any other hint says to play its focus if that may fit.
-- **Saving.** Everything by which the next player chooses among its own cards is public. The bot
-  works out which card that player would discard, and gives a hint before anything else if the card
-  is the last of its kind and the hint leads to a smaller loss.
+- **Reading.** A colour that touches the chop says to keep it, and so does the highest rank. Any
+  other hint says to play its focus if that may fit.
+- **Saving.** The bot works out which card the next player would discard by what everybody knows,
+  and gives a hint before anything else if the card fits or is the last of its kind, and the hint
+  leads to a smaller loss.
 - **At the end**, when every further discard costs a turn that is needed, it gives hints instead of
   discarding, and in the last round it plays what may fit.
 """
@@ -23,20 +22,24 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from hanabi_grpo.envs.hanabi.policies.rules import fits_by_hints, next_seat
-from hanabi_grpo.envs.hanabi.prompts.deductions import DEAD, FITS, ONLY, Counted, others_moves
+from hanabi_grpo.envs.hanabi.prompts.deductions import (
+    DEAD,
+    FITS,
+    LATER,
+    ONLY,
+    Counted,
+    others_moves,
+)
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
-from hanabi_grpo.envs.hanabi.rules.presets import num_copies
-from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Action, Knowledge, PlayerView
 
 _LEAST_LIVES_FOR_RISK = 2
 """Minimum lives at which a card is played that may not fit."""
 _LEAST_LOSS_TO_SAVE = 1.0
 """Minimum loss, in points, that is worth a hint before anything else."""
-_LOSS_OF_FITTING_CARD = 0.5
-"""Points lost by discarding a card that fits and has another copy."""
-_LOSS_OF_LATER_CARD = 0.3
-"""Points lost by discarding a card that can fit later and has another copy."""
+_LOSSES = {FITS: 1.0, LATER: 0.3, DEAD: 0.0}
+"""Points lost by discarding a card that is not the last of its kind, by its use."""
 _MOST_SPARE_TURNS = 1
 """Maximum spare turns at which hints are given instead of discarding."""
 _LEAST_HINTS_TO_WAIT = 2
@@ -73,7 +76,7 @@ class Offer(NamedTuple):
 
 
 def save_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Give a hint if the next player would discard the last card of its kind.
+    """Give a hint if the next player would discard a card that fits or is the last of its kind.
 
     Of the hints that lead to the smallest loss, the one that tells of most cards.
     """
@@ -84,7 +87,7 @@ def save_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
         return None
     best_worth = None
     best_action = None
-    for offer in offers(counted):
+    for offer in offers(counted.view):
         loss = _loss_after(counted, offer)
         if loss is None or loss >= loss_now:
             continue
@@ -120,7 +123,7 @@ def tell_playable(beliefs: Beliefs, rng: random.Random) -> Action | None:
     seat = next_seat(view)
     best_worth = None
     best_action = None
-    for offer in offers(Counted(view)):
+    for offer in offers(view):
         slot = offer.reading.slot
         card = view.hands[seat][slot]
         if offer.reading.meaning != "play" or card.rank != view.fireworks[card.color]:
@@ -183,43 +186,42 @@ def last_reading(view: PlayerView) -> Reading | None:
     """Return what the last hint to the player since its own last move says, or None."""
     for event in reversed(others_moves(view)):
         if event.action.target == view.player and event.touched:
-            return _read(Counted(view), event.action, event.touched, view.own_hand)
+            return _read(view, event.action, event.touched, view.own_hand)
     return None
 
 
-def plan_of(counted: Counted, hand: Hand) -> Plan:
+def plan_of(view: PlayerView, hand: Hand) -> Plan:
     """Return what a player would do with its own cards, by what everybody knows of them.
 
     Args:
-        counted: The view of any player.
+        view: The view of any player, for what everybody sees.
         hand: What the player who moves knows of its cards.
     """
     for slot, known in enumerate(hand):
-        if fits_by_hints(counted.view, known):
+        if fits_by_hints(view, known):
             return Plan("play", slot)
     for slot, known in enumerate(hand):
-        if _is_useless(counted, known):
+        if _has_been_played(view, known):
             return Plan("discard", slot)
     return Plan("discard", _chop(hand))
 
 
-def offers(counted: Counted) -> Iterator[Offer]:
+def offers(view: PlayerView) -> Iterator[Offer]:
     """Yield the hints that the next player can be given, colours before ranks, each ascending."""
-    view = counted.view
     if not view.hints:
         return
     seat = next_seat(view)
     hand = view.hands[seat]
     for color in sorted({card.color for card in hand}):
         touched = tuple([slot for slot, card in enumerate(hand) if card.color == color])
-        yield _offer(counted, hint_color(seat, color), touched)
+        yield _offer(view, hint_color(seat, color), touched)
     for rank in sorted({card.rank for card in hand}):
         touched = tuple([slot for slot, card in enumerate(hand) if card.rank == rank])
-        yield _offer(counted, hint_rank(seat, rank), touched)
+        yield _offer(view, hint_rank(seat, rank), touched)
 
 
-def _offer(counted: Counted, hint: Action, touched: tuple[int, ...]) -> Offer:
-    before = counted.view.knowledge[hint.target]
+def _offer(view: PlayerView, hint: Action, touched: tuple[int, ...]) -> Offer:
+    before = view.knowledge[hint.target]
     hand = []
     num_told = 0
     for slot, known in enumerate(before):
@@ -227,7 +229,7 @@ def _offer(counted: Counted, hint: Action, touched: tuple[int, ...]) -> Offer:
         is_news = (known_after.colors, known_after.ranks) != (known.colors, known.ranks)
         num_told += slot in touched and is_news
         hand.append(known_after)
-    reading = _read(counted, hint, touched, tuple(hand))
+    reading = _read(view, hint, touched, tuple(hand))
     return Offer(hint, tuple(hand), reading, num_told)
 
 
@@ -249,11 +251,11 @@ def _after_hint(known: Knowledge, hint: Action, *, is_touched: bool) -> Knowledg
     )
 
 
-def _read(counted: Counted, hint: Action, touched: tuple[int, ...], hand: Hand) -> Reading:
+def _read(view: PlayerView, hint: Action, touched: tuple[int, ...], hand: Hand) -> Reading:
     """Return what a hint says.
 
     Args:
-        counted: The view of any player, for what everybody sees.
+        view: The view of any player, for what everybody sees.
         hint: The hint.
         touched: Slots that it touches.
         hand: What the player who is told knows of its cards after the hint.
@@ -274,23 +276,17 @@ def _read(counted: Counted, hint: Action, touched: tuple[int, ...], hand: Hand) 
         focus = open_slots[0]
     elif newly_touched:
         focus = newly_touched[-1]
-    if touches_chop and _may_be_saved(counted, hint, hand[focus]):
+    if touches_chop and _says_keep(hint, view):
         return Reading(focus, "keep")
-    if _may_fit(counted.view, hand[focus]):
+    if _may_fit(view, hand[focus]):
         return Reading(focus, "play")
     return Reading(focus, "keep")
 
 
-def _may_be_saved(counted: Counted, hint: Action, known: Knowledge) -> bool:
-    """Return whether the hint may show the last card of its kind, which does not fit yet."""
-    highest_rank = counted.view.num_ranks - 1
-    for color in known.colors:
-        for rank in known.ranks:
-            if rank == highest_rank and hint.kind == "hint_color":
-                continue
-            if counted.card_word(Card(color, rank)) == ONLY:
-                return True
-    return False
+def _says_keep(hint: Action, view: PlayerView) -> bool:
+    """Return whether a hint that touches the chop says to keep it."""
+    is_highest_rank = hint.kind == "hint_rank" and hint.value == view.num_ranks - 1
+    return hint.kind == "hint_color" or is_highest_rank
 
 
 def _may_fit(view: PlayerView, known: Knowledge) -> bool:
@@ -298,13 +294,9 @@ def _may_fit(view: PlayerView, known: Knowledge) -> bool:
     return any(view.fireworks[color] in known.ranks for color in known.colors)
 
 
-def _is_useless(counted: Counted, known: Knowledge) -> bool:
-    """Return whether a card can never fit again, by the hints on it alone."""
-    for color in known.colors:
-        height = counted.view.fireworks[color]
-        if any(height <= rank < counted.reachable[color] for rank in known.ranks):
-            return False
-    return True
+def _has_been_played(view: PlayerView, known: Knowledge) -> bool:
+    """Return whether a card is on its stack already, by the hints on it alone."""
+    return all(max(known.ranks) < view.fireworks[color] for color in known.colors)
 
 
 def _chop(hand: Hand) -> int:
@@ -326,7 +318,7 @@ def _harmless_hint(counted: Counted, least_told: int) -> Action | None:
     """
     best_worth = None
     best_action = None
-    for offer in offers(counted):
+    for offer in offers(counted.view):
         loss = _loss_after(counted, offer)
         if loss is None or offer.num_told < least_told:
             continue
@@ -353,15 +345,12 @@ def _loss(counted: Counted, hand: Hand) -> float:
         counted: The view of the player before it.
         hand: What the next player knows of its cards.
     """
-    plan = plan_of(counted, hand)
+    view = counted.view
+    plan = plan_of(view, hand)
     if plan.kind == "play":
         return 0.0
-    view = counted.view
     card = view.hands[next_seat(view)][plan.slot]
     use = counted.card_word(card)
-    if use == DEAD:
-        return 0.0
-    num_left = num_copies(card.rank, view.num_ranks) - view.discards.count(card)
-    if num_left == 1:
-        return float(counted.reachable[card.color] - card.rank)
-    return _LOSS_OF_FITTING_CARD if use == FITS else _LOSS_OF_LATER_CARD
+    if use == ONLY:
+        return float(view.num_ranks - card.rank)
+    return _LOSSES[use]

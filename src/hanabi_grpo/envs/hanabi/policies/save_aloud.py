@@ -35,8 +35,9 @@ from hanabi_grpo.envs.hanabi.prompts.compact import (
     mates_card_words,
     own_card_words,
 )
-from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions
+from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
 from hanabi_grpo.envs.hanabi.prompts.full import card_name, known_text
+from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 from hanabi_grpo.types import player_names
 
@@ -72,8 +73,7 @@ def thought_words(move: Action, view: PlayerView, deductions: Deductions) -> str
         view: What the player may know, as `view_with` leaves it.
         deductions: The level of the prompt, whose words for cards are repeated.
     """
-    counted = Counted(view)
-    plan = plan_of(counted, view.knowledge[next_seat(view)])
+    plan = plan_of(view, view.knowledge[next_seat(view)])
     words = [mate_words(view.num_players)[0], *_plan_words(plan, view, deductions), "me"]
     named = set()
     reading = last_reading(view)
@@ -82,32 +82,31 @@ def thought_words(move: Action, view: PlayerView, deductions: Deductions) -> str
         words += own_card_words(view, reading.slot, deductions)
         if reading.meaning == "play":
             words.append(kind_word("play"))
-    sure_slot = _first_sure_slot(counted)
+    sure_slot = _first_sure_slot(view)
     if sure_slot is not None and sure_slot not in named:
         named.add(sure_slot)
         words += own_card_words(view, sure_slot, deductions)
-    offer = _offer_of(move, counted)
+    offer = _offer_of(move, view)
     if offer is not None:
-        words += offer_words(offer, counted, deductions)
+        words += offer_words(offer, view, deductions)
     elif move.slot >= 0 and move.slot not in named:
         words += [kind_word(move.kind), *own_card_words(view, move.slot, deductions)]
     return " ".join(words)
 
 
-def offer_words(offer: Offer, counted: Counted, deductions: Deductions) -> list[str]:
+def offer_words(offer: Offer, view: PlayerView, deductions: Deductions) -> list[str]:
     """Return the part of a thought that says what a hint offers.
 
     Args:
         offer: The hint.
-        counted: The view of its giver.
+        view: What its giver may know.
         deductions: The level of the prompt, whose words for cards are repeated.
     """
-    view = counted.view
     words = [kind_word(offer.action.kind)]
     words += mates_card_words(view, next_seat(view), offer.reading.slot, deductions)
     if offer.reading.meaning == "play":
         return [*words, kind_word("play")]
-    return [*words, *_plan_words(plan_of(counted, offer.hand), view, deductions)]
+    return [*words, *_plan_words(plan_of(view, offer.hand), view, deductions)]
 
 
 def _plan_words(plan: Plan, view: PlayerView, deductions: Deductions) -> list[str]:
@@ -122,7 +121,6 @@ def thought_sentences(move: Action, view: PlayerView) -> str:
         move: The move that follows.
         view: What the player may know, as `view_with` leaves it.
     """
-    counted = Counted(view)
     seat = next_seat(view)
     mate = player_names(view.num_players)[seat]
 
@@ -132,41 +130,42 @@ def thought_sentences(move: Action, view: PlayerView) -> str:
     def own(slot: int) -> str:
         return f"slot {slot} ({known_text(view.own_hand[slot], view)})"
 
-    plan = plan_of(counted, view.knowledge[seat])
+    plan = plan_of(view, view.knowledge[seat])
     lines = [f"If told nothing, {mate} will {plan.kind} {card(plan.slot)}."]
     named = set()
     reading = last_reading(view)
     if reading is not None:
         named.add(reading.slot)
         lines.append(f"The last hint tells me to {reading.meaning} {own(reading.slot)}.")
-    sure_slot = _first_sure_slot(counted)
+    sure_slot = _first_sure_slot(view)
     if sure_slot is not None and sure_slot not in named:
         named.add(sure_slot)
         lines.append(f"I can surely play {own(sure_slot)}.")
-    offer = _offer_of(move, counted)
+    offer = _offer_of(move, view)
     if offer is not None:
         lines.append(
             f"A hint can tell {mate} to {offer.reading.meaning} {card(offer.reading.slot)}."
         )
         if offer.reading.meaning == "keep":
-            plan = plan_of(counted, offer.hand)
+            plan = plan_of(view, offer.hand)
             lines.append(f"After it, {mate} will {plan.kind} {card(plan.slot)}.")
     elif move.slot >= 0 and move.slot not in named:
         lines.append(f"I can {move.kind} {own(move.slot)}.")
     return "\n".join(lines)
 
 
-def _first_sure_slot(counted: Counted) -> int | None:
+def _first_sure_slot(view: PlayerView) -> int | None:
     """Return the first own card that fits whatever it is, or None."""
-    for slot, known in enumerate(counted.view.own_hand):
-        if counted.beliefs.surely_fits(known):
+    beliefs = Beliefs(view)
+    for slot, known in enumerate(view.own_hand):
+        if beliefs.surely_fits(known):
             return slot
     return None
 
 
-def _offer_of(move: Action, counted: Counted) -> Offer | None:
+def _offer_of(move: Action, view: PlayerView) -> Offer | None:
     """Return what a hint to the next player offers it; None for other moves."""
-    for offer in offers(counted):
+    for offer in offers(view):
         if offer.action == move:
             return offer
     return None
