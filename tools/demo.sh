@@ -60,10 +60,10 @@ case $game in
         done
         if [ -z "$own_board${DEMO_PLAIN:-}" ]; then
             # Each message holds the whole position and the cards that are still possible, so that a turn can be learned
-            # by itself. IGGI's moves are labels whose weight falls to 0 within 12 steps; the reward does the rest. The
-            # bonus keeps replies random enough to find more than IGGI's conventions. hanabi-grpo demo has the same settings.
+            # by itself. The moves of save-bot are labels whose weight falls to 0 within 12 steps; the reward does the rest.
+            # The bonus keeps replies random enough to find more than its convention. hanabi-grpo demo has the same settings.
             steps=72 shipped=data/tiny-model-counted
-            default_env HANABI_TEACHER iggi
+            default_env HANABI_TEACHER save-bot
             default_env HANABI_TEACHER_STEPS 12
             default_env HANABI_TASKS_PER_STEP 24
             default_env NUM_GENERATIONS 8
@@ -90,7 +90,7 @@ case $game in
             makes_model=""
             export MODEL=$shipped DATASET=data/hanabi.laptop.jsonl
         fi
-        before=(base) after=(served) who="a noisy hint bot" rivals="hint-bot iggi" ;;
+        before=(base) after=(served) who="a noisy hint bot" rivals="hint-bot iggi save-bot" ;;
     kuhn_poker | leduc_poker | tic_tac_toe | connect_four-4x5)
         before=(base,random) after=(served,random) who="a noisy teacher" rivals=random
         case $game in

@@ -32,7 +32,7 @@ recipe_settings() {
         default_env HANABI_TASKS_PER_STEP 24
     fi
     start=${start:-hint-bot}
-    if [ "$start" = iggi ]; then warm_steps=1500 warm_noise=0.05; fi
+    case $start in iggi | save-bot) warm_steps=1500 warm_noise=0.05 ;; esac
     default_env LEARNING_RATE 4e-3
     default_env LR_SCHEDULER_TYPE cosine
     # Without this much exploration, both boards end at the first convention that they find.

@@ -40,7 +40,7 @@ TRAINING: dict[str, Any] = {
     "updates_per_step": 2,
     "minibatches": 2,
     "advantage": "rloo",
-    "teacher": "iggi",
+    "teacher": "save-bot",
     "teacher_steps": 12,
     "entropy_bonus": 0.4,
     "entropy_target": 0.12,
