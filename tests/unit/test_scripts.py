@@ -240,7 +240,7 @@ def test_the_plain_demo_trains_another_shipped_model_with_the_defaults(
         ({"HANABI_PRESET": "mini"}, "tiny-model out/model none"),
         ({"HANABI_DEDUCTIONS": "possible"}, "tiny-model out/model none"),
         # Another seed of the model changes nothing else.
-        ({"DEMO_MODEL_SEED": "3"}, "tiny-model out/model iggi"),
+        ({"DEMO_MODEL_SEED": "3"}, "tiny-model out/model save-bot"),
     ],
 )
 def test_the_demo_makes_a_model_where_none_is_shipped(
