@@ -17,6 +17,7 @@ since the player's own last move.
   discarding, and in the last round it plays what may fit.
 """
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -85,17 +86,7 @@ def save_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
     loss_now = _loss(counted, view.knowledge[next_seat(view)])
     if loss_now < _LEAST_LOSS_TO_SAVE:
         return None
-    best_worth = None
-    best_action = None
-    for offer in offers(counted.view):
-        loss = _loss_after(counted, offer)
-        if loss is None or loss >= loss_now:
-            continue
-        worth = (-loss, offer.num_told)
-        if best_worth is None or worth > best_worth:
-            best_worth = worth
-            best_action = offer.action
-    return best_action
+    return _least_loss(counted, below=loss_now)
 
 
 def play_as_told(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -163,7 +154,7 @@ def wait_near_end(beliefs: Beliefs, rng: random.Random) -> Action | None:
         return None
     if view.hints < _LEAST_HINTS_TO_WAIT:
         return None
-    return _harmless_hint(counted, least_told=1)
+    return _least_loss(counted, least_told=1)
 
 
 def wait_with_all_hints(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -171,7 +162,7 @@ def wait_with_all_hints(beliefs: Beliefs, rng: random.Random) -> Action | None:
     view = beliefs.view
     if view.hints < view.max_hints:
         return None
-    return _harmless_hint(Counted(view), least_told=0)
+    return _least_loss(Counted(view))
 
 
 def discard_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -307,20 +298,21 @@ def _chop(hand: Hand) -> int:
     return 0
 
 
-def _harmless_hint(counted: Counted, least_told: int) -> Action | None:
-    """Return a hint that misleads nobody: the one after which the next player loses least.
+def _least_loss(counted: Counted, *, below: float = math.inf, least_told: int = 0) -> Action | None:
+    """Return the hint after which the next player loses least, or None if none is allowed.
 
-    Among equals, the hint that tells of most cards.
+    No hint that misleads is allowed. Among equals, it is the one that tells of most cards.
 
     Args:
         counted: The view of the player who gives it.
-        least_told: Minimum cards about which it tells something new.
+        below: Limit, in points, that the loss must not reach.
+        least_told: Minimum cards about which the hint tells something new.
     """
     best_worth = None
     best_action = None
     for offer in offers(counted.view):
         loss = _loss_after(counted, offer)
-        if loss is None or offer.num_told < least_told:
+        if loss is None or loss >= below or offer.num_told < least_told:
             continue
         worth = (-loss, offer.num_told)
         if best_worth is None or worth > best_worth:
