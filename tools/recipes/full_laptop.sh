@@ -20,7 +20,7 @@
 # Then each player trains an adapter. For a hat bot with four and five players, it starts from the imitation with three, which
 # is made first. With HANABI_DEDUCTIONS=counted there are three words per card, and the model has 0.7 M parameters. Any
 # HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value.
-# The run is outputs/full-SEED-joined/RUN (full-SEED with counted cards; full-4p-SEED-recalled with four players).
+# The run is outputs/full-SEED-recalled/RUN (-joined for a bot that does not think aloud; full-4p-SEED-recalled with four players).
 # docs/results-appendix.md has the results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
