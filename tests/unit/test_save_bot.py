@@ -15,6 +15,7 @@ from hanabi_grpo.envs.hanabi.policies.save_aloud import thought_sentences, thoug
 from hanabi_grpo.envs.hanabi.prompts.deductions import Counted
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import hint_color, hint_rank
+from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Action, PlayerView
 
 BOT = "save-bot"
@@ -177,3 +178,18 @@ def test_the_highest_rank_says_to_keep_the_chop() -> None:
     # The red 5 fits.
     view = view._replace(hands=((), cards_of("R5 G3 Y4 G2 W1")), fireworks=(4, 0, 0, 0, 0))
     assert offer_in(view, hint_rank(1, 4)).reading == (0, "keep")
+
+
+def test_nobody_is_told_anything_in_the_last_turn() -> None:
+    """A card that fits is played instead."""
+    num_last_turns = 0
+    for seed in range(40):
+        game = table("full", 2, seed)
+        for move in moves_of(game):
+            view = game.view(game.current_player)
+            beliefs = Beliefs(view)
+            if view.turns_left != 1 or not any(map(beliefs.surely_fits, view.own_hand)):
+                continue
+            assert move.kind == "play"
+            num_last_turns += 1
+    assert num_last_turns > 5

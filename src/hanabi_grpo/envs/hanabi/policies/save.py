@@ -181,13 +181,18 @@ def last_reading(view: PlayerView) -> Reading | None:
     return None
 
 
-def plan_of(view: PlayerView, hand: Hand) -> Plan:
-    """Return what a player would do with its own cards, by what everybody knows of them.
+def plan_of(view: PlayerView, hand: Hand) -> Plan | None:
+    """Return what the next player would do with its own cards, by what everybody knows of them.
 
     Args:
-        view: The view of any player, for what everybody sees.
-        hand: What the player who moves knows of its cards.
+        view: The view of the player before it, for what everybody sees.
+        hand: What the next player knows of its cards.
+
+    Returns:
+        The plan; None if it is the last turn of the game.
     """
+    if view.turns_left == 1:
+        return None
     for slot, known in enumerate(hand):
         if fits_by_hints(view, known):
             return Plan("play", slot)
@@ -331,7 +336,7 @@ def _loss_after(counted: Counted, offer: Offer) -> float | None:
 
 
 def _loss(counted: Counted, hand: Hand) -> float:
-    """Return the points that the next player loses by its next discard; 0 if it plays a card.
+    """Return the points that the next player loses by its next discard; 0 if it makes none.
 
     Args:
         counted: The view of the player before it.
@@ -339,7 +344,7 @@ def _loss(counted: Counted, hand: Hand) -> float:
     """
     view = counted.view
     plan = plan_of(view, hand)
-    if plan.kind == "play":
+    if plan is None or plan.kind == "play":
         return 0.0
     card = view.hands[next_seat(view)][plan.slot]
     use = counted.card_word(card)

@@ -4,7 +4,7 @@ The save bot (`policies.save`) has to work out which card the next player would 
 hint would be read as. A small model cannot compute that in one step, but it can learn each part. A
 thought has up to five parts, in this order:
 
-- what the next player does if it is told nothing;
+- what the next player does if it is told nothing, unless this is the last turn;
 - the focus of the last hint to the thinker, and whether it says to play it;
 - the first own card that surely fits;
 - if the move is a hint: its focus, and that it says to play it, or else what the next player does
@@ -109,7 +109,9 @@ def offer_words(offer: Offer, view: PlayerView, deductions: Deductions) -> list[
     return [*words, *_plan_words(plan_of(view, offer.hand), view, deductions)]
 
 
-def _plan_words(plan: Plan, view: PlayerView, deductions: Deductions) -> list[str]:
+def _plan_words(plan: Plan | None, view: PlayerView, deductions: Deductions) -> list[str]:
+    if plan is None:
+        return []
     card_words = mates_card_words(view, next_seat(view), plan.slot, deductions)
     return [kind_word(plan.kind), *card_words]
 
@@ -130,8 +132,10 @@ def thought_sentences(move: Action, view: PlayerView) -> str:
     def own(slot: int) -> str:
         return f"slot {slot} ({known_text(view.own_hand[slot], view)})"
 
+    lines = []
     plan = plan_of(view, view.knowledge[seat])
-    lines = [f"If told nothing, {mate} will {plan.kind} {card(plan.slot)}."]
+    if plan is not None:
+        lines.append(f"If told nothing, {mate} will {plan.kind} {card(plan.slot)}.")
     named = set()
     reading = last_reading(view)
     if reading is not None:
@@ -146,8 +150,8 @@ def thought_sentences(move: Action, view: PlayerView) -> str:
         lines.append(
             f"A hint can tell {mate} to {offer.reading.meaning} {card(offer.reading.slot)}."
         )
-        if offer.reading.meaning == "keep":
-            plan = plan_of(view, offer.hand)
+        plan = plan_of(view, offer.hand)
+        if offer.reading.meaning == "keep" and plan is not None:
             lines.append(f"After it, {mate} will {plan.kind} {card(plan.slot)}.")
     elif move.slot >= 0 and move.slot not in named:
         lines.append(f"I can {move.kind} {own(move.slot)}.")
