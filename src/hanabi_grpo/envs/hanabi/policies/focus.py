@@ -13,9 +13,15 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hanabi_grpo.envs.hanabi.policies.rules import fits_by_hints, next_seat
-from hanabi_grpo.envs.hanabi.prompts.deductions import FITS, ONLY, Counted, others_moves
-from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.policies.rules import (
+    fits_by_hints,
+    hints_to_next,
+    last_hint_to_mover,
+    next_seat,
+    play_likeliest_above,
+)
+from hanabi_grpo.envs.hanabi.prompts.deductions import FITS, ONLY, Counted
+from hanabi_grpo.envs.hanabi.rules.actions import discard, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
 
@@ -134,33 +140,19 @@ def discard_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 def play_likeliest(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the card that is more likely than not, and most likely, to fit."""
-    chances = [beliefs.chance_to_fit(known) for known in beliefs.view.own_hand]
-    best_chance = max(chances, default=0.0)
-    if best_chance <= _EVEN_CHANCE:
-        return None
-    return play(chances.index(best_chance))
+    return play_likeliest_above(beliefs, _EVEN_CHANCE)
 
 
 def _last_focus(view: PlayerView) -> int | None:
     """Return the focus of the last hint to the player since its own last move, or None."""
-    for event in reversed(others_moves(view)):
-        if event.action.target == view.player and event.touched:
-            return event.touched[-1]
-    return None
+    hint = last_hint_to_mover(view)
+    return None if hint is None else hint.touched[-1]
 
 
 def _possible_hints(view: PlayerView) -> Iterator[_Hint]:
-    """Yield every hint that the next player can be given, colours before ranks, each ascending."""
-    if not view.hints:
-        return
-    seat = next_seat(view)
-    hand = view.hands[seat]
-    for color in sorted({card.color for card in hand}):
-        touched = tuple([slot for slot, card in enumerate(hand) if card.color == color])
-        yield _make_hint(view, hint_color(seat, color), touched)
-    for rank in sorted({card.rank for card in hand}):
-        touched = tuple([slot for slot, card in enumerate(hand) if card.rank == rank])
-        yield _make_hint(view, hint_rank(seat, rank), touched)
+    """Yield every hint that the next player can be given."""
+    for action, touched in hints_to_next(view):
+        yield _make_hint(view, action, touched)
 
 
 def _make_hint(view: PlayerView, action: Action, touched: tuple[int, ...]) -> _Hint:

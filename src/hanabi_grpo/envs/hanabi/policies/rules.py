@@ -8,10 +8,19 @@ known if hints, including negative ones, leave one value. Slots count from the o
 
 import random
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+from hanabi_grpo.envs.hanabi.prompts.deductions import others_moves
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
-from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView, other_seats
+from hanabi_grpo.envs.hanabi.rules.view import (
+    Action,
+    Card,
+    Event,
+    Knowledge,
+    PlayerView,
+    other_seats,
+)
 
 Rule = Callable[[Beliefs, random.Random], Action | None]
 """A move if the rule applies, else None."""
@@ -209,6 +218,45 @@ def fits_by_hints(view: PlayerView, known: Knowledge) -> bool:
     if rank is None:
         return False
     return all(view.fireworks[color] == rank for color in known.colors)
+
+
+class PossibleHint(NamedTuple):
+    """A hint that a player can be given."""
+
+    action: Action
+    touched: tuple[int, ...]
+    """Slots that it touches, oldest first."""
+
+
+def hints_to_next(view: PlayerView) -> Iterator[PossibleHint]:
+    """Yield every hint that the next player can be given, colours before ranks, each ascending."""
+    if not view.hints:
+        return
+    seat = next_seat(view)
+    hand = view.hands[seat]
+    for color in sorted({card.color for card in hand}):
+        touched = tuple([slot for slot, card in enumerate(hand) if card.color == color])
+        yield PossibleHint(hint_color(seat, color), touched)
+    for rank in sorted({card.rank for card in hand}):
+        touched = tuple([slot for slot, card in enumerate(hand) if card.rank == rank])
+        yield PossibleHint(hint_rank(seat, rank), touched)
+
+
+def last_hint_to_mover(view: PlayerView) -> Event | None:
+    """Return the last hint that touched the player's cards since its own last move, or None."""
+    for event in reversed(others_moves(view)):
+        if event.action.target == view.player and event.touched:
+            return event
+    return None
+
+
+def play_likeliest_above(beliefs: Beliefs, chance: float) -> Action | None:
+    """Play the first card most likely to fit, if it is more likely than `chance`; else None."""
+    chances = [beliefs.chance_to_fit(known) for known in beliefs.view.own_hand]
+    best_chance = max(chances, default=0.0)
+    if best_chance <= chance:
+        return None
+    return play(chances.index(best_chance))
 
 
 def next_seat(view: PlayerView) -> int:

@@ -22,16 +22,21 @@ import random
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from hanabi_grpo.envs.hanabi.policies.rules import fits_by_hints, next_seat
+from hanabi_grpo.envs.hanabi.policies.rules import (
+    fits_by_hints,
+    hints_to_next,
+    last_hint_to_mover,
+    next_seat,
+    play_likeliest_above,
+)
 from hanabi_grpo.envs.hanabi.prompts.deductions import (
     DEAD,
     FITS,
     LATER,
     ONLY,
     Counted,
-    others_moves,
 )
-from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.rules.actions import discard, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import Action, Knowledge, PlayerView
 
@@ -133,11 +138,7 @@ def play_in_last_round(beliefs: Beliefs, rng: random.Random) -> Action | None:
     view = beliefs.view
     if view.turns_left is None or view.lives < _LEAST_LIVES_FOR_RISK:
         return None
-    chances = [beliefs.chance_to_fit(known) for known in view.own_hand]
-    best_chance = max(chances, default=0.0)
-    if best_chance == 0:
-        return None
-    return play(chances.index(best_chance))
+    return play_likeliest_above(beliefs, 0)
 
 
 def wait_near_end(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -175,10 +176,8 @@ def discard_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 def last_reading(view: PlayerView) -> Reading | None:
     """Return what the last hint to the player since its own last move says, or None."""
-    for event in reversed(others_moves(view)):
-        if event.action.target == view.player and event.touched:
-            return _read(view, event.action, event.touched, view.own_hand)
-    return None
+    hint = last_hint_to_mover(view)
+    return None if hint is None else _read(view, hint.action, hint.touched, view.own_hand)
 
 
 def plan_of(view: PlayerView, hand: Hand) -> Plan | None:
@@ -203,17 +202,9 @@ def plan_of(view: PlayerView, hand: Hand) -> Plan | None:
 
 
 def offers(view: PlayerView) -> Iterator[Offer]:
-    """Yield the hints that the next player can be given, colours before ranks, each ascending."""
-    if not view.hints:
-        return
-    seat = next_seat(view)
-    hand = view.hands[seat]
-    for color in sorted({card.color for card in hand}):
-        touched = tuple([slot for slot, card in enumerate(hand) if card.color == color])
-        yield _offer(view, hint_color(seat, color), touched)
-    for rank in sorted({card.rank for card in hand}):
-        touched = tuple([slot for slot, card in enumerate(hand) if card.rank == rank])
-        yield _offer(view, hint_rank(seat, rank), touched)
+    """Yield the hints that the next player can be given, in the order of `hints_to_next`."""
+    for action, touched in hints_to_next(view):
+        yield _offer(view, action, touched)
 
 
 def _offer(view: PlayerView, hint: Action, touched: tuple[int, ...]) -> Offer:
