@@ -10,7 +10,7 @@
 #   BENCH_MODEL   base model (unset: MODEL, or its default; the CPU default is shipped)
 #   BENCH_CORES   cores for everything, as taskset writes them, e.g. 0-3 (unset: all)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
 
 if [ -n "${BENCH_MODEL:-}" ]; then export MODEL=$BENCH_MODEL; fi

@@ -7,7 +7,7 @@
 #
 #   FAULTS_OUT   file for the table as JSON (outputs/fault_injection.json)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
 mkdir -p outputs
 export FAULTS=${FAULTS:-long} FAULTS_OUT=${FAULTS_OUT:-outputs/fault_injection.json}

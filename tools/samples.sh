@@ -7,7 +7,7 @@
 # Takes two minutes; needs no engine and no training. The pictures need Chromium: apt-get install chromium chromium-driver
 set -euo pipefail
 run=${1:+$(realpath -- "$1")}
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
 
 made=$(mktemp -d)

@@ -14,7 +14,7 @@ case "${1:-}" in
         ;;
     *) echo "set-up: '$1': this script takes no options; set SETUP_EXTRA or UV_PYTHON instead, see -h." >&2 && exit 2 ;;
 esac
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The whole output is read first: in a pipe, grep would close it after the first match, and nvidia-smi would fail as if there
 # were no GPU.

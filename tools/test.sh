@@ -7,7 +7,7 @@
 # Two processes run the tests: one begins with the tests of the shared server, the other with those that start their own
 # processes; they share the rest. For a single process: bash tools/test.sh -n 0
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
 
 if [ "${1:-}" = --rest ]; then

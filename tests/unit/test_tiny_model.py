@@ -141,6 +141,24 @@ def test_the_logit_scale_lets_players_become_sure_of_a_word(tmp_path: Path) -> N
     assert "--logit-scale" not in (usual / "README.md").read_text()
 
 
+def test_a_recipe_decides_the_size_of_its_network(tmp_path: Path) -> None:
+    sized = replace(QUICK, width=192, layers=1)
+    assert sized.hash(CHAT) != QUICK.hash(CHAT)
+    folder = build_tiny_model(tmp_path / "sized", sized)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (192, 1)
+    (layer,) = model.model.layers
+    num_weights = sum(weight.numel() for weight in layer.parameters() if weight.dim() == 2)
+    # Queries and output, half as many keys and values, and three matrices of the feed-forward part.
+    assert num_weights == (2 + 2 * 0.5 + 3 * 3) * 192**2
+    assert "--width 192 --layers 1 " in (folder / "README.md").read_text()
+
+
+def test_a_width_that_is_no_number_of_heads_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"--width 100: must be a multiple of 64, e.g. 128"):
+        Recipe.of("hanabi", width=100)
+
+
 @pytest.mark.parametrize("shipped", [SHIPPED, SHIPPED_COUNTED], ids=lambda folder: folder.name)
 def test_a_shipped_model_is_small_and_its_card_names_its_weights(shipped: Path) -> None:
     assert sum(path.stat().st_size for path in shipped.iterdir()) < 2.6e6

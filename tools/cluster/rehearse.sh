@@ -12,7 +12,7 @@ case "${1:-}" in
         exit 0
         ;;
 esac
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [ "${1:-}" != --inside ]; then
     exec unshare --user --map-root-user --net --mount --pid --fork --mount-proc --kill-child bash tools/cluster/rehearse.sh --inside
 fi

@@ -19,7 +19,7 @@ case "${1:-}" in
         exit 0
         ;;
 esac
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 read -ra servers <<<"${SERVERS:?set it to the machines that serve rollouts}"
 read -ra trainers <<<"${TRAINERS:?set it to the machines that train}"
 gpus=${GPUS:-8} port=${PORT:-8000}

@@ -25,7 +25,7 @@
 # Models have Qwen3's sizes and random weights: only the set-up downloads anything. docs/benchmarks.md lists what ran where. One GPU
 # does not test tensor parallelism, NCCL or ZeRO across processes; random weights inflate the logprob mismatch: judge it against R10b.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 

@@ -15,7 +15,7 @@
 set -euo pipefail
 look=${1:?bash tools/gpu/pack.sh look.json OUT} out=${2:?bash tools/gpu/pack.sh look.json OUT}
 look=$(realpath "$look") out=$(realpath -m "$out")
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 wheels=${PACK_WHEELS:-$out/wheels}
 mkdir -p "$wheels"
 export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" PATH="$PWD/.venv/bin:$PATH"

@@ -19,7 +19,7 @@ esac
 folder=${1:-$(dirname "${BASH_SOURCE[0]}")/../../outputs/cuda-env}
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 copy=$folder/checkout stubs=$folder/stubs
 
 # Files deleted here are deleted there; the environment stays.

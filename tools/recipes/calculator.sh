@@ -12,7 +12,7 @@
 # DEMO_STEPS, DEMO_DEALS, DEMO_LOGIT_SCALE and training settings apply to both. At the end, it prints a Markdown table;
 # "greedy" is the trained seat when it always takes the likeliest token.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 out=${TOOL_OUT:-outputs/calculator}
 mkdir -p "$out"

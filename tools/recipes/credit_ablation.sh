@@ -14,7 +14,7 @@
 # same reward; in a workflow also difference (the difference reward) and own (the workflow's own rewards).
 # An arm's run is outputs/credit/BOARD/ARM-SEED; finished runs are not repeated. docs/results-appendix.md has the tables.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=credit_ablation

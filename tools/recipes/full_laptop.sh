@@ -23,7 +23,7 @@
 # The run is outputs/full-SEED-recalled/RUN (-joined for a bot that does not think aloud; full-4p-SEED-recalled with four players).
 # docs/results-appendix.md has the results.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 source tools/recipe.sh

@@ -11,7 +11,7 @@
 # are not repeated. The runs are outputs/generalist-SEED/NAME, with the evaluations next to them.
 # Takes half an hour on two cores. The results are in docs/results-appendix.md.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=generalist

@@ -15,7 +15,7 @@
 # Full Hanabi in words, a card and all that is known of it one word (HANABI_DEDUCTIONS=recalled). Both arms have the same
 # tokenizer, network and random weights. All output is in outputs/hat-thoughts-PLAYERS-SEED.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 source tools/recipe.sh

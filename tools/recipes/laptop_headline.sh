@@ -19,7 +19,7 @@
 #       hanabi-grpo cross-play outputs/headline/laptop-? --suite test --own-server
 # Written 2026-11-21, settings of 2026-11-25. The expected tables are in docs/results-appendix.md.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=laptop_headline

@@ -11,7 +11,7 @@
 # mirror descent, arXiv 2206.05825; the moving reference as in R-NaD, arXiv 2206.15378). The reference may be old while the
 # players still move, and the rate decays to 0 by a cosine. DEMO_STEPS and training settings override those below.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 game=${1:-kuhn_poker} out=${POKER_OUT:-outputs/poker}
 case $game in

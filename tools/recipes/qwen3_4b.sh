@@ -18,7 +18,7 @@
 #   marshal-mini   1.44     2.30         2.63       2.83    2.17-2.22 (full fine-tuning, 8 GPUs; below blind play)
 #   full           0.00     0.00         16.6       17.6    8.4 after 220 steps (self-play from a supervised 2.9)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 name=qwen3_4b board=${BOARD:-marshal-mini} gpus=${GPUS:-8} steps=${RECIPE_STEPS:-200} deals=${RECIPE_DEALS:-500}
 case $board in

@@ -17,7 +17,7 @@
 # Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value. The run
 # is outputs/search-teacher/BOARD-TEACHER-SEED. Written 2026-11-23; docs/results-appendix.md has the results.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=search_teacher

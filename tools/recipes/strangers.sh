@@ -14,7 +14,7 @@
 # jackknife over seeds; adhoc compares seed 0 of all arms with the board's scripts as partners. These evaluations use the plain
 # game, with the same colours for all players.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 seeds=${STRANGER_SEEDS:-0 1 2 3 4} board=${BOARD:-laptop} deals=${RECIPE_DEALS:-1000}
 arms=("$@")

@@ -11,7 +11,7 @@
 # Each is a demo (tools/demo.sh) of 4 to 5 minutes on two cores; DEMO_STEPS, DEMO_DEALS and training settings apply to all.
 # At the end, it prints means over the seeds as Markdown.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 out=${TEAM_OUT:-outputs/teams}
 mkdir -p "$out"

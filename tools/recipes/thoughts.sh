@@ -20,7 +20,7 @@
 # A message contains the rules and the whole position in sentences, without deductions (HANABI_DEDUCTIONS=none). Both models
 # have the same tokenizer, network and initial weights. All output is in outputs/thoughts-TEACHER-SEED.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 name=thoughts

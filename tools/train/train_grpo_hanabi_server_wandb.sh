@@ -8,7 +8,7 @@
 # WANDB_LOG_MODEL (checkpoint, end, false), UPLOAD_CKPT_TO_WANDB, CKPT_ARTIFACT_NAME and CKPT_ARTIFACT_ALIASES set which
 # adapters are uploaded with it.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 
 # The only value that differs from the settings' own defaults.

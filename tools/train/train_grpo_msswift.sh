@@ -7,7 +7,7 @@
 #
 # -h prints this, --version the version; .venv/bin/hanabi-grpo train -h lists the command's own options.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 
 if on_gpu; then

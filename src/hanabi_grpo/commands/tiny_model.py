@@ -82,6 +82,23 @@ def tiny_model(
             "probability below .97.",
         ),
     ] = 1.0,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Hidden size of the network, a multiple of 64. The feed-forward part is three "
+            "times as wide.",
+            show_default="128; 192 for words with parts; 256 for --style full",
+        ),
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of layers of the network.",
+            show_default="3; 2 for words with parts",
+        ),
+    ] = None,
     start: Annotated[
         Path | None,
         typer.Option(
@@ -108,7 +125,8 @@ def tiny_model(
     settings = loaded.settings
     is_compact = style is PromptStyle.COMPACT
     has_beliefs = beliefs != "0"
-    is_usual = is_compact and teacher is None and not has_beliefs and start is None
+    is_usual_network = width is None and layers is None and start is None
+    is_usual = is_compact and teacher is None and not has_beliefs and is_usual_network
     if start is not None and not has_model(start):
         raise SettingsError(
             f"--start {start}: no model in this folder; name the folder of a tiny model, with "
@@ -133,6 +151,8 @@ def tiny_model(
         steps=steps,
         num_games=games,
         logit_scale=logit_scale,
+        width=width,
+        layers=layers,
         beliefs=beliefs if has_beliefs else None,
         start=None if start is None else str(start),
     )
@@ -144,7 +164,7 @@ def tiny_model(
     if folder is None:
         folder = Path(tiny_model_folder(presets, num_players, env, style=style.value))
         if folder == Path(shipped_model()) and (folder / TINY_MANIFEST).is_file():
-            given = (seed, steps, games, teacher, start)
+            given = (seed, steps, games, teacher, width, layers, start)
             is_changed = has_beliefs or logit_scale != 1
             if force or is_changed or any(value is not None for value in given):
                 raise SettingsError(

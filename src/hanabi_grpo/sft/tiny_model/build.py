@@ -197,6 +197,10 @@ def _command(recipe: Recipe, threads: int) -> str:
     options = f"--seed {recipe.seed} --steps {recipe.steps} --games {recipe.num_games}"
     if recipe.logit_scale != 1:
         options += f" --logit-scale {recipe.logit_scale:g}"
+    if recipe.width is not None:
+        options += f" --width {recipe.width}"
+    if recipe.layers is not None:
+        options += f" --layers {recipe.layers}"
     if recipe.teacher is not None:
         options += f" --teacher {recipe.teacher}"
     if recipe.beliefs:

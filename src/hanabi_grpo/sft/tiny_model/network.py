@@ -46,25 +46,26 @@ A word has about six parts, so its initial vector is about as long as that of a 
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """The sizes of a network; each attention head has width 32."""
+class Shape:
+    """The sizes of a network; all others follow from them."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_key_value_heads: int
+    width: int
+    """The hidden size, a multiple of `recipe.WIDTH_STEP`."""
+    layers: int
 
 
-_USUAL_SHAPE = _Shape(128, 384, 3, 4, 2)
+_HEAD_WIDTH = 32
+_HEADS_PER_KEY = 2
+_FEED_FORWARD = 3
+"""Width of the feed-forward part, as a multiple of the hidden size."""
+_USUAL_SHAPE = Shape(width=128, layers=3)
 """0.6 M parameters without the embeddings."""
-_SHAPE_OF_JOINED_WORDS = _Shape(192, 576, 2, 6, 3)
+_SHAPE_OF_JOINED_WORDS = Shape(width=192, layers=2)
 """0.9 M parameters without the embeddings.
 
 If one word carries the information of several, fewer but wider layers learn faster.
 """
-
-_SHAPE_OF_TEXT = _Shape(256, 768, 3, 8, 4)
+_SHAPE_OF_TEXT = Shape(width=256, layers=3)
 """2.4 M parameters without the embeddings: facts have to be found among hundreds of tokens."""
 
 
@@ -98,9 +99,8 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Train
     bar = progress.add_task("warm start", total=recipe.steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model, parts = untrained_model(
-            chat.tokenizer, recipe.word_parts(), reads_text=recipe.style == PromptStyle.FULL
-        )
+        word_parts = recipe.word_parts()
+        model, parts = untrained_model(chat.tokenizer, word_parts, shape_of(recipe, word_parts))
         taken = None
         if recipe.start is not None:
             taken = transfer(model, chat.tokenizer, recipe.word_parts(), Path(recipe.start))
@@ -114,37 +114,58 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Train
     return TrainedModel(model=model, held_out=held_out, transfer=taken)
 
 
+def shape_of(recipe: Recipe, word_parts: Mapping[str, Sequence[str]]) -> Shape:
+    """Return the shape of a recipe's network.
+
+    Args:
+        recipe: The recipe; its width and layers, if any, replace the usual ones.
+        word_parts: See `Recipe.word_parts`.
+    """
+    shape = usual_shape(word_parts, reads_text=recipe.style == PromptStyle.FULL)
+    if recipe.width is not None:
+        shape = replace(shape, width=recipe.width)
+    if recipe.layers is not None:
+        shape = replace(shape, layers=recipe.layers)
+    return shape
+
+
+def usual_shape(word_parts: Mapping[str, Sequence[str]], *, reads_text: bool = False) -> Shape:
+    """Return the shape of a network for such words.
+
+    Args:
+        word_parts: See `Recipe.word_parts`.
+        reads_text: Whether it reads prompts in the full style.
+    """
+    if reads_text:
+        return _SHAPE_OF_TEXT
+    return _SHAPE_OF_JOINED_WORDS if word_parts else _USUAL_SHAPE
+
+
 def untrained_model(
-    tokenizer: Any, word_parts: Mapping[str, Sequence[str]], *, reads_text: bool = False
+    tokenizer: Any, word_parts: Mapping[str, Sequence[str]], shape: Shape | None = None
 ) -> tuple[Any, WordParts | None]:
     """Return an untrained Qwen3 in float32, and the parts that its words share.
-
-    Without the embeddings, it has 0.6 M parameters for a few hundred words, 0.9 M for thousands of
-    words that share parts, or 2.4 M for pieces of text.
 
     Args:
         tokenizer: Its tokenizer.
         word_parts: See `Recipe.word_parts`.
-        reads_text: Whether it reads prompts in the full style.
+        shape: The sizes of the network; None: those of a model that reads one word per fact.
     """
     token_ids = {
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
     }
-    shape = _USUAL_SHAPE
-    if word_parts:
-        shape = _SHAPE_OF_JOINED_WORDS
-    if reads_text:
-        shape = _SHAPE_OF_TEXT
+    shape = shape or usual_shape(word_parts)
+    num_heads = shape.width // _HEAD_WIDTH
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=32,
+        hidden_size=shape.width,
+        intermediate_size=_FEED_FORWARD * shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads // _HEADS_PER_KEY,
+        head_dim=_HEAD_WIDTH,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         initializer_range=_INITIALIZER_RANGE,

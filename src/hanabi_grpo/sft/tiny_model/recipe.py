@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ _WORD_GAMES = 500
 """Number of random games from which the words of an environment are collected."""
 _TURNS = 96
 """Conversations per step if each turn is a conversation."""
+WIDTH_STEP = 64
+"""The hidden size is a multiple of it: two attention heads of width 32 share keys and values."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4},
     "tic_tac_toe": {"num_games": 12000, "steps": 1200},
@@ -102,6 +105,11 @@ class Recipe:
     logit. Adapters change neither the norm nor the vectors: with 1, players who train from here may
     be unable to say a word with a probability above .96, however long they train.
     """
+    width: int | None = None
+    """Hidden size of the network, a multiple of `WIDTH_STEP`; None: the usual one for its words
+    (`network.usual_shape`)."""
+    layers: int | None = None
+    """Number of layers of the network; None: the usual one for its words."""
     beliefs: PerPlayer = 0.0
     """Share of the learned replies that answer questions about hidden cards (`sft.beliefs`)."""
     start: str | None = None
@@ -115,6 +123,9 @@ class Recipe:
         Args:
             env: The environment.
             fields: Fields of the recipe; None: the default.
+
+        Raises:
+            SettingsError: The width is not a multiple of `WIDTH_STEP`.
         """
         environment = registry.get(env)
         values = {"noise": environment.teacher_noise, **_DEFAULTS.get(env, {})}
@@ -128,7 +139,13 @@ class Recipe:
         for name, value in fields.items():
             if value is not None:
                 values[name] = value
-        return cls(env=env, **values)
+        recipe = cls(env=env, **values)
+        if recipe.width is not None and recipe.width % WIDTH_STEP:
+            raise SettingsError(
+                f"--width {recipe.width}: must be a multiple of {WIDTH_STEP}, e.g. "
+                f"{WIDTH_STEP * math.ceil(recipe.width / WIDTH_STEP)}."
+            )
+        return recipe
 
     def setups(self) -> list[Setup[Any]]:
         """Return the games that are played.
@@ -245,7 +262,7 @@ class Recipe:
             del fields["beliefs"]
         if self.logit_scale == 1:
             del fields["logit_scale"]
-        for optional in ("teacher", "memory"):
+        for optional in ("teacher", "memory", "width", "layers"):
             if fields[optional] is None:
                 del fields[optional]
         if self.start is None:
