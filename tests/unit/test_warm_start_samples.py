@@ -65,7 +65,7 @@ def script_games(
 ) -> list[ScriptGame]:
     sources = Sources(lineups=(lineup,), num_tasks=num, noise=noise)
     games = []
-    for recording, is_taught in sources._games(setup, 0, print):
+    for recording, is_taught in sources.script_games(lineup, setup, 0, range(num)):
         games.append(ScriptGame(episode=recording.episode, is_taught=list(is_taught)))
     return games
 

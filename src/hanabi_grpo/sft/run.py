@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from hanabi_grpo.settings.per_player import PerPlayer
 from hanabi_grpo.settings.refs import BASE
 from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
+from hanabi_grpo.sft.game_workers import usable_cores
 from hanabi_grpo.sft.kept_games import KeptGames
 from hanabi_grpo.sft.learning import (
     LARGE,
@@ -256,18 +258,24 @@ class WarmStart:
         total = None if sources.paths else num_scripted
         recorded: list[Sample] = []
         games = sources.samples(
-            encoder, seed=self.settings.seed, say=watcher.say, first_game=kept.num_games
+            encoder,
+            seed=self.settings.seed,
+            say=watcher.say,
+            first_game=kept.num_games,
+            num_workers=usable_cores(),
         )
-        for num_games, game_samples in enumerate(games, start=kept.num_games + 1):
-            if num_games <= num_scripted:
-                kept.add(game_samples, encoder.counts)
-            else:
-                recorded += game_samples
-            if num_games == num_scripted:
-                kept.save(encoder.counts)
-            watcher.show("games", num_games, total, "games")
-            if watcher.should_stop():
-                self._stop_in_games(kept, encoder)
+        # Closed at once if the warm start is stopped, because worker processes may be playing.
+        with closing(games):
+            for num_games, game_samples in enumerate(games, start=kept.num_games + 1):
+                if num_games <= num_scripted:
+                    kept.add(game_samples, encoder.counts)
+                else:
+                    recorded += game_samples
+                if num_games == num_scripted:
+                    kept.save(encoder.counts)
+                watcher.show("games", num_games, total, "games")
+                if watcher.should_stop():
+                    self._stop_in_games(kept, encoder)
         watcher.say(encoder.line())
         return kept.samples + recorded
 

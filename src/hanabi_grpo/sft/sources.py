@@ -7,7 +7,7 @@ random play instead of the student.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.sft.encoding import Encoder
+from hanabi_grpo.sft.game_workers import samples_of_lineup
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind
 
@@ -127,8 +128,14 @@ class Sources:
         }
 
     def samples(
-        self, encoder: Encoder, *, seed: int, say: Callable[[str], None], first_game: int = 0
-    ) -> Iterator[list[Sample]]:
+        self,
+        encoder: Encoder,
+        *,
+        seed: int,
+        say: Callable[[str], None],
+        first_game: int = 0,
+        num_workers: int = 1,
+    ) -> Generator[list[Sample], None, None]:
         """Yield the samples of each game.
 
         Args:
@@ -136,20 +143,54 @@ class Sources:
             seed: Seed of the scripts' games.
             say: Receives notes about recorded games.
             first_game: Scripts' games before this one are skipped.
+            num_workers: Most processes that play scripts' games at once; the samples do not depend
+                on it.
 
         Raises:
             SettingsError: A source cannot be used.
         """
-        for game, is_learnable in self._games(encoder.setup, seed, say, first_game):
-            is_chosen = self.taught(game, encoder.setup.spec.score)
-            if not any(is_chosen):
-                encoder.counts["left out"] += 1
-                yield []
-                continue
-            is_taught = []
-            for learnable, chosen in zip(is_learnable, is_chosen, strict=True):
-                is_taught.append(learnable and chosen)
-            yield encoder.samples(game, is_taught)
+        for number, lineup in enumerate(self.lineups):
+            first_task = max(0, first_game - number * self.num_tasks)
+            yield from samples_of_lineup(
+                self,
+                lineup,
+                encoder,
+                seed=seed,
+                tasks=range(first_task, self.num_tasks),
+                num_workers=num_workers,
+            )
+        for game in self._recorded_games(say):
+            yield self._samples_of(game, [True] * len(game.episode.turns), encoder)
+
+    def samples_of_lineup(
+        self, lineup: str, encoder: Encoder, seed: int, tasks: Iterable[int]
+    ) -> Iterator[list[Sample]]:
+        """Yield the samples of some games of a lineup of scripts.
+
+        Args:
+            lineup: The lineup.
+            encoder: Encodes games as samples.
+            seed: Seed of the games.
+            tasks: Numbers of the games, each below `num_tasks`.
+
+        Raises:
+            SettingsError: The lineup cannot be used.
+        """
+        for game, is_learnable in self.script_games(lineup, encoder.setup, seed, tasks):
+            yield self._samples_of(game, is_learnable, encoder)
+
+    def _samples_of(
+        self, game: Recording, is_learnable: Sequence[bool], encoder: Encoder
+    ) -> list[Sample]:
+        """Return the samples of a game, of which only some replies may be learned."""
+        is_chosen = self.taught(game, encoder.setup.spec.score)
+        if not any(is_chosen):
+            encoder.counts["left out"] += 1
+            return []
+        is_taught = []
+        for learnable, chosen in zip(is_learnable, is_chosen, strict=True):
+            is_taught.append(learnable and chosen)
+        return encoder.samples(game, is_taught)
 
     def taught(self, recording: Recording, score: str) -> tuple[bool, ...]:
         """Return, for each turn, whether its reply is learned; illegal ones are only context.
@@ -174,19 +215,24 @@ class Sources:
             flags.append(is_teacher[turn.player] and turn.kind is ReplyKind.LEGAL)
         return tuple(flags)
 
-    def _games(
-        self, setup: Setup[Any], seed: int, say: Callable[[str], None], first_game: int = 0
+    def script_games(
+        self, spec: str, setup: Setup[Any], seed: int, tasks: Iterable[int]
     ) -> Iterator[tuple[Recording, Sequence[bool]]]:
-        """Yield each game and, for each of its turns, whether its action may be learned."""
-        for number, spec in enumerate(self.lineups):
-            first_task = max(0, first_game - number * self.num_tasks)
-            yield from self._script_games(spec, setup, seed, first_task)
-        yield from self._recorded_games(say)
+        """Yield some games of a lineup of scripts.
 
-    def _script_games(
-        self, spec: str, setup: Setup[Any], seed: int, first_task: int
-    ) -> Iterator[tuple[Recording, Sequence[bool]]]:
-        """Yield games of one lineup of scripts; `learn_noise` allows learning random actions."""
+        Args:
+            spec: The lineup.
+            setup: The game.
+            seed: Seed of the games.
+            tasks: Numbers of the games, each below `num_tasks`.
+
+        Yields:
+            A game, and for each of its turns, whether its action may be learned: with
+            `learn_noise`, also if it is random.
+
+        Raises:
+            SettingsError: The lineup cannot be used.
+        """
         lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
         if lineup.needs_server:
             raise SettingsError(
@@ -197,8 +243,9 @@ class Sources:
         for player, name in enumerate(lineup.specs):
             script = make_script(setup, name).policy
             policies[player] = NoisyPolicy(inner=script, noise=self.noise)
-        starts = starts_of(seed, self.num_tasks)[first_task:]
-        for number, start in enumerate(starts, start=first_task):
+        starts = starts_of(seed, self.num_tasks)
+        for number in tasks:
+            start = starts[number]
             episode = play_scripts(setup.task(SUITE, start), policies)
             flags = [_flags(self.noise, player, SUITE, start, 0) for player in policies]
             is_learnable = []
@@ -207,9 +254,7 @@ class Sources:
                 is_learnable.append(not is_random or self.learn_noise)
             yield Recording(episode=episode, source=spec, number=number), is_learnable
 
-    def _recorded_games(
-        self, say: Callable[[str], None]
-    ) -> Iterator[tuple[Recording, Sequence[bool]]]:
+    def _recorded_games(self, say: Callable[[str], None]) -> Iterator[Recording]:
         """Yield the recorded games, and warn about held-out suites among them."""
         suites: set[str] = set()
         for path in self.paths:
@@ -219,7 +264,7 @@ class Sources:
                     say(note)
                 for recording in recordings:
                     suites.add(recording.episode.suite)
-                    yield recording, [True] * len(recording.episode.turns)
+                    yield recording
         held_out = sorted(suite for suite in suites if is_held_out(suite))
         if held_out:
             say(
