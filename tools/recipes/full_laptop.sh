@@ -7,7 +7,7 @@
 #   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
 #   RECIPE_MINUTES   minutes per session (110); unfinished work is kept
 #   RECIPE_TEACHER   a bot (with two players save-bot-aloud, with more plain-hat-bot-aloud, whose thoughts are learned, too)
-#   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, and 48 to 55 with more (20000 of save-bot-aloud,
+#   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, and 48 to 55 with more (24000 of save-bot-aloud,
 #                    14000 of another bot that thinks aloud, 36000 of one that does not)
 #   RECIPE_PASSES    passes over the teacher's turns (1)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60; 0 after a bot that thinks aloud)
@@ -49,7 +49,7 @@ default_games=36000 default_steps=60 noise=0.1
 if [[ $teacher == *-aloud ]]; then
     # A wrong hint misleads its readers, in a hat code everybody, so few moves are random.
     default_games=14000 default_steps=0 noise=0.06
-    if [ "$teacher" = save-bot-aloud ]; then default_games=20000; fi
+    if [ "$teacher" = save-bot-aloud ]; then default_games=24000; fi
     thoughts_in_words
 fi
 export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
