@@ -4,6 +4,8 @@ import html
 import io
 import json
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,10 +139,27 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
     path.write_text("\n")
     with pytest.raises(SettingsError, match="contains no games"):
         read_recordings([path])
-    for deep in ("[" * 100_000, '{"a": ' * 600 + "1" + "}" * 600):
-        path.write_text(f"{whole}{deep}\n")
-        with pytest.raises(SettingsError, match=r"line 5 is nested too deeply to be a game\."):
-            read_recordings([path])
+
+
+@pytest.fixture
+def usual_recursion_limit() -> Iterator[None]:
+    """Python's default; a library that an earlier test imported may have raised it."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("usual_recursion_limit")
+@pytest.mark.parametrize(
+    "deep", ["[" * 100_000, '{"a": ' * 600 + "1" + "}" * 600], ids=["lists", "objects"]
+)
+def test_a_line_that_is_nested_too_deeply_is_refused(tmp_path: Path, deep: str) -> None:
+    path = tmp_path / "games.jsonl"
+    write_recordings(path, [Recording(episode=one) for one in group()])
+    path.write_text(f"{path.read_text()}{deep}\n")
+    with pytest.raises(SettingsError, match=r"line 5 is nested too deeply to be a game\."):
+        read_recordings([path])
 
 
 @pytest.mark.parametrize(
