@@ -12,11 +12,14 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hanabi_grpo.errors import SettingsError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +54,57 @@ def hide_misfits() -> None:
             sys.modules[name] = None  # type: ignore[assignment]
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def die_with_parent(signum: signal.Signals) -> None:
     """Ask the kernel to signal this process when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, int(signum))
+
+
+@contextlib.contextmanager
+def worker_pool(
+    num_workers: int, prepare: Callable[..., None] | None = None, *arguments: Any
+) -> Iterator["ProcessPoolExecutor"]:
+    """Yield a pool of spawned processes.
+
+    An error or an interrupt kills them: their work may take minutes, and leaving the pool would
+    wait for it. They also end if this process is killed. Ctrl-C in a terminal, which reaches every
+    process, is left to this one.
+
+    Args:
+        num_workers: Number of processes.
+        prepare: Called once in each of them; None: nothing.
+        arguments: Arguments of `prepare`.
+    """
+    # Imported here, because few commands need them.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import active_children, get_context
+
+    others = active_children()
+    with ProcessPoolExecutor(
+        num_workers,
+        mp_context=get_context("spawn"),
+        initializer=_prepare_worker,
+        initargs=(prepare, arguments),
+    ) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                if worker not in others:
+                    worker.kill()
+            raise
+
+
+def _prepare_worker(prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if prepare is not None:
+        prepare(*arguments)
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -76,24 +76,11 @@ def test_an_error_in_a_worker_is_the_same_error(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SettingsError, match="raise it") as alone:
         games_of(too_short, 1)
     # The first game would fail in this process.
-    games = game_workers._played_by_workers(order_of(too_short), range(NUM_GAMES), 2)
+    order = game_workers._Order.of(SOURCES, "iggi", too_short, 5)
+    games = game_workers._played_by_workers(order, range(NUM_GAMES), 2)
     with closing(games), pytest.raises(SettingsError, match="raise it") as in_worker:
         next(games)
     assert str(in_worker.value) == str(alone.value)
-
-
-def order_of(encoder: Encoder) -> game_workers._Order:
-    return game_workers._Order(
-        sources=SOURCES,
-        lineup="iggi",
-        seed=5,
-        env=encoder.setup.env,
-        env_config=encoder.setup.config.model_dump(mode="json"),
-        chat=encoder.chat,
-        max_model_len=encoder.max_model_len,
-        max_completion_length=encoder.max_completion_length,
-        belief_shares=encoder.belief_shares,
-    )
 
 
 def test_closing_ends_the_workers() -> None:

@@ -64,9 +64,11 @@ def script_games(
     lineup: str = "hint-bot", noise: float = 0.0, num: int = 3, setup: Setup[Any] = SETUP
 ) -> list[ScriptGame]:
     sources = Sources(lineups=(lineup,), num_tasks=num, noise=noise)
+    of_lineup = sources.lineup_games(lineup, setup, seed=0)
     games = []
-    for recording, is_taught in sources.script_games(lineup, setup, 0, range(num)):
-        games.append(ScriptGame(episode=recording.episode, is_taught=list(is_taught)))
+    for task in range(num):
+        recording, is_taught = of_lineup.play(task)
+        games.append(ScriptGame(episode=recording.episode, is_taught=is_taught))
     return games
 
 

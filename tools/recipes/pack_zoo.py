@@ -1,6 +1,7 @@
 """Make a team of the zoo (`data/zoo/NAME`) from a finished run: adapters, base model, facts.
 
     python tools/recipes/pack_zoo.py outputs/headline/laptop-0 laptop
+    python tools/recipes/pack_zoo.py outputs/full-zoo/checkpoint-1 full
 
 Weights are rounded to 16 bits, which halves the files; the team's score is measured afterwards.
 """
@@ -41,17 +42,20 @@ def pack(run: Path, team: Path) -> None:
     """Write a team's adapters and its base model.
 
     Args:
-        run: The run; its best checkpoint is taken.
+        run: The run, whose best checkpoint in validation is taken, or a checkpoint.
         team: The folder to write; it must not exist.
     """
-    settings = json.loads((run / "settings.json").read_text())["settings"]
+    is_checkpoint = run.name.startswith("checkpoint-")
+    folder = run.parent if is_checkpoint else run
+    chosen_version = str(run) if is_checkpoint else f"{run}@best"
+    settings = json.loads((folder / "settings.json").read_text())["settings"]
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         shutil.copytree(settings["MODEL"], model)
         for weights in model.glob("*.safetensors"):
             _round(weights)
         export = Path(name) / "export"
-        subprocess.run(["hanabi-grpo", "export", f"{run}@best", "--out", str(export)], check=True)
+        subprocess.run(["hanabi-grpo", "export", chosen_version, "--out", str(export)], check=True)
         manifest = read_manifest(export)
         team.mkdir(parents=True)
         for player in export.glob("player_*"):
@@ -63,7 +67,7 @@ def pack(run: Path, team: Path) -> None:
         write_manifest(team, step=manifest.step, facts=facts)
         shutil.copytree(model, team / "model")
     chosen = {name: _as_text(settings[name]) for name in _SETTINGS}
-    document = {"settings": chosen, "made": f"{run.name}, step {manifest.step}"}
+    document = {"settings": chosen, "made": f"{folder.name}, step {manifest.step}"}
     _write(team, document)
 
 
@@ -107,7 +111,7 @@ def _as_text(value: Any) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make a team of the zoo from a finished run.")
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("run", type=Path, help="folder of the run, or of a checkpoint")
     parser.add_argument("name", help="name of the team")
     arguments = parser.parse_args()
     pack(arguments.run, Path(ZOO) / arguments.name)

@@ -21,6 +21,7 @@ from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.logs import LineRing
+from hanabi_grpo.processes import usable_cores
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows, validation_rows
 from hanabi_grpo.rollout.handshake import tokenizer_hash
@@ -127,7 +128,7 @@ def _prepare_cpu() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     # One core is left for games, tokens and HTTP: with a small model they are as much work as its
     # matrix products, and threads that wait for a busy core delay the others.
-    num_threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    num_threads = max(1, usable_cores() - 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     # With more than one thread, vLLM splits a sequence's keys if a batch has few sequences, and the
     # last bits of its logprobs then depend on the other sequences in the batch.

@@ -5,20 +5,17 @@ process plays the first games itself. If that takes long, worker processes play 
 """
 
 import logging
-import os
-import signal
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.processes import die_with_parent
+from hanabi_grpo.processes import worker_pool
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
@@ -51,6 +48,21 @@ class _Order:
     max_completion_length: int
     belief_shares: tuple[float, ...]
 
+    @classmethod
+    def of(cls, sources: "Sources", lineup: str, encoder: Encoder, seed: int) -> "_Order":
+        """Return an order of the games of a lineup, see `samples_of_lineup`."""
+        return cls(
+            sources=sources,
+            lineup=lineup,
+            seed=seed,
+            env=encoder.setup.env,
+            env_config=encoder.setup.config.model_dump(mode="json"),
+            chat=encoder.chat,
+            max_model_len=encoder.max_model_len,
+            max_completion_length=encoder.max_completion_length,
+            belief_shares=encoder.belief_shares,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
@@ -59,11 +71,6 @@ class _Played:
     samples: list[Sample]
     counts: Counter[str]
     """`Encoder.counts` of this game."""
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def samples_of_lineup(
@@ -83,29 +90,20 @@ def samples_of_lineup(
         SettingsError: The lineup cannot be used.
     """
     may_use_workers = num_workers > 1 and _fits_workers(encoder)
+    games = sources.lineup_games(lineup, encoder.setup, seed)
     started_at = time.monotonic()
     num_played = 0
-    for samples in sources.samples_of_lineup(lineup, encoder, seed, tasks):
-        yield samples
+    for task in tasks:
+        yield sources.samples_of(*games.play(task), encoder)
         num_played += 1
         if may_use_workers and time.monotonic() - started_at >= _SECONDS_ALONE:
             break
     if num_played == len(tasks):
         return
-    order = _Order(
-        sources=sources,
-        lineup=lineup,
-        seed=seed,
-        env=encoder.setup.env,
-        env_config=encoder.setup.config.model_dump(mode="json"),
-        chat=encoder.chat,
-        max_model_len=encoder.max_model_len,
-        max_completion_length=encoder.max_completion_length,
-        belief_shares=encoder.belief_shares,
-    )
+    order = _Order.of(sources, lineup, encoder, seed)
     # Closing ends the workers, also if an error or an interrupt ends the games early.
-    with closing(_played_by_workers(order, tasks[num_played:], num_workers)) as games:
-        for game in games:
+    with closing(_played_by_workers(order, tasks[num_played:], num_workers)) as rest:
+        for game in rest:
             encoder.counts.update(game.counts)
             yield game.samples
 
@@ -132,56 +130,42 @@ def _played_by_workers(
     ]
     num_workers = min(num_workers, len(jobs))
     logger.info("%d processes play the remaining %d games", num_workers, len(tasks))
-    others = active_children()
-    with ProcessPoolExecutor(
-        num_workers, mp_context=get_context("spawn"), initializer=_prepare, initargs=(order,)
-    ) as pool:
-        try:
-            num_ahead = num_workers * _JOBS_PER_WORKER
-            submitted: deque[Future[list[_Played]]] = deque()
-            for job in jobs:
-                submitted.append(pool.submit(_play, job))
-                if len(submitted) == num_ahead:
-                    yield from submitted.popleft().result()
-            while submitted:
+    num_ahead = num_workers * _JOBS_PER_WORKER
+    submitted: deque[Future[list[_Played]]] = deque()
+    with worker_pool(num_workers, _prepare, order) as pool:
+        for job in jobs:
+            submitted.append(pool.submit(_play, job))
+            if len(submitted) == num_ahead:
                 yield from submitted.popleft().result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            # A game may take minutes, and this process would wait for it.
-            for worker in active_children():
-                if worker not in others:
-                    worker.kill()
-            raise
+        while submitted:
+            yield from submitted.popleft().result()
 
 
 class _Worker:
     """What a worker process keeps between its jobs."""
 
     def __init__(self, order: _Order) -> None:
-        """Look up the environment."""
-        self._order = order
-        self._setup = registry.setup(order.env, order.env_config)
-
-    def play(self, tasks: range) -> list[_Played]:
-        """Play games.
-
-        Args:
-            tasks: Numbers of the games.
-        """
-        order = self._order
-        encoder = Encoder(
-            setup=self._setup,
+        """Look up the environment and make the scripts."""
+        setup = registry.setup(order.env, order.env_config)
+        self._sources = order.sources
+        self._games = order.sources.lineup_games(order.lineup, setup, order.seed)
+        self._encoder = Encoder(
+            setup=setup,
             chat=order.chat,
             max_model_len=order.max_model_len,
             max_completion_length=order.max_completion_length,
             belief_shares=order.belief_shares,
         )
-        games = []
-        played = order.sources.samples_of_lineup(order.lineup, encoder, order.seed, tasks)
-        for samples in played:
-            games.append(_Played(samples=samples, counts=Counter(encoder.counts)))
-            encoder.counts.clear()
-        return games
+
+    def play(self, task: int) -> _Played:
+        """Play a game.
+
+        Args:
+            task: Its number.
+        """
+        self._encoder.counts.clear()
+        samples = self._sources.samples_of(*self._games.play(task), self._encoder)
+        return _Played(samples=samples, counts=Counter(self._encoder.counts))
 
 
 _workers: list[_Worker] = []
@@ -190,13 +174,10 @@ _workers: list[_Worker] = []
 
 def _prepare(order: _Order) -> None:
     """Prepare a worker process."""
-    die_with_parent(signal.SIGKILL)
-    # Ctrl-C in a terminal reaches every process; the parent saves its games and ends the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _workers.append(_Worker(order))
 
 
 def _play(tasks: range) -> list[_Played]:
     """Play games, in a worker process."""
     [worker] = _workers
-    return worker.play(tasks)
+    return [worker.play(task) for task in tasks]

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
+from hanabi_grpo.processes import usable_cores
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -27,7 +28,6 @@ from hanabi_grpo.settings.per_player import PerPlayer
 from hanabi_grpo.settings.refs import BASE
 from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
-from hanabi_grpo.sft.game_workers import usable_cores
 from hanabi_grpo.sft.kept_games import KeptGames
 from hanabi_grpo.sft.learning import (
     LARGE,

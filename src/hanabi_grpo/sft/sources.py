@@ -7,7 +7,7 @@ random play instead of the student.
 """
 
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,41 @@ def _flags(noise: float, player: int, suite: str, seed: int, game: int) -> Itera
     rng = random.Random(repr(("warm-start noise", player, suite, seed, game)))
     while True:
         yield rng.random() < noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineupGames:
+    """The games of one lineup of scripts, whose policies are made once for all of them."""
+
+    spec: str
+    """The lineup."""
+    setup: Setup[Any]
+    policies: Mapping[int, NoisyPolicy]
+    """By player."""
+    starts: range
+    """The start of each task."""
+    learn_noise: bool
+    """See `Sources.learn_noise`."""
+
+    def play(self, task: int) -> tuple[Recording, list[bool]]:
+        """Play a game.
+
+        Args:
+            task: Its number.
+
+        Returns:
+            The game and, for each of its turns, whether its action may be learned.
+        """
+        start = self.starts[task]
+        episode = play_scripts(self.setup.task(SUITE, start), self.policies)
+        flags = []
+        for player, policy in self.policies.items():
+            flags.append(_flags(policy.noise, player, SUITE, start, 0))
+        is_learnable = []
+        for turn in episode.turns:
+            is_random = next(flags[turn.player])
+            is_learnable.append(not is_random or self.learn_noise)
+        return Recording(episode=episode, source=self.spec, number=task), is_learnable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,29 +195,18 @@ class Sources:
                 num_workers=num_workers,
             )
         for game in self._recorded_games(say):
-            yield self._samples_of(game, [True] * len(game.episode.turns), encoder)
+            yield self.samples_of(game, [True] * len(game.episode.turns), encoder)
 
-    def samples_of_lineup(
-        self, lineup: str, encoder: Encoder, seed: int, tasks: Iterable[int]
-    ) -> Iterator[list[Sample]]:
-        """Yield the samples of some games of a lineup of scripts.
-
-        Args:
-            lineup: The lineup.
-            encoder: Encodes games as samples.
-            seed: Seed of the games.
-            tasks: Numbers of the games, each below `num_tasks`.
-
-        Raises:
-            SettingsError: The lineup cannot be used.
-        """
-        for game, is_learnable in self.script_games(lineup, encoder.setup, seed, tasks):
-            yield self._samples_of(game, is_learnable, encoder)
-
-    def _samples_of(
+    def samples_of(
         self, game: Recording, is_learnable: Sequence[bool], encoder: Encoder
     ) -> list[Sample]:
-        """Return the samples of a game, of which only some replies may be learned."""
+        """Return the samples of a game.
+
+        Args:
+            game: The game.
+            is_learnable: For each turn, whether its reply may be learned.
+            encoder: Encodes the game.
+        """
         is_chosen = self.taught(game, encoder.setup.spec.score)
         if not any(is_chosen):
             encoder.counts["left out"] += 1
@@ -215,20 +239,13 @@ class Sources:
             flags.append(is_teacher[turn.player] and turn.kind is ReplyKind.LEGAL)
         return tuple(flags)
 
-    def script_games(
-        self, spec: str, setup: Setup[Any], seed: int, tasks: Iterable[int]
-    ) -> Iterator[tuple[Recording, Sequence[bool]]]:
-        """Yield some games of a lineup of scripts.
+    def lineup_games(self, spec: str, setup: Setup[Any], seed: int) -> "LineupGames":
+        """Return the games of a lineup of scripts.
 
         Args:
             spec: The lineup.
             setup: The game.
             seed: Seed of the games.
-            tasks: Numbers of the games, each below `num_tasks`.
-
-        Yields:
-            A game, and for each of its turns, whether its action may be learned: with
-            `learn_noise`, also if it is random.
 
         Raises:
             SettingsError: The lineup cannot be used.
@@ -243,16 +260,13 @@ class Sources:
         for player, name in enumerate(lineup.specs):
             script = make_script(setup, name).policy
             policies[player] = NoisyPolicy(inner=script, noise=self.noise)
-        starts = starts_of(seed, self.num_tasks)
-        for number in tasks:
-            start = starts[number]
-            episode = play_scripts(setup.task(SUITE, start), policies)
-            flags = [_flags(self.noise, player, SUITE, start, 0) for player in policies]
-            is_learnable = []
-            for turn in episode.turns:
-                is_random = next(flags[turn.player])
-                is_learnable.append(not is_random or self.learn_noise)
-            yield Recording(episode=episode, source=spec, number=number), is_learnable
+        return LineupGames(
+            spec=spec,
+            setup=setup,
+            policies=policies,
+            starts=starts_of(seed, self.num_tasks),
+            learn_noise=self.learn_noise,
+        )
 
     def _recorded_games(self, say: Callable[[str], None]) -> Iterator[Recording]:
         """Yield the recorded games, and warn about held-out suites among them."""

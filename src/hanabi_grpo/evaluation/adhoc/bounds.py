@@ -5,13 +5,10 @@ is at least the script's score with itself. Boards that are too large have no bo
 """
 
 import json
-import os
-import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +17,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup, stable_hash
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
-from hanabi_grpo.processes import die_with_parent
+from hanabi_grpo.processes import usable_cores, worker_pool
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.runs.run_folder import OUTPUTS, plain_name
 
@@ -115,30 +112,16 @@ def _computed(
     """Yield the value of each script and seat as it is found, on all cores of this process."""
     if not scripts:
         return
-    num_workers = min(len(os.sched_getaffinity(0)), len(scripts) * len(seats))
+    num_workers = min(usable_cores(), len(scripts) * len(seats))
     config = setup.config.model_dump(mode="json")
-    others = active_children()
-    with ProcessPoolExecutor(
-        num_workers,
-        mp_context=get_context("spawn"),
-        initializer=die_with_parent,
-        initargs=(signal.SIGKILL,),
-    ) as pool:
-        try:
-            jobs = {}
-            for name in scripts:
-                for seat in seats:
-                    jobs[pool.submit(_score, setup.env, config, name, seat)] = (name, seat)
-            for job in as_completed(jobs):
-                name, seat = jobs[job]
-                yield name, seat, job.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            # Their computations take minutes, and this process would wait for them.
-            for worker in active_children():
-                if worker not in others:
-                    worker.kill()
-            raise
+    with worker_pool(num_workers) as pool:
+        jobs = {}
+        for name in scripts:
+            for seat in seats:
+                jobs[pool.submit(_score, setup.env, config, name, seat)] = (name, seat)
+        for job in as_completed(jobs):
+            name, seat = jobs[job]
+            yield name, seat, job.result()
 
 
 def _score(env: str, config: Mapping[str, Any], script: str, seat: int) -> float | None:
