@@ -454,25 +454,64 @@ class ServedIn16Bits(Checked):
         evidence: Any = {}
         for _ in range(num_steps):
             evidence, metrics = self.check.check_games(games, evidence)
+            # The same tokens are no second draw: 64 times a chance of one standard error is eight.
+            # What is drawn depends on the machine, since it is drawn in bfloat16.
+            del evidence[f"{NAMES[0]}|surprise"]
         return metrics
 
 
-@pytest.mark.rest
+def _lossy(checked: Checked, *, version: int = 5, scale: float = 1.0) -> None:
+    """Let the number format of the server lose what distinguishes policies.
+
+    What bfloat16 itself loses of so small a model is noise, which depends on the machine.
+
+    Args:
+        checked: The check and its model.
+        version: The version whose adapter remains of any other version's.
+        scale: The share that remains of an adapter.
+    """
+    exact = checked.policy.served_logprobs
+
+    def served_logprobs(batch: MicroBatch, adapter: str, served_scale: float = 1.0) -> torch.Tensor:
+        with checked.earlier.using(version):
+            return exact(batch, adapter, scale * served_scale)
+
+    checked.policy.served_logprobs = served_logprobs  # type: ignore[method-assign, assignment]
+    checked.check = checked.make_check("bfloat16")
+
+
 def test_an_update_that_16_bits_lose_does_not_make_an_honest_sampler_look_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # In so small a model noise hides an update of this size, too; that is not what is tested.
-    monkeypatch.setattr("hanabi_grpo.training.mismatch.is_far_enough", lambda *_, **__: True)
     monkeypatch.setattr(MismatchCheck, "_suspects", lambda *_: [STALE])
-    checked = ServedIn16Bits(update=2e-6)
-    metrics = checked.metrics_of_steps(40)
-    assert metrics["player_0/update_kept"] < 0.5
+    checked = Checked()
+    _lossy(checked, version=4)
+    games = checked.games("stale")
+    _, metrics = checked.check.check_games(games, {})
+    assert metrics["player_0/update_kept"] == pytest.approx(0.0, abs=1e-3)
     assert "player_0/parity_slope" not in metrics
     assert not checked.incidents
     # Without the rule the float32 numbers say the opposite.
     monkeypatch.setattr(Comparison, "survives_rounding", True)
-    with pytest.raises(ParityError, match="closer to those of"):
-        checked.metrics_of_steps(40)
+    with pytest.raises(ParityError, match="closer to those of version 4 of its adapter"):
+        checked.check.check_games(games, {})
+
+
+def test_what_16_bits_lose_of_a_whole_adapter_makes_an_honest_sampler_look_like_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One H200: of an adapter that kept .36 of its effect, × .9 was told from × 1 well enough."""
+    monkeypatch.setattr(MismatchCheck, "_suspects", lambda *_: [SCALED])
+    # How much is kept of the distance between × .9 and × 1 alone says nothing.
+    monkeypatch.setattr(Comparison, "kept_share", 1.0)
+    checked = Checked()
+    _lossy(checked, scale=0.36)
+    games = checked.games("player_0", scale=0.36)
+    checked.check.check_games(games, {})
+    assert not checked.incidents
+    monkeypatch.setattr(Comparison, "lost_share", 0.0)
+    with pytest.raises(ParityError, match="closer to those of its own adapter times"):
+        checked.check.check_games(games, {})
 
 
 UPDATES = (2e-6, 2e-4, 2e-3)
@@ -481,22 +520,14 @@ UPDATES = (2e-6, 2e-4, 2e-3)
 
 @pytest.mark.rest
 @pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("suspect", [SCALED, STALE])
-def test_what_16_bits_lose_of_a_whole_adapter_makes_an_honest_sampler_look_like_nobody(
-    suspect: str, update: float, monkeypatch: pytest.MonkeyPatch
+def test_an_honest_sampler_in_bfloat16_is_not_suspected(
+    update: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One H200: of an adapter that kept .36 of its effect, × .9 was told from × 1 well enough."""
+    # In so small a model noise hides an update of this size, too; that is not what is tested.
     monkeypatch.setattr("hanabi_grpo.training.mismatch.is_far_enough", lambda *_, **__: True)
-    # Be its own distance kept: that alone says nothing.
-    monkeypatch.setattr(Comparison, "kept_share", 1.0)
-    monkeypatch.setattr(MismatchCheck, "_suspects", lambda *_: [suspect])
     checked = ServedIn16Bits(update=update)
     checked.metrics_of_steps(40)
     assert not checked.incidents
-    if update == min(UPDATES):
-        monkeypatch.setattr(Comparison, "lost_share", 0.0)
-        with pytest.raises(ParityError, match="closer to those of"):
-            checked.metrics_of_steps(64)
 
 
 def test_an_update_that_16_bits_keep_is_compared() -> None:
