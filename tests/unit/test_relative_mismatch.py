@@ -454,8 +454,8 @@ class ServedIn16Bits(Checked):
         evidence: Any = {}
         for _ in range(num_steps):
             evidence, metrics = self.check.check_games(games, evidence)
-            # The same tokens are no second draw: counted 40 times, a deviation of one standard error
-            # would be one of six. And in bfloat16 the draw depends on the machine.
+            # The same tokens are no second draw: counted 40 times, one standard error becomes six.
+            # And in bfloat16 the draw depends on the machine.
             del evidence[f"{NAMES[0]}|surprise"]
         return metrics
 
