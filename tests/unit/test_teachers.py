@@ -210,11 +210,25 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
             {"teacher": ("iggi",), "teacher_weight": "player_2=1,2"},
             "HANABI_TEACHER_WEIGHT=player_2=1,2: player_2 is not a player of this game",
         ),
+        (
+            {"teacher": ("iggi",), "reward_weight": "player_0=0"},
+            "HANABI_REWARD_WEIGHT=player_0=0: adapter player_1 has no value; add an entry for it",
+        ),
     ],
 )
 def test_what_cannot_teach_is_refused_with_the_way_out(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         check_updates(settings(**given))
+
+
+@pytest.mark.parametrize("variable", ["teacher_weight", "teacher_plays", "reward_weight"])
+@pytest.mark.parametrize(
+    "taught", [{"teacher": ("player_0=iggi",)}, {"teacher": ("iggi",), "freeze": ("player_1",)}]
+)
+def test_only_a_player_with_a_teacher_needs_a_value(variable: str, taught: dict[str, Any]) -> None:
+    check_updates(settings(**taught, **{variable: "player_0=0.5"}))
+    with pytest.raises(SettingsError, match="adapter player_0 has no value"):
+        check_updates(settings(**taught, **{variable: "player_1=0.5"}))
 
 
 def test_a_game_of_the_dataset_without_the_script_is_refused_before_a_session_begins(

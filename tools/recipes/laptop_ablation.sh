@@ -46,11 +46,14 @@ declare -A arms=(
     [other_play]="HANABI_OTHER_PLAY=1"
     [more_entropy]="HANABI_ENTROPY_BONUS=0.8 HANABI_ENTROPY_TARGET=0.4"
     [pool]="HANABI_PARTNERS=earlier*3,iggi,hint-bot,piers HANABI_PARTNER_SHARE=0.5"
+    # Partners of each kind: bots that ignore hints, and bots that understand them. Each arm meets those that the other does not.
+    [generalist_a]="HANABI_PARTNERS=earlier*2,random,flawed,iggi HANABI_PARTNER_SHARE=0.7"
+    [generalist_b]="HANABI_PARTNERS=earlier*2,blind,hint-bot,focus-bot HANABI_PARTNER_SHARE=0.7"
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last, because it needs a restart of the server.
 order=(turn turn_unscaled grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1
-    updates_4 no_bonus marshal other_play more_entropy pool shared)
+    updates_4 no_bonus marshal other_play more_entropy pool generalist_a generalist_b shared)
 single_turns
 default_env LR_SCHEDULER_TYPE constant
 RECIPE_START=${RECIPE_START:-iggi}

@@ -10,7 +10,7 @@ Example:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator
@@ -68,16 +68,23 @@ def value_of(value: float | str, adapter: str, variable: str) -> float:
     return numbers[OTHERS]
 
 
-def check_per_player(values: Mapping[str, float | str], names: Sequence[str]) -> None:
+def check_per_player(
+    values: Mapping[str, float | str],
+    names: Sequence[str],
+    *,
+    only: Mapping[str, Collection[str]] | None = None,
+) -> None:
     """Refuse entries that name no player, or that leave a player out.
 
     Args:
         values: Per-player settings, by variable.
         names: The run's adapters; a single one is shared by all players.
+        only: The adapters that need a value, for variables that not all adapters need.
 
     Raises:
-        SettingsError: An entry names no player, or an adapter has no value.
+        SettingsError: An entry names no player, or an adapter that needs a value has none.
     """
+    only = only or {}
     for variable, value in values.items():
         numbers = entries(value)
         named = [name for name in numbers if name != OTHERS]
@@ -93,7 +100,8 @@ def check_per_player(values: Mapping[str, float | str], names: Sequence[str]) ->
                 f"{', '.join(names)}."
             )
         for name in names:
-            value_of(value, name, variable)
+            if name in only.get(variable, names):
+                value_of(value, name, variable)
         if OTHERS in numbers and len(named) == len(names):
             raise SettingsError(
                 f"{variable}={value}: {typed(numbers[OTHERS])} applies to no player, since every "

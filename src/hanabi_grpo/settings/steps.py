@@ -10,7 +10,7 @@ from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.settings.objective import check_objective, run_estimator
 from hanabi_grpo.settings.per_player import check_per_player
-from hanabi_grpo.settings.teachers import check_teacher
+from hanabi_grpo.settings.teachers import VARIABLES_OF_TEACHERS, check_teacher, parse_teachers
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
@@ -246,7 +246,12 @@ def _check_players(settings: Settings) -> None:
     """Refuse settings that name players who do not play, or who cannot be told apart."""
     names = player_names(settings.players)
     is_shared = settings.adapters == SHARED_ADAPTER
-    check_per_player(settings.per_player_values, (SHARED_ADAPTER,) if is_shared else names)
+    taught = {settings.adapter_of(player) for player in parse_teachers(settings)}
+    check_per_player(
+        settings.per_player_values,
+        (SHARED_ADAPTER,) if is_shared else names,
+        only=dict.fromkeys(VARIABLES_OF_TEACHERS, taught),
+    )
     for name in settings.freeze:
         if name not in names:
             raise SettingsError(

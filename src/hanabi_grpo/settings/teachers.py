@@ -43,6 +43,8 @@ _UNREAD = {
     "reward_weight": "HANABI_REWARD_WEIGHT",
 }
 """Settings that have no effect without a teacher, by field."""
+VARIABLES_OF_TEACHERS = tuple(_UNREAD.values())
+"""Only players with a teacher need a value of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
