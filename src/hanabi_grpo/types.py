@@ -126,6 +126,8 @@ class WeightedReply:
 
     action: str
     """The action, worded like `Turn.action`."""
+    thought: str = ""
+    """See `Lesson.thought`."""
     chance: float
     """Its probability, above 0."""
     reply_ids: tuple[int, ...] = ()
@@ -136,18 +138,22 @@ class WeightedReply:
 class Lesson:
     """The label that a player's teacher gives a turn.
 
-    A script gives its own action, and if it samples, the probability of each reply; a model gives
+    A script gives its own reply, and if it samples, the probability of each reply; a model gives
     its logprobs of the player's reply.
 
     Example:
         Lesson(action="Play 0", reply_ids=(14, 22, 2))
+        Lesson(action="Play 0", thought="<think> fits </think> ", reply_ids=(4, 30, 5, 14, 22, 2))
         Lesson(logprobs=(-0.7, -0.01, 0.0))
     """
 
     action: str = ""
     """The teacher's action in the same position, worded like `Turn.action`; "": not known."""
+    thought: str = ""
+    """What a teacher that thinks aloud writes before its action, with the think tags."""
     reply_ids: tuple[int, ...] = ()
-    """Tokens of the player's reply with this action, including the token that ends a reply."""
+    """Tokens of the player's reply with this thought and action, including the token that ends a
+    reply."""
     plays: bool = False
     """Whether the teacher's reply replaced the player's (HANABI_TEACHER_PLAYS).
 
@@ -160,6 +166,15 @@ class Lesson:
 
     `action` is the sampled one. Empty: the script always replies `action`, or its probabilities are
     not known."""
+
+    def action_chances(self) -> dict[str, float]:
+        """Return the probability of each action; several replies may have one action."""
+        if not self.replies:
+            return {self.action: 1.0}
+        chances: dict[str, float] = {}
+        for reply in self.replies:
+            chances[reply.action] = chances.get(reply.action, 0.0) + reply.chance
+        return chances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -493,6 +493,14 @@ def test_agreement_is_of_legal_moves_among_labelled_turns() -> None:
     assert lesson_figures(with_partner, OWN, NAMES) == {}
 
 
+def test_labels_without_the_thoughts_that_their_player_writes_are_counted() -> None:
+    thinks = replace(taught(turn(3), 5), reply="<think> fits </think> Play 0")
+    answers = taught(turn(3), 5)
+    with_thought = replace(thinks, lesson=replace(lesson(5), thought="<think> fits </think> "))
+    groups = [[game(thinks, thinks, answers, with_thought)]]
+    assert lesson_figures(groups, OWN, NAMES)["player_0/teacher_skips_thought"] == 2 / 4
+
+
 # The loop
 
 
@@ -650,6 +658,38 @@ def test_a_player_whose_teacher_plays_every_turn_learns_from_it(tmp_path: Path) 
     assert first["player_0/teacher_plays"] == 1.0
     assert "player_0/teacher_agreement" not in first
     assert all(math.isfinite(row["loss"]) for row in made.events.rows)
+
+
+@pytest.mark.parametrize(
+    ("reply", "given", "warned"),
+    [
+        ("<think> fits </think> Play 0", {}, ["player_0"]),
+        ("Play 0", {}, []),
+        ("<think> fits </think> Play 0", {"teacher_weight": 0.0}, []),
+    ],
+)
+def test_a_player_that_thinks_and_a_teacher_that_does_not_are_told_of_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    reply: str,
+    given: dict[str, Any],
+    warned: list[str],
+) -> None:
+    def games(step: int) -> Games:
+        groups = []
+        for group in games_with_lessons(0)(step):
+            said_group = []
+            for episode in group:
+                turns = [replace(one, reply=reply) for one in episode.turns]
+                said_group.append(replace(episode, turns=tuple(turns)))
+            groups.append(said_group)
+        return groups
+
+    trained(tmp_path, games, teacher=("player_0=iggi",), **given)
+    told = [message for message in caplog.messages if "learn to skip its thoughts" in message]
+    assert [message.split()[0] for message in told] == warned
+    assert all("on 100 % of its labeled turns" in message for message in told)
+    assert all("its teacher iggi have none" in message for message in told)
 
 
 def test_without_a_teacher_in_the_settings_lessons_are_not_read(tmp_path: Path) -> None:

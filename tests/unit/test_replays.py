@@ -22,7 +22,7 @@ from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
-from hanabi_grpo.envs.texts import split_reply
+from hanabi_grpo.envs.texts import before_answer, split_reply
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import games_page, turn_advantages
 from hanabi_grpo.report.games_screen import print_game
@@ -76,6 +76,21 @@ def test_thoughts_are_told_from_what_is_said() -> None:
         ("", ("", "")),
     ):
         assert split_reply(reply) == expected
+
+
+def test_what_stands_before_the_answer_of_a_reply() -> None:
+    for reply, expected in (
+        ("Play 0", ""),
+        ("<think>fits</think>\n\nPlay 0", "<think>fits</think>\n\n"),
+        ("<think> fits </think> Play 0 \n", "<think> fits </think> "),
+        ("<think></think>Play 0", "<think></think>"),
+        ("The prompt opened it.</think>Play 0", "The prompt opened it.</think>"),
+        ("<think>cut off", ""),
+        ("Play 0<think>said too early</think>", ""),
+        ("x<think>a</think>Play 0", ""),
+        ("", ""),
+    ):
+        assert before_answer(reply) == expected
 
 
 def test_no_character_does_more_than_be_seen() -> None:

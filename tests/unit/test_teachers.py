@@ -6,13 +6,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
+from transformers import AutoTokenizer
 
 from fake_engine import CHAT, LAPTOP, SAMPLING, make_scheduler
 from hanabi_grpo.agents.scored import have_same_tokens
@@ -36,6 +37,7 @@ from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.report.played import game_texts
 from hanabi_grpo.rollout.chat import ChatFormat
@@ -57,7 +59,7 @@ from hanabi_grpo.settings.teachers import (
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.types import Episode, Lesson, ReplyKind, WeightedReply
+from hanabi_grpo.types import Episode, Lesson, Reply, ReplyKind, WeightedReply
 from server_app import (
     PEFT_CONFIG,
     RunningApp,
@@ -196,7 +198,7 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
         ({"reward_weight": 0.0}, r"HANABI_REWARD_WEIGHT=0.0 without HANABI_TEACHER"),
         (
             {"teacher": ("iggi",), "thinking": True},
-            "HANABI_TEACHER=iggi with HANABI_THINKING=1: a script has no thoughts",
+            "HANABI_TEACHER=iggi with HANABI_THINKING=1: a script does not think as the model does",
         ),
         (
             {"teacher": ("iggi",), "teacher_weight": 0.0, "reward_weight": 0.0},
@@ -368,6 +370,94 @@ def test_a_lesson_has_the_tokens_that_its_player_would_say_and_must_fit_a_reply(
     ):
         with_lesson_ids(episode, [None, CHAT], 1)
     assert with_lesson_ids(played([script, script]), [None, None], 4) == played([script, script])
+
+
+ALOUD_BOARD = registry.setup(
+    "hanabi",
+    {"preset": "full", "memory": "turn", "observation": "compact", "deductions": "recalled"},
+)
+
+
+def taught_aloud(plays: float = 0.0) -> Episode:
+    """Return a game of save-bot, which save-bot-aloud teaches or plays for."""
+    script = make_script(ALOUD_BOARD, "save-bot")
+    teacher = make_script(ALOUD_BOARD, "save-bot-aloud")
+    taught = TaughtPlayer(player=ScriptWithVoice(script), teacher=teacher, plays=plays)
+    return asyncio.run(play_episode(ALOUD_BOARD.task("train", 3), [taught, script]))
+
+
+@dataclass(frozen=True)
+class ScriptWithVoice:
+    """A script that can be given its reply, as a served model can."""
+
+    script: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.script.name)
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> Any:
+        seat = self.script.seat(player, task=task, game=game)
+        return SeatWithVoice(seat)
+
+
+@dataclass(frozen=True)
+class SeatWithVoice:
+    inner: Any
+
+    async def reply(self, seen: Observation) -> Reply:
+        return await self.inner.reply(seen)
+
+    async def say(self, seen: Observation, text: str) -> Reply:
+        return Reply(text=text)
+
+
+def test_the_label_of_a_teacher_that_thinks_aloud_has_its_thought() -> None:
+    """Without it, a player that thinks would learn to skip its thoughts."""
+    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained("data/zoo/full/model"))
+    turns = with_lesson_ids(taught_aloud(), [chat, None], 48).trajectory(0)
+    assert len(turns) > 10
+    for turn in turns:
+        assert turn.lesson is not None
+        assert turn.lesson.action == turn.action
+        assert turn.lesson.thought.startswith("<think>")
+        written = chat.decode(list(turn.lesson.reply_ids))
+        assert split_reply(written) == split_reply(turn.lesson.thought + turn.action)
+        assert split_reply(written)[0]
+
+
+def test_a_teacher_that_thinks_aloud_thinks_where_it_plays() -> None:
+    for turn in taught_aloud(plays=1.0).trajectory(0):
+        assert turn.lesson is not None
+        assert turn.lesson.plays
+        assert turn.reply == turn.lesson.thought + turn.action
+        assert turn.reply.startswith("<think>")
+
+
+def test_words_that_a_player_could_not_write_are_no_label() -> None:
+    with pytest.raises(
+        SettingsError, match=r"the reply '<think>.*does not know, e\.g\. .*tiny-model --teacher"
+    ):
+        with_lesson_ids(taught_aloud(), [CHAT, None], 99)
+
+
+def test_a_script_that_draws_among_thoughts_labels_each_with_its_chance() -> None:
+    bold = "<think> bold </think> Play 0"
+    shy = "<think> shy </think> Play 0"
+    teacher = MixedScript(
+        "moody",
+        lambda seen, rng: bold,
+        lambda seen: {bold: 0.25, shy: 0.5, "Play 1": 0.25},
+    )
+    turn = taught_by(teacher, BOARD).trajectory(0)[0]
+    assert turn.lesson is not None
+    drawn = [(reply.thought, reply.action, reply.chance) for reply in turn.lesson.replies]
+    assert drawn[0] == ("<think> shy </think> ", "Play 0", 0.5)
+    assert sorted(drawn[1:]) == [
+        ("", "Play 1", 0.25),
+        ("<think> bold </think> ", "Play 0", 0.25),
+    ]
+    assert turn.lesson.action_chances() == {"Play 0": 0.75, "Play 1": 0.25}
 
 
 def test_a_taught_game_travels_and_is_recorded_and_older_records_are_read() -> None:

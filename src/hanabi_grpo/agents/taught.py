@@ -15,9 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from hanabi_grpo.agents.script import ScriptedPlayer, make_script
 from hanabi_grpo.envs.base import MixingPolicy, Observation, Seat, Setup, Task, draw
+from hanabi_grpo.envs.texts import before_answer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import Player, PlayerSeat
+from hanabi_grpo.rollout.vocabulary import check_taught_reply
 from hanabi_grpo.settings.teachers import SeatTeacher
 from hanabi_grpo.types import (
     CHANCES_TOLERANCE,
@@ -98,7 +100,7 @@ class TaughtSeat:
         lesson = _lesson(self.teacher.act(seen), seen, chances)
         teacher_plays = self._draw()
         if teacher_plays and lesson is not None and isinstance(self.player, SayingSeat):
-            reply = await self.player.say(seen, lesson.action)
+            reply = await self.player.say(seen, lesson.thought + lesson.action)
             return replace(reply, lesson=replace(lesson, plays=True))
         reply = await self.player.reply(seen)
         return replace(reply, lesson=lesson)
@@ -118,21 +120,25 @@ def _lesson(text: str, seen: Observation, chances: Mapping[str, float]) -> Lesso
         seen: The teacher's observation.
         chances: The probability of each reply; {}: unknown.
     """
-    action = _allowed(text, seen)
-    if action is None:
+    allowed = _allowed(text, seen)
+    if allowed is None:
         return None
-    return Lesson(action=action, replies=_weighted(chances, seen))
+    thought, action = allowed
+    return Lesson(action=action, thought=thought, replies=_weighted(chances, seen))
 
 
-def _allowed(text: str, seen: Observation) -> str | None:
-    """Return the action or tool call of a reply; None if it is not legal."""
+def _allowed(text: str, seen: Observation) -> tuple[str, str] | None:
+    """Return the thought of a reply and its action or tool call; None if that is not legal.
+
+    A call is the whole reply, so its thought is "".
+    """
     if seen.is_call(text):
-        return text
+        return "", text
     action = seen.parse(text)
     legal = seen.legal()
     if action is None or (legal is not None and action not in legal):
         return None
-    return action
+    return before_answer(text), action
 
 
 def _weighted(chances: Mapping[str, float], seen: Observation) -> tuple[WeightedReply, ...]:
@@ -152,19 +158,19 @@ def _weighted(chances: Mapping[str, float], seen: Observation) -> tuple[Weighted
             f"a teacher's chances are {dict(chances)}; each must be at least 0, and their sum "
             "must be 1."
         )
-    by_action: dict[str, float] = {}
+    by_reply: dict[tuple[str, str], float] = {}
     for text, chance in chances.items():
-        action = _allowed(text, seen)
-        if action is not None and chance > 0:
-            by_action[action] = by_action.get(action, 0.0) + chance
-    legal_total = math.fsum(by_action.values())
-    if len(by_action) > MAX_WEIGHTED_REPLIES or not legal_total:
+        reply = _allowed(text, seen)
+        if reply is not None and chance > 0:
+            by_reply[reply] = by_reply.get(reply, 0.0) + chance
+    legal_total = math.fsum(by_reply.values())
+    if len(by_reply) > MAX_WEIGHTED_REPLIES or not legal_total:
         return ()
-    if max(by_action.values()) >= _CERTAIN * legal_total:
+    if max(by_reply.values()) >= _CERTAIN * legal_total:
         return ()
     replies = []
-    for action, chance in sorted(by_action.items(), key=lambda item: -item[1]):
-        replies.append(WeightedReply(action=action, chance=chance / legal_total))
+    for (thought, action), chance in sorted(by_reply.items(), key=lambda item: -item[1]):
+        replies.append(WeightedReply(action=action, thought=thought, chance=chance / legal_total))
     return tuple(replies)
 
 
@@ -218,18 +224,20 @@ def with_lesson_ids(
 def _encoded(lesson: Lesson, chat: ChatFormat, max_tokens: int) -> Lesson:
     replies = []
     for reply in lesson.replies:
-        replies.append(replace(reply, reply_ids=_ids_of(reply.action, chat, max_tokens)))
-    ids = _ids_of(lesson.action, chat, max_tokens)
+        text = reply.thought + reply.action
+        replies.append(replace(reply, reply_ids=_ids_of(text, chat, max_tokens)))
+    ids = _ids_of(lesson.thought + lesson.action, chat, max_tokens)
     return replace(lesson, reply_ids=ids, replies=tuple(replies))
 
 
-def _ids_of(action: str, chat: ChatFormat, max_tokens: int) -> tuple[int, ...]:
+def _ids_of(text: str, chat: ChatFormat, max_tokens: int) -> tuple[int, ...]:
     """Return the tokens of a teacher's reply as its player would generate it."""
-    ids = chat.said(action)
+    ids = chat.said(text)
     if len(ids) > max_tokens:
         raise SettingsError(
-            f"MAX_COMPLETION_LENGTH={max_tokens}: the teacher's reply {action!r} has "
+            f"MAX_COMPLETION_LENGTH={max_tokens}: the teacher's reply {text!r} has "
             f"{len(ids)} tokens including its end token, so no player could generate it; set "
             f"{len(ids)} or more."
         )
+    check_taught_reply(text, ids, chat.tokenizer)
     return ids

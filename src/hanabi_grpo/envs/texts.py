@@ -14,6 +14,22 @@ def split_reply(reply: str) -> tuple[str, str]:
     return _join_stripped(thoughts), _join_stripped(outside)
 
 
+def before_answer(reply: str) -> str:
+    """Return what a reply has before its answer: thoughts with their tags, and white space.
+
+    Returns:
+        The text; "" if there is no think tag, or if the answer is not the end of the reply.
+
+    Example:
+        before_answer("<think> fits </think> Play 0") == "<think> fits </think> "
+    """
+    text = reply.rstrip()
+    _, answer = split_reply(text)
+    if _THINK_TAG.search(text) is None or not answer or not text.endswith(answer):
+        return ""
+    return text.removesuffix(answer)
+
+
 def public_text(reply: str) -> str | None:
     """Return what a reply says outside its thoughts, or None if a thought was cut off.
 

@@ -15,7 +15,7 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.recordings import num_bad_replies
 from hanabi_grpo.settings.game import game_defaults
 from hanabi_grpo.texts import visible
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, WeightedReply, task_name
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, task_name
 
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to the end",
@@ -188,17 +188,18 @@ def game_texts(
     }
 
 
-def _chances_text(replies: Sequence[WeightedReply]) -> str:
-    """Return the replies that a teacher draws from, with their probabilities.
+def _chances_text(chances: Mapping[str, float]) -> str:
+    """Return the actions that a teacher draws from, with their probabilities.
 
     Example:
         "raise 67 %, call 33 %"
     """
     parts = []
-    for reply in replies[:_MOST_REPLIES]:
-        parts.append(f"{visible(reply.action)} {reply.chance:.0%}".replace("%", " %"))
-    if len(replies) > _MOST_REPLIES:
-        parts.append(f"{len(replies) - _MOST_REPLIES} more")
+    likeliest = sorted(chances, key=lambda action: -chances[action])
+    for action in likeliest[:_MOST_REPLIES]:
+        parts.append(f"{visible(action)} {chances[action]:.0%}".replace("%", " %"))
+    if len(chances) > _MOST_REPLIES:
+        parts.append(f"{len(chances) - _MOST_REPLIES} more")
     return ", ".join(parts)
 
 
@@ -237,7 +238,7 @@ def _move_texts(
     if turn.lesson is not None and turn.lesson.plays:
         facts.append("played by the teacher")
     elif turn.lesson is not None and turn.lesson.replies:
-        facts.append(f"teacher: {_chances_text(turn.lesson.replies)}")
+        facts.append(f"teacher: {_chances_text(turn.lesson.action_chances())}")
     elif turn.lesson is not None and turn.lesson.action not in ("", turn.action):
         facts.append(f"teacher: {visible(turn.lesson.action)}")
     if turn.version is not None:

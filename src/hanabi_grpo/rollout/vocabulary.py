@@ -15,6 +15,8 @@ from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
 
 _MAX_SHOWN = 5
 """Unknown words of a game that an error message lists."""
+_SHOWN_REPLY = 120
+"""Characters of a reply that an error message shows."""
 _NUM_GAMES = 20
 """Random games whose words are collected."""
 
@@ -74,9 +76,12 @@ def _texts_of_random_game(setup: Setup[Any], seed: int) -> Iterable[str]:
 
 
 def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
-    """Return the words that the tokenizer maps to its unknown token."""
+    """Return the words that the tokenizer maps to its unknown token.
+
+    There are none if that token also ends replies, as in GPT-2, which can write any text.
+    """
     unknown_id = tokenizer.unk_token_id
-    if unknown_id is None or not words:
+    if unknown_id in (None, tokenizer.eos_token_id) or not words:
         return ()
     ids = tokenizer(list(words), add_special_tokens=False)["input_ids"]
     unknown = []
@@ -84,6 +89,31 @@ def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
         if unknown_id in word_ids:
             unknown.append(word)
     return tuple(unknown)
+
+
+def check_taught_reply(text: str, ids: Sequence[int], tokenizer: Any) -> None:
+    """Reject a reply that a model is to learn and could not write.
+
+    Args:
+        text: The reply.
+        ids: The reply's ids from the tokenizer.
+        tokenizer: The model's tokenizer.
+
+    Raises:
+        SettingsError: Words of the reply have no token of their own.
+    """
+    if tokenizer.unk_token_id not in ids:
+        return
+    unknown = unknown_words(text.split(), tokenizer)
+    if not unknown:
+        return
+    shown = ", ".join(unknown[:_MAX_SHOWN])
+    raise SettingsError(
+        f"the reply {text[:_SHOWN_REPLY]!r} has words that the tokenizer of MODEL does not know, "
+        f"e.g. {shown}, so a player could not write it. Use a model that knows them (hanabi-grpo "
+        "tiny-model --teacher NAME makes one that knows the words of a bot's thoughts), a bot that "
+        "thinks in the model's words or not at all, or HANABI_OBSERVATION in which it does."
+    )
 
 
 def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -> None:

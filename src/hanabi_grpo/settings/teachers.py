@@ -175,8 +175,8 @@ def check_teacher(settings: Settings) -> None:
     scripts = [ref for ref in teachers.values() if isinstance(ref, ScriptRef)]
     if settings.thinking and scripts:
         raise SettingsError(
-            f"{_typed(settings)} with HANABI_THINKING=1: a script has no thoughts, so a player "
-            "would learn to skip its own; unset one."
+            f"{_typed(settings)} with HANABI_THINKING=1: a script does not think as the model "
+            "does, so a player would learn to skip its own thoughts; unset one, or use a model."
         )
     _check_models(settings, teachers)
     _check_plays(settings, teachers)

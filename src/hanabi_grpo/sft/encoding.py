@@ -11,9 +11,10 @@ from typing import Any
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Observation, Setup
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import split_reply
+from hanabi_grpo.envs.texts import before_answer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.vocabulary import check_taught_reply
 from hanabi_grpo.sft.beliefs import Asked, draw_questions
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind, Turn, player_name
@@ -144,6 +145,8 @@ class Encoder:
                     "model's vocabulary, but rollouts generate at most "
                     f"MAX_COMPLETION_LENGTH={self.max_completion_length}; raise it."
                 )
+            if replayed.is_taught and not is_recorded:
+                check_taught_reply(replayed.turn.reply, reply, self.chat.tokenizer)
             conversation.answer(reply)
             marks.extend([0] * len(added))
             marks.extend([int(replayed.is_taught)] * len(reply))
@@ -201,10 +204,7 @@ class Encoder:
         is_action = not recorded and turn.kind is ReplyKind.LEGAL
         text = turn.reply
         if is_action:
-            thought, spoken = split_reply(turn.reply)
-            has_thought = bool(thought) and turn.reply.endswith(spoken)
-            before = turn.reply.removesuffix(spoken) if has_thought else ""
-            text = before + replayed.shown.action
+            text = before_answer(turn.reply) + replayed.shown.action
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 

@@ -40,6 +40,7 @@ from typing import Any
 
 import torch
 
+from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.teachers import parse_teachers
 from hanabi_grpo.training.groups import flatten_groups
@@ -185,6 +186,8 @@ def lesson_figures(
       teacher does the same, so even a copy of the teacher is below 1.
     - `teacher_share`: share of the player's turns that are labeled.
     - `teacher_plays`: share of its turns on which the teacher played instead (absent at 0).
+    - `teacher_skips_thought`: share of its labeled turns on which the player wrote a thought and
+      the label has none (absent at 0).
     - `teacher_kl`, for a teacher that is a model: the mean of log p_player − log p_teacher over the
       player's tokens, in nats, an estimate of KL(player ‖ teacher).
 
@@ -209,6 +212,9 @@ def lesson_figures(
         own = [turn for turn in labelled if turn.lesson is not None and not turn.lesson.plays]
         if own:
             figures[f"{player}/teacher_agreement"] = sum(map(_agreement, own)) / len(own)
+            num_skipped = sum(map(_skips_thought, own))
+            if num_skipped:
+                figures[f"{player}/teacher_skips_thought"] = num_skipped / len(own)
         figures[f"{player}/teacher_share"] = len(labelled) / len(turns)
         if len(own) < len(labelled):
             figures[f"{player}/teacher_plays"] = (len(labelled) - len(own)) / len(turns)
@@ -317,11 +323,14 @@ def _prompt_ids(turn: Turn) -> tuple[int, ...]:
     return turn.prompt_ids
 
 
+def _skips_thought(turn: Turn) -> bool:
+    """Return whether the player wrote a thought on this turn and its label has none."""
+    has_label = turn.lesson is not None and not turn.lesson.thought
+    return has_label and bool(split_reply(turn.reply)[0])
+
+
 def _agreement(turn: Turn) -> float:
     """Return the probability that a turn's teacher chooses the same action."""
     if turn.kind is not ReplyKind.LEGAL or turn.lesson is None:
         return 0.0
-    if not turn.lesson.replies:
-        return float(turn.action == turn.lesson.action)
-    chances = {reply.action: reply.chance for reply in turn.lesson.replies}
-    return chances.get(turn.action, 0.0)
+    return turn.lesson.action_chances().get(turn.action, 0.0)

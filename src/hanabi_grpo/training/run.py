@@ -62,7 +62,13 @@ from hanabi_grpo.training.late_games import (
 )
 from hanabi_grpo.training.learned.adapter_critic import AdapterCritics
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
-from hanabi_grpo.training.lessons import TaughtTokens, lesson_figures, teaching_at, weight_figures
+from hanabi_grpo.training.lessons import (
+    TaughtTokens,
+    Teaching,
+    lesson_figures,
+    teaching_at,
+    weight_figures,
+)
 from hanabi_grpo.training.loss import (
     LOSS_EXTREMES,
     LOSS_MEANS,
@@ -101,6 +107,8 @@ logger = logging.getLogger(__name__)
 
 _SECONDS = "time/"
 """Prefix of the names of figures that are durations."""
+_THINKS = 0.5
+"""A player that writes a thought on more of its turns than this share thinks."""
 _Shared = TypeVar("_Shared")
 
 
@@ -233,6 +241,7 @@ class TrainingRun:
         self._loss = PolicyLoss(settings)
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
         self._metrics = StepMetrics()
+        self._may_skip_thoughts = set(parse_teachers(settings))
         is_relative = self._policy.has_whole_weights
         if not is_relative:
             logger.warning(
@@ -594,7 +603,9 @@ class TrainingRun:
         taught = teaching_at(self._settings, self.state.step)
         if taught:
             self._metrics.add(weight_figures(taught))
-            self._metrics.add(lesson_figures(played.used.drawn, seats.seats, seats.players))
+            figures = lesson_figures(played.used.drawn, seats.seats, seats.players)
+            self._metrics.add(figures)
+            self._warn_of_skipped_thoughts(figures, taught)
         batches = build_micro_batches(
             groups,
             trained_seats=seats.trained,
@@ -791,6 +802,24 @@ class TrainingRun:
             version=played.version,
             sampled_by=played.games.version,
         )
+
+    def _warn_of_skipped_thoughts(
+        self, figures: Mapping[str, float], taught: Mapping[str, Teaching]
+    ) -> None:
+        """Warn once for each player that thinks and is taught replies without a thought."""
+        for player in sorted(self._may_skip_thoughts):
+            share = figures.get(f"{player}/teacher_skips_thought", 0.0)
+            if share <= _THINKS or not taught[player].teacher:
+                continue
+            self._may_skip_thoughts.remove(player)
+            logger.warning(
+                "%s wrote a thought on %.0f %% of its labeled turns, and the replies of its "
+                "teacher %s have none: it will learn to skip its thoughts; use a teacher that "
+                "thinks aloud in the same words, such as save-bot-aloud in Hanabi, or a model",
+                player,
+                100 * share,
+                parse_teachers(self._settings)[player],
+            )
 
     def _check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> None:
         gaps = self._mismatch.check_gap(batch, logprobs, version)
