@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,21 @@ def test_in_kuhn_poker_a_card_is_read_from_the_bets() -> None:
     for kind in told.values():
         assert kind["by_rules"].value == 0.0, "a bet shows no card"
     assert told["bet"]["by_convention"].value > 0.2
+
+
+def test_a_model_that_thinks_before_it_moves_is_refused() -> None:
+    """The probability of its move alone is not that of its move after a thought."""
+    thinking = []
+    for episode in played(LAPTOP, BOT, 2):
+        turns = []
+        for turn in episode.turns:
+            reply = f"<think> hm </think> {turn.reply}" if turn.player == 1 else turn.reply
+            turns.append(replace(turn, reply=reply))
+        thinking.append(replace(episode, turns=tuple(turns)))
+    with pytest.raises(SettingsError, match=r"player_1 wrote a thought on (\d+) of its \1 turns"):
+        measured_by_reader(LAPTOP, thinking, BOT)
+    scripts = [ScriptPlayer(script_chances(LAPTOP, BOT, seat)) for seat in range(2)]
+    assert measure_beliefs(LAPTOP, thinking, scripts).guesses
 
 
 class PlayingReader(Reader):

@@ -29,6 +29,7 @@ from hanabi_grpo.envs.posterior import (
     marginals,
 )
 from hanabi_grpo.envs.questions import Question
+from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import MAX_SCORED, ScoredPrompt
 from hanabi_grpo.runs.task_statistics import clustered_error
@@ -237,6 +238,23 @@ def check_memory(setup: Setup[Any]) -> None:
         )
 
 
+def _check_thoughts(setup: Setup[Any], episodes: Sequence[Episode], player: int) -> None:
+    """Refuse a model that mostly thinks: the probability of a move is a sum over its thoughts."""
+    num_turns = 0
+    num_thoughts = 0
+    for episode in episodes:
+        for turn in episode.turns:
+            if turn.player == player:
+                num_turns += 1
+                num_thoughts += bool(split_reply(turn.reply)[0])
+    if 2 * num_thoughts > num_turns:
+        raise SettingsError(
+            f"beliefs of {setup.spec.preset}: {player_name(player)} wrote a thought on "
+            f"{num_thoughts} of its {num_turns} turns, and a move after a thought has no "
+            "probability of its own; measure players that do not think, or scripts."
+        )
+
+
 def measure_beliefs(
     setup: Setup[Any],
     episodes: Sequence[Episode],
@@ -251,9 +269,12 @@ def measure_beliefs(
 
     Raises:
         SettingsError: The game is too large, or its players did not play these games, see
-            `envs.posterior`.
+            `envs.posterior`; or a model thinks before it moves.
         ServerError: The server failed.
     """
+    for player, asked in enumerate(players):
+        if isinstance(asked, ServedPlayer):
+            _check_thoughts(setup, episodes, player)
     trackers = []
     for episode in episodes:
         start = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
