@@ -310,6 +310,27 @@ def test_bfloat16_keeps_the_largest_output_of_almost_every_row() -> None:
     assert (stock.argmax(1) == ours.argmax(1)).float().mean() > 0.97
 
 
+def test_processors_without_products_of_16_bit_numbers_compute_them_in_32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create = vllm_cpu._custom_ops.create_onednn_mm
+
+    def without_16_bits(weight: torch.Tensor, num_shapes: int) -> object:
+        if weight.dtype != torch.float32:
+            raise RuntimeError("could not create a primitive descriptor for the matmul primitive")
+        return create(weight, num_shapes)
+
+    monkeypatch.setattr(vllm_cpu._custom_ops, "create_onednn_mm", without_16_bits)
+    layer = make_layer(dtype=torch.bfloat16, tokens=200)
+    row_slots = [row % 3 for row in range(200)]
+    output = our_output(layer, row_slots)
+    assert output.dtype == torch.bfloat16
+    stock = stock_output(layer, row_slots)
+    torch.testing.assert_close(output.float(), stock.float(), atol=0.5, rtol=0.05)
+    alone = Layer(y=layer.y[7:8], x=layer.x[7:8], lora_a=layer.lora_a, lora_b=layer.lora_b)
+    assert torch.equal(our_output(alone, row_slots[7:8])[0], output[7])
+
+
 class RecordingLayer:
     """Takes the place of a layer with LoRA: counts how often weights are written into its slots."""
 

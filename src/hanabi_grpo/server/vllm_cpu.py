@@ -253,16 +253,34 @@ class _OneDnnProduct:
         return product[:num_rows]
 
 
+class _WidenedProduct:
+    """The product of rows with a 16-bit matrix, computed by oneDNN in 32 bits."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Prepare a matrix, [hidden_in, width]."""
+        self._dtype = weight.dtype
+        self._multiply = _OneDnnProduct(weight.float())
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [rows, width] of [rows, hidden_in], in the type of the matrix."""
+        return self._multiply(rows.float()).to(self._dtype)
+
+
 def _product(weight: torch.Tensor) -> _Product:
     """Return the product of rows with a matrix, [hidden_in, width].
 
     On x86 it uses oneDNN, whose sums depend neither on the number of rows nor on zeros in between.
     MKL's sums do, with up to three rows and with odd numbers of rows, and on AMD processors they
-    take twice as long.
+    take twice as long. Without AVX-512, oneDNN has no products of 16-bit numbers.
     """
-    if _custom_ops._supports_onednn and _IS_X86:
+    if not (_custom_ops._supports_onednn and _IS_X86):
+        return partial(torch.matmul, other=weight)
+    try:
         return _OneDnnProduct(weight)
-    return partial(torch.matmul, other=weight)
+    except RuntimeError:
+        if weight.dtype == torch.float32:
+            raise
+    return _WidenedProduct(weight)
 
 
 def update_metadata(
