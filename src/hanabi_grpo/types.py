@@ -133,6 +133,11 @@ class WeightedReply:
     reply_ids: tuple[int, ...] = ()
     """See `Lesson.reply_ids`."""
 
+    @property
+    def text(self) -> str:
+        """The whole reply."""
+        return self.thought + self.action
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
@@ -166,6 +171,11 @@ class Lesson:
 
     `action` is the sampled one. Empty: the script always replies `action`, or its probabilities are
     not known."""
+
+    @property
+    def text(self) -> str:
+        """The teacher's whole reply."""
+        return self.thought + self.action
 
     def action_chances(self) -> dict[str, float]:
         """Return the probability of each action; several replies may have one action."""

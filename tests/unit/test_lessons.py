@@ -504,6 +504,15 @@ def test_labels_without_the_thoughts_that_their_player_writes_are_counted() -> N
 # The loop
 
 
+def with_turns(groups: Games, change: Callable[[Turn], Turn]) -> Games:
+    """Return the games with each turn changed."""
+    changed = []
+    for group in groups:
+        games = [replace(one, turns=tuple(map(change, one.turns))) for one in group]
+        changed.append(games)
+    return changed
+
+
 def games_with_lessons(*players: int, mixes: bool = False) -> Callable[[int], Games]:
     """Return games as `written_games`, in which these players are told another reply each turn.
 
@@ -539,20 +548,14 @@ def trained(folder: Path, games: Callable[[int], Games], **settings: Any) -> Run
 def games_with_scores(*players: int) -> Callable[[int], Games]:
     """Return the same games, in which a model scored what these players said."""
 
+    def scored(one: Turn) -> Turn:
+        if one.player not in players:
+            return one
+        logprobs = tuple(-float(token) / 8 for token in one.reply_ids)
+        return replace(one, lesson=Lesson(logprobs=logprobs))
+
     def games(step: int) -> Games:
-        groups = []
-        for group in untaught_games(step):
-            scored_group = []
-            for episode in group:
-                turns = []
-                for one in episode.turns:
-                    if one.player in players:
-                        logprobs = tuple(-float(token) / 8 for token in one.reply_ids)
-                        one = replace(one, lesson=Lesson(logprobs=logprobs))
-                    turns.append(one)
-                scored_group.append(replace(episode, turns=tuple(turns)))
-            groups.append(scored_group)
-        return groups
+        return with_turns(untaught_games(step), scored)
 
     return games
 
@@ -632,25 +635,19 @@ def test_a_player_that_learns_from_its_teacher_alone_comes_to_say_what_it_says(
 
 
 def test_a_player_whose_teacher_plays_every_turn_learns_from_it(tmp_path: Path) -> None:
+    def by_teacher(one: Turn) -> Turn:
+        if one.lesson is None:
+            return one
+        return replace(
+            one,
+            prompt_ids=(*one.prompt_ids, *one.lesson.reply_ids),
+            reply_ids=(),
+            logprobs=(),
+            lesson=replace(one.lesson, plays=True),
+        )
+
     def games(step: int) -> Games:
-        groups = []
-        for group in games_with_lessons(0)(step):
-            said_group = []
-            for episode in group:
-                turns = []
-                for one in episode.turns:
-                    if one.lesson is not None:
-                        one = replace(
-                            one,
-                            prompt_ids=(*one.prompt_ids, *one.lesson.reply_ids),
-                            reply_ids=(),
-                            logprobs=(),
-                            lesson=replace(one.lesson, plays=True),
-                        )
-                    turns.append(one)
-                said_group.append(replace(episode, turns=tuple(turns)))
-            groups.append(said_group)
-        return groups
+        return with_turns(games_with_lessons(0)(step), by_teacher)
 
     made = trained(tmp_path, games, teacher=("player_0=iggi",), teacher_plays=1.0)
     first, *_, last = made.events.rows
@@ -676,14 +673,7 @@ def test_a_player_that_thinks_and_a_teacher_that_does_not_are_told_of_once(
     warned: list[str],
 ) -> None:
     def games(step: int) -> Games:
-        groups = []
-        for group in games_with_lessons(0)(step):
-            said_group = []
-            for episode in group:
-                turns = [replace(one, reply=reply) for one in episode.turns]
-                said_group.append(replace(episode, turns=tuple(turns)))
-            groups.append(said_group)
-        return groups
+        return with_turns(games_with_lessons(0)(step), lambda one: replace(one, reply=reply))
 
     trained(tmp_path, games, teacher=("player_0=iggi",), **given)
     told = [message for message in caplog.messages if "learn to skip its thoughts" in message]
@@ -707,14 +697,7 @@ def test_a_player_comes_to_draw_as_its_teacher_draws(
 
     def games(step: int) -> Games:
         said = mixed((0.75, (9, 1)), (0.25, (10, 1)))
-        groups = []
-        for group in untaught_games(step):
-            told = []
-            for episode in group:
-                turns = [replace(one, lesson=said) for one in episode.turns]
-                told.append(replace(episode, turns=tuple(turns)))
-            groups.append(told)
-        return groups
+        return with_turns(untaught_games(step), lambda one: replace(one, lesson=said))
 
     model = tiny_policy_model(Settings(**BASE_SETTINGS))
     with torch.no_grad():

@@ -100,7 +100,7 @@ class TaughtSeat:
         lesson = _lesson(self.teacher.act(seen), seen, chances)
         teacher_plays = self._draw()
         if teacher_plays and lesson is not None and isinstance(self.player, SayingSeat):
-            reply = await self.player.say(seen, lesson.thought + lesson.action)
+            reply = await self.player.say(seen, lesson.text)
             return replace(reply, lesson=replace(lesson, plays=True))
         reply = await self.player.reply(seen)
         return replace(reply, lesson=lesson)
@@ -224,9 +224,8 @@ def with_lesson_ids(
 def _encoded(lesson: Lesson, chat: ChatFormat, max_tokens: int) -> Lesson:
     replies = []
     for reply in lesson.replies:
-        text = reply.thought + reply.action
-        replies.append(replace(reply, reply_ids=_ids_of(text, chat, max_tokens)))
-    ids = _ids_of(lesson.thought + lesson.action, chat, max_tokens)
+        replies.append(replace(reply, reply_ids=_ids_of(reply.text, chat, max_tokens)))
+    ids = _ids_of(lesson.text, chat, max_tokens)
     return replace(lesson, reply_ids=ids, replies=tuple(replies))
 
 

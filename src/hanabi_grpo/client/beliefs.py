@@ -29,7 +29,7 @@ from hanabi_grpo.envs.posterior import (
     marginals,
 )
 from hanabi_grpo.envs.questions import Question
-from hanabi_grpo.envs.texts import split_reply
+from hanabi_grpo.envs.texts import has_thought
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import MAX_SCORED, ScoredPrompt
 from hanabi_grpo.runs.task_statistics import clustered_error
@@ -246,7 +246,7 @@ def _check_thoughts(setup: Setup[Any], episodes: Sequence[Episode], player: int)
         for turn in episode.turns:
             if turn.player == player:
                 num_turns += 1
-                num_thoughts += bool(split_reply(turn.reply)[0])
+                num_thoughts += has_thought(turn.reply)
     if 2 * num_thoughts > num_turns:
         raise SettingsError(
             f"beliefs of {setup.spec.preset}: {player_name(player)} wrote a thought on "

@@ -14,6 +14,11 @@ def split_reply(reply: str) -> tuple[str, str]:
     return _join_stripped(thoughts), _join_stripped(outside)
 
 
+def has_thought(reply: str) -> bool:
+    """Return whether a reply has a thought that is not empty."""
+    return bool(split_reply(reply)[0])
+
+
 def before_answer(reply: str) -> str:
     """Return what a reply has before its answer: thoughts with their tags, and white space.
 

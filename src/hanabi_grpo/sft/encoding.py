@@ -145,8 +145,6 @@ class Encoder:
                     "model's vocabulary, but rollouts generate at most "
                     f"MAX_COMPLETION_LENGTH={self.max_completion_length}; raise it."
                 )
-            if replayed.is_taught and not is_recorded:
-                check_taught_reply(replayed.turn.reply, reply, self.chat.tokenizer)
             conversation.answer(reply)
             marks.extend([0] * len(added))
             marks.extend([int(replayed.is_taught)] * len(reply))
@@ -205,7 +203,10 @@ class Encoder:
         text = turn.reply
         if is_action:
             text = before_answer(turn.reply) + replayed.shown.action
-        return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
+        ids = list(self.chat.said(text))
+        if replayed.is_taught:
+            check_taught_reply(text, ids, tokenizer)
+        return ids, False
 
 
 def _replay(

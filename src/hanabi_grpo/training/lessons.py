@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 
-from hanabi_grpo.envs.texts import split_reply
+from hanabi_grpo.envs.texts import has_thought
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.teachers import parse_teachers
 from hanabi_grpo.training.groups import flatten_groups
@@ -325,8 +325,7 @@ def _prompt_ids(turn: Turn) -> tuple[int, ...]:
 
 def _skips_thought(turn: Turn) -> bool:
     """Return whether the player wrote a thought on this turn and its label has none."""
-    has_label = turn.lesson is not None and not turn.lesson.thought
-    return has_label and bool(split_reply(turn.reply)[0])
+    return turn.lesson is not None and not turn.lesson.thought and has_thought(turn.reply)
 
 
 def _agreement(turn: Turn) -> float:
