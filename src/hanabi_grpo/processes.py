@@ -70,9 +70,9 @@ def worker_pool(
 ) -> Iterator["ProcessPoolExecutor"]:
     """Yield a pool of spawned processes.
 
-    An error or an interrupt kills them: their work may take minutes, and leaving the pool would
-    wait for it. They also end if this process is killed. Ctrl-C in a terminal, which reaches every
-    process, is left to this one.
+    An error or an interrupt kills them, because their work may take minutes. When the block is
+    left, all of them have ended. They also end if this process is killed. Ctrl-C in a terminal,
+    which reaches every process, is left to this one.
 
     Args:
         num_workers: Number of processes.
@@ -93,7 +93,7 @@ def worker_pool(
         try:
             yield pool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Killed before the pool shuts down, which then waits until they have ended.
             for worker in active_children():
                 if worker not in others:
                     worker.kill()

@@ -92,7 +92,6 @@ def test_closing_ends_the_workers() -> None:
         workers = [child for child in active_children() if child not in of_other_tests]
         assert len(workers) == 2
     for worker in workers:
-        worker.join(timeout=30)
         assert worker.exitcode is not None
 
 
