@@ -1,8 +1,8 @@
 # Sourced by the laptop recipes (after tools/launch.sh): what they have in common.
 #
-#   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, start,
-#                                 seed, steps, deals, warm_steps and warm_noise, and sets the training settings; the shell
-#                                 and .env override them
+#   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS, RECIPE_DEALS and RECIPE_BELIEFS into
+#                                 board, start, seed, steps, deals, beliefs, warm_steps and warm_noise, and sets the training
+#                                 settings; the shell and .env override them
 #   single_turns                  sets the settings for training on single turns, before recipe_settings; the shell and .env
 #                                 override them
 #   thoughts_in_words             sets the settings for imitation of a bot that thinks aloud; the shell overrides them
@@ -14,7 +14,7 @@
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
-    start=${RECIPE_START:-}
+    start=${RECIPE_START:-} beliefs=${RECIPE_BELIEFS:-0}
     whole_numbers RECIPE_SEED RECIPE_STEPS RECIPE_DEALS
     case $board in
     laptop | marshal-mini | marshal-simple | marshal-full) ;;
@@ -75,19 +75,21 @@ must_be_new() {
 
 warm_start() {
     local level=${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS} own=${1:-$seed}
-    local tiny=outputs/tiny-$board$level-seed-$own warm=outputs/warm-$start-$warm_steps-$board$level-seed-$own
+    local asked=""
+    if [ "$beliefs" != 0 ]; then asked=-beliefs-$beliefs; fi
+    local tiny=outputs/tiny-$board$level$asked-seed-$own warm=outputs/warm-$start-$warm_steps-$board$level$asked-seed-$own
     export MODEL=$tiny
     if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
         export MODEL=$warm/model
         return
     fi
     say "tiny model of $board, seed $own"
-    SEED=$own run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
+    SEED=$own run - hanabi-grpo tiny-model --preset "$board" --beliefs "$beliefs" --out "$tiny"
     if [ "$start" != tiny ]; then
         # The random moves are learned too: a perfect imitation plays all games of a deal alike and could not improve.
         say "warm start: games of $start, share of random moves $warm_noise, log $folder/warm_start.log"
         SEED=$own run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --learn-noise \
-            --steps "$warm_steps" --noise "$warm_noise" --learning-rate 3e-3 --out "$warm"
+            --steps "$warm_steps" --noise "$warm_noise" --beliefs "$beliefs" --learning-rate 3e-3 --out "$warm"
         export MODEL=$warm/model
     fi
 }

@@ -38,7 +38,7 @@ TRIAL_PASSES = 3
     [
         ("torch", {"LORA_RANK": "player_0=8,player_1=16", "HANABI_SWAP_EVERY": "1"}),
         ("zero2", {"BETA": "0.05"}),
-        ("bfloat16", {}),
+        ("bfloat16", {"HANABI_TOKENS_PER_MICRO_BATCH": "4096"}),
     ],
 )
 def test_a_run_that_shares_passes_is_the_run_that_does_not_and_resumes_bit_by_bit(

@@ -6,10 +6,13 @@
 #   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results-appendix.md
 #   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn rloo
 #
-#   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  steps of 192 games, of each arm (60)
-#   RECIPE_DEALS  held-out deals of each evaluation, sampled at temperature 1 (1000)
-#   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
+#   RECIPE_BELIEFS=0.3 bash tools/recipes/laptop_ablation.sh turn belief_loss
+#
+#   RECIPE_SEED     seed of the models, adapters, deals and sampling (0)
+#   RECIPE_STEPS    steps of 192 games, of each arm (60)
+#   RECIPE_DEALS    held-out deals of each evaluation, sampled at temperature 1 (1000)
+#   RECIPE_BELIEFS  share of the answers about hidden cards among the replies that the warm start learns (0)
+#   BOARD           laptop, marshal-mini, marshal-simple or marshal-full (laptop)
 #
 # An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds, this makes the table and the picture:
 #   hanabi-grpo compare 'turn=outputs/ablation/laptop/turn-*' 'shared=outputs/ablation/laptop/shared-*' --out-png arms.png
@@ -42,6 +45,8 @@ declare -A arms=(
         HANABI_WHITEN_ADVANTAGES=1 HANABI_REWARD_CLIP=10 HANABI_ADVANTAGE_CLIP=4 HANABI_DUAL_CLIP=1.4 HANABI_KL_IN=reward
         BETA=0.01 HANABI_KL_TARGET=0.1 HANABI_REFERENCE=start HANABI_TRAIN_THOUGHTS=0 TOP_P=0.99 TOP_K=100
         NUM_GENERATIONS=1 HANABI_TASKS_PER_STEP=192 HANABI_ENTROPY_BONUS=0"
+    # For a start that has learned to answer: RECIPE_BELIEFS=0.3.
+    [belief_loss]="HANABI_BELIEF_WEIGHT=0.05"
     # Against conventions that only the team itself understands, see strangers.sh.
     [other_play]="HANABI_OTHER_PLAY=1"
     [more_entropy]="HANABI_ENTROPY_BONUS=0.8 HANABI_ENTROPY_TARGET=0.4"
@@ -53,7 +58,7 @@ declare -A arms=(
 )
 # shared comes last, because it needs a restart of the server.
 order=(turn turn_unscaled grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1
-    updates_4 no_bonus marshal other_play more_entropy pool generalist_a generalist_b shared)
+    updates_4 no_bonus marshal belief_loss other_play more_entropy pool generalist_a generalist_b shared)
 single_turns
 default_env LR_SCHEDULER_TYPE constant
 RECIPE_START=${RECIPE_START:-iggi}
