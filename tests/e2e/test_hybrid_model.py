@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 STUB = ROOT / "tests/e2e/without_images"
 """See `torchvision` there."""
 DTYPE = {"HANABI_DTYPE": "bfloat16"}
+FEW_GAMES = {"NUM_GENERATIONS": 2, "PER_DEVICE_TRAIN_BATCH_SIZE": 4}
+"""A CPU that cannot multiply in 16 bits takes seconds for each."""
 
 
 def write_hybrid_model(tiny_model: Path, folder: Path) -> Path:
@@ -59,7 +61,9 @@ def test_adapters_on_linear_attention_act_in_the_engine_as_in_the_trainer(
     )
     try:
         run = tmp_path / "train"
-        trainer = train(server, run, MAX_STEPS=2, **DTYPE, HANABI_PARITY_TOLERANCE=0.05)
+        trainer = train(
+            server, run, MAX_STEPS=2, **DTYPE, **FEW_GAMES, HANABI_PARITY_TOLERANCE=0.05
+        )
     finally:
         stop(server.process)
     assert trainer.returncode == 0, trainer.stdout[-4000:]
