@@ -5,7 +5,6 @@
 #   bash tools/recipes/laptop_ablation.sh                    # all arms, seed 0
 #   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results-appendix.md
 #   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn rloo
-#
 #   RECIPE_BELIEFS=0.3 bash tools/recipes/laptop_ablation.sh turn belief_loss
 #
 #   RECIPE_SEED     seed of the models, adapters, deals and sampling (0)
