@@ -112,6 +112,8 @@ class HanabiArguments(RLHFArguments):
         super()._init_deepspeed()
         if not self.deepspeed:
             return
+        if not torch.cuda.is_available():
+            _compile_no_reductions()
         stage = self.deepspeed.get("zero_optimization", {}).get("stage")
         if stage == ZERO_STAGE_OF_SHARDED_WEIGHTS and not torch.cuda.is_available():
             import deepspeed
@@ -125,6 +127,20 @@ class HanabiArguments(RLHFArguments):
             # make DeepSpeed use another optimizer, whose state `checkpoint` does not support.
             data_types = self.deepspeed.setdefault("data_types", {})
             data_types.setdefault("grad_accum_dtype", "fp32")
+
+
+def _compile_no_reductions() -> None:
+    """Keep DeepSpeed from compiling its reductions through shared memory at the first start on CPUs.
+
+    Only tensor-parallel inference uses them. Compiling needs a C++ compiler and up to a minute, and
+    a start that is killed meanwhile leaves a lock file behind, for which all later ones would wait
+    without a word and without end.
+    """
+    import deepspeed
+
+    # DeepSpeed compiles only what stands here as compatible. Otherwise it would try every extension
+    # that it has, in every process.
+    deepspeed.ops.__compatible_ops__ = {}
 
 
 def _prepare_gpu(settings: Settings) -> None:
