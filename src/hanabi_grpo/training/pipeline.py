@@ -130,7 +130,7 @@ class HanabiArguments(RLHFArguments):
 
 
 def _compile_no_reductions() -> None:
-    """Keep DeepSpeed from compiling its reductions through shared memory at the first start on CPUs.
+    """Keep DeepSpeed from compiling reductions through shared memory at its first start on a CPU.
 
     Only tensor-parallel inference uses them. Compiling needs a C++ compiler and up to a minute, and
     a start that is killed meanwhile leaves a lock file behind, for which all later ones would wait
