@@ -77,7 +77,7 @@ SMALL_CASES = [(name, preset, mean) for name, row in SMALL.items() for preset, m
 @pytest.mark.rest
 @pytest.mark.parametrize(("name", "players", "mean"), FULL_CASES)
 def test_a_bot_scores_on_full_what_others_measured(name: str, players: int, mean: float) -> None:
-    check_score(name, "full", players, mean, num_games=400)
+    check_score(name, "full", players, mean, num_games=200)
 
 
 @pytest.mark.parametrize(("name", "preset", "mean"), SMALL_CASES)

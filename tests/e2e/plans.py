@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 PLAN_VARIABLE = "SCRIPTED"
 """The environment variable that carries a plan, as JSON."""
-PLANTED_RANK = 2
+PLANTED_RANK = 1
 """Number of the process on which a fault of one process is planted."""
 
 

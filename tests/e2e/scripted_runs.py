@@ -136,8 +136,9 @@ def run_trainer(
     processes: int = 1,
     plan: Plan | None = None,
     options: Sequence[str] = (),
+    exit_code: int = 0,
 ) -> str:
-    """Run a scripted trainer to its successful end and return its output.
+    """Run a scripted trainer to its end and return its output.
 
     It is forked from a process that has imported a trainer's libraries.
 
@@ -147,6 +148,7 @@ def run_trainer(
         processes: Number of trainer processes.
         plan: What goes wrong; nothing when none is given.
         options: Options for ms-swift.
+        exit_code: How it must end.
     """
     request = Request(
         script=str(script),
@@ -156,8 +158,8 @@ def run_trainer(
         processes=processes,
         port=free_port(),
     )
-    exit_code, output = next_host().run(request, RUN_SECONDS)
-    assert exit_code == 0, output[-PRINTED_CHARACTERS:]
+    code, output = next_host().run(request, RUN_SECONDS)
+    assert code == exit_code, output[-PRINTED_CHARACTERS:]
     return output
 
 

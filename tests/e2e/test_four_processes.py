@@ -1,4 +1,4 @@
-"""Four processes with unequal players, and a fault on one of them: nobody waits for ever.
+"""Four processes with unequal players, and a fault on one of two: nobody waits for ever.
 
 The trainers are real and talk over Gloo; their games come from scripts (scripted_trainer.py).
 """
@@ -25,6 +25,8 @@ from conftest_e2e import read_metrics
 pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_repository_root")]
 
 PROCESSES = 4
+FAULTY_PROCESSES = 2
+"""Of which one has the fault."""
 ROWS = ((7, 1), (0, 30))
 """By step, in how many of its 32 episodes each of two players has turns."""
 SIZES = {"HANABI_TASKS_PER_STEP": "2", "NUM_GENERATIONS": "16"}
@@ -73,7 +75,7 @@ def test_processes_with_unequal_shares_make_equal_passes_and_the_gradients_of_on
             # Only one process sees the fault; all of them are told and raise.
             Plan(wrong_logprobs=PlayerSteps(player=0, steps=(1,))),
             r"ParityError: player_0@1: trainer and sampler logprobs differ by 1 on average",
-            PROCESSES,
+            FAULTY_PROCESSES,
         ),
         (
             # Nobody foresaw it: the others are ended while they wait.
@@ -88,8 +90,9 @@ def test_a_fault_on_one_process_ends_all_of_them_with_its_sentence(
     plan: Plan, sentence: str, num_told: int, tiny_model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    settings = write_settings(folder, tiny_model, MAX_STEPS="9", **SIZES, **RANKS)
-    trainer = start_trainer(settings, processes=PROCESSES, plan=plan)
+    variables = {**SIZES, **RANKS, "NPROC_PER_NODE": str(FAULTY_PROCESSES)}
+    settings = write_settings(folder, tiny_model, MAX_STEPS="9", **variables)
+    trainer = start_trainer(settings, processes=FAULTY_PROCESSES, plan=plan)
     assert trainer.stdout is not None
     lines = []
     family: list[psutil.Process] = []

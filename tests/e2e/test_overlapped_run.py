@@ -165,9 +165,7 @@ def test_a_server_that_samples_from_the_version_before_is_caught_although_its_st
     tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = overlapped(tmp_path / "run", tiny_model, MAX_STEPS="9", WARMUP_STEPS="0")
-    process = start_trainer(settings, script=OVERLAP_TRAINER, plan=Plan(stale=1))
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 2, output[-4000:]
+    output = run_trainer(settings, script=OVERLAP_TRAINER, plan=Plan(stale=1), exit_code=2)
     # Games of version 1 are learned from at version 2, after the steps 1 and 2.
     message = r"ParityError: player_1@1: trainer and sampler logprobs differ by 0\."
     assert re.search(message, output), output[-4000:]

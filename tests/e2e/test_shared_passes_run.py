@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_rep
 BY_TOKENS = {"HANABI_TOKENS_PER_MICRO_BATCH": "16384"}
 """Beside it PER_DEVICE_TRAIN_BATCH_SIZE counts nothing, and all players fit into one pass."""
 
-STEPS = 4
+STEPS = 3
 TRIAL_PASSES = 3
 """Of `forward.can_share_passes`: one of two players, and one of each."""
 
@@ -38,7 +38,7 @@ TRIAL_PASSES = 3
     [
         ("torch", {"LORA_RANK": "player_0=8,player_1=16", "HANABI_SWAP_EVERY": "1"}),
         ("zero2", {"BETA": "0.05"}),
-        ("bfloat16", {"HANABI_TOKENS_PER_MICRO_BATCH": "4096"}),
+        ("bfloat16", {"HANABI_TOKENS_PER_MICRO_BATCH": "4096", "HANABI_UPDATES_PER_STEP": "1"}),
     ],
 )
 def test_a_run_that_shares_passes_is_the_run_that_does_not_and_resumes_bit_by_bit(

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from plans import Plan, PlayerSteps
 from scripted_runs import (
-    OPTIONS,
     PLAYERS,
     STAGES,
     differing_names,
@@ -60,19 +59,18 @@ def team_of(first: Path, second: Path) -> str:
     return f"player_0={first},player_1={second}"
 
 
-@pytest.mark.parametrize("stage", ["mappo", "bfloat16"])
 def test_resumed_steps_of_two_base_models_are_bit_equal_to_uninterrupted_ones(
-    stage: str, tiny_model: Path, wider_model: Path, tmp_path: Path
+    tiny_model: Path, wider_model: Path, tmp_path: Path
 ) -> None:
-    variables = {**STAGES[stage], "MODEL": team_of(tiny_model, wider_model)}
-    processes = num_processes(stage)
-    options = OPTIONS.get(stage, ())
+    # Critics, two processes, and players that change seats.
+    variables = {**STAGES["mappo"], "MODEL": team_of(tiny_model, wider_model)}
+    processes = num_processes("mappo")
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
 
     def run_steps(folder: Path, last: int) -> str:
         settings = write_settings(folder, tiny_model, MAX_STEPS=str(last), **variables)
-        return run_trainer(settings, processes=processes, options=options)
+        return run_trainer(settings, processes=processes)
 
     run_steps(whole, 3)
     run_steps(cut, 2)

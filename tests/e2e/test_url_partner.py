@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,20 @@ NUM_GAMES = 2 * 2 * 8
 """Steps, tasks of a step, games of a task."""
 
 
-@pytest.fixture(scope="module")
-def openai_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of vLLM's own server, which serves the tiny model as `tiny`."""
-    log = tmp_path_factory.mktemp("openai") / "openai.log"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIServer:
+    """vLLM's own server."""
+
+    url: str
+    """Its address, with the version."""
+    process: "subprocess.Popen[bytes]"
+    """Its process, which a test may stop."""
+
+
+@pytest.fixture
+def openai_server(tiny_model: Path, tmp_path: Path) -> Iterator[OpenAIServer]:
+    """vLLM's own server, which serves the tiny model as `tiny`."""
+    log = tmp_path / "openai.log"
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(tiny_model)]
@@ -67,7 +78,7 @@ def openai_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             assert process.poll() is None, log.read_text()[-4000:]
             assert time.monotonic() < deadline, log.read_text()[-4000:]
             time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield OpenAIServer(url=f"http://127.0.0.1:{port}/v1", process=process)
     finally:
         stop(process)
 
@@ -114,10 +125,10 @@ def assert_only_the_runs_own_players_have_tokens(episodes: list[dict[str, Any]])
 
 
 def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
-    openai_url: str, server: Server, tmp_path: Path
+    openai_server: OpenAIServer, server: Server, tmp_path: Path
 ) -> None:
     variables = {
-        "HANABI_PARTNER_URLS": f"big={openai_url}#tiny,other={server.url}/v1#base",
+        "HANABI_PARTNER_URLS": f"big={openai_server.url}#tiny,other={server.url}/v1#base",
         "HANABI_PARTNER_KEY": KEY,
         "HANABI_PARTNER_TIMEOUT": 30,
     }
@@ -170,9 +181,7 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
             assert KEY not in file.read_text(), file
 
         # A partner that is no longer there stops the run with a message.
-        stop(second_server.process)
-        variables["HANABI_PARTNER_URLS"] = f"big=http://127.0.0.1:{free_port()}/v1#tiny"
-        second_server = start_server(server.model, tmp_path / "second.log", **variables)
+        stop(openai_server.process)
         trainer = train(
             second_server,
             tmp_path / "new",

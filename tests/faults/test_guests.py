@@ -128,19 +128,20 @@ def test_a_run_among_guests_is_complete(
     is_long = row.times > 1
     freeze_seconds = 30.0 if is_long else 8.0
     least_seconds = 120.0 if is_long else 0.0
+    num_steps = 2 if is_long else 1
     training = Training(server, tmp_path / "train", HANABI_EPISODES_EVERY=1)
     training.wait_for_step(1)
     with Guests(server) as guests:
         for _ in row:
             end = time.monotonic() + least_seconds
             _upload_huge_adapter(server)
-            training.more_steps(2, seconds=900)
+            training.more_steps(num_steps, seconds=900)
             with _frozen(server), RolloutClient(server.url) as client:
                 time.sleep(freeze_seconds)
                 health = client.health()
                 assert health["status"] == "ok", health
                 assert health["engine_silence_s"] > 0, health
-            training.more_steps(2, seconds=900)
+            training.more_steps(num_steps, seconds=900)
             while not guests.outlived or time.monotonic() < end:
                 training.more_steps(1, seconds=900)
         assert guests.games > 0

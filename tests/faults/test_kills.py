@@ -113,7 +113,7 @@ def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
         else:
             core.suspend()
             num_hangs += 1
-        training.more_steps(3)
+        training.more_steps(2)
         log = server.log.read_text()
         assert log.count("engine hung: it has not answered for 20 s") >= num_hangs
     assert server.process.poll() is None, "the server's parent starts it again and stays"

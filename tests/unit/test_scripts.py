@@ -1060,6 +1060,7 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
     assert summary == (
         "1 failed: -n 2 --max-worker-restart 0 --durations 25 --durations-min 20 -m rest -x"
     )
+    assert run("test.sh", "--all").returncode == 3
 
 
 def run_bash(script: str) -> Answer:
