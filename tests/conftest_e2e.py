@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
 COMMAND_LINE = ROOT / "tests/command_line.py"
 """What a forked trainer runs."""
-SERVER_SECONDS = 300.0
+SERVER_SECONDS = 600.0
 """Longest start of a server on a busy machine."""
-TRAINER_SECONDS = 420.0
+TRAINER_SECONDS = 900.0
 """Longest run of a trainer on a busy machine."""
 VARIABLES = {
     "HANABI_TASKS_PER_STEP": "2",

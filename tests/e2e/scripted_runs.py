@@ -22,7 +22,7 @@ from trainer_host import Request, next_host
 
 SCRIPTED_TRAINER = Path(__file__).parent / "scripted_trainer.py"
 OVERLAP_TRAINER = Path(__file__).parent / "overlap_trainer.py"
-RUN_SECONDS = 400
+RUN_SECONDS = 900
 """Longest run on a busy machine."""
 PRINTED_CHARACTERS = 30_000
 """How much of a failed run's output is shown; the launcher alone ends with some 4,000."""

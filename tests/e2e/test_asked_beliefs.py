@@ -46,7 +46,7 @@ def test_a_run_learns_to_name_its_cards_and_the_command_measures_it(
         env=server.environment(OUTPUT_DIR=tmp_path / "outputs", **TURN),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]

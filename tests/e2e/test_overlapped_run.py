@@ -152,7 +152,7 @@ def test_a_resumed_run_asks_for_all_steps_ahead_again_and_leaves_out_no_task(
     process = start_trainer(
         overlapped(cut, tiny_model, **variables), script=OVERLAP_TRAINER, plan=Plan(seconds=3)
     )
-    wait_until((cut / "checkpoint-2").exists, 300)
+    wait_until((cut / "checkpoint-2").exists, 600)
     psutil.Process(process.pid).kill()
     process.communicate()
     resume_at(cut, 2)
@@ -180,7 +180,7 @@ def test_games_in_flight_at_a_kill_are_played_again_and_no_task_is_trained_on_tw
     run_trainer(overlapped(whole, tiny_model, MAX_STEPS="4"), script=OVERLAP_TRAINER)
     settings = overlapped(cut, tiny_model, MAX_STEPS="4")
     process = start_trainer(settings, script=OVERLAP_TRAINER, plan=Plan(seconds=3))
-    wait_until((cut / "checkpoint-2").exists, 300)
+    wait_until((cut / "checkpoint-2").exists, 600)
     psutil.Process(process.pid).kill()
     process.communicate()
     assert find_checkpoint(cut).manifest.step == 2

@@ -40,7 +40,7 @@ def run(code: str, folder: Path, *arguments: str, **variables: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]

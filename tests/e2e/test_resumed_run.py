@@ -72,7 +72,7 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     if stage == KILLED:
         settings = write_settings(cut, tiny_model, MAX_STEPS="4", **variables)
         trainer = start_trainer(settings, processes=processes, options=options)
-        wait_until((cut / "checkpoint-2").exists, 300)
+        wait_until((cut / "checkpoint-2").exists, 600)
         kill(trainer)
         assert find_checkpoint(cut).manifest.step >= 2
         resume_at(cut, 2)

@@ -294,7 +294,7 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(
             stderr=subprocess.STDOUT,
             preexec_fn=reset_signals,
         )
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and num_recorded_steps(folder) < 2:
         assert trainer.poll() is None, log.read_text()[-3000:]
         time.sleep(0.5)

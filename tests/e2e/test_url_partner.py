@@ -94,7 +94,7 @@ def _is_up(port: int) -> bool:
 def run_command(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+        command, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
 
 

@@ -80,7 +80,7 @@ def run_command(environment: dict[str, str], *arguments: str) -> str:
     """Run a command of hanabi-grpo to its successful end and return what it printed."""
     command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
     process = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+        command, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
     return process.stdout

@@ -146,7 +146,7 @@ def run_server_cases(
 
 def wait_until_healthy(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Return when the server answers; ends this program where it does not start."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and server.poll() is None:
         try:
             if httpx.get(f"http://127.0.0.1:{port}/health/", trust_env=False).status_code == 200:

@@ -112,7 +112,7 @@ class Training:
             return 0
         return sum(incident["kind"] == kind for incident in read_json_lines(path))
 
-    def wait_for_step(self, number: int, seconds: float = 300.0) -> None:
+    def wait_for_step(self, number: int, seconds: float = 600.0) -> None:
         """Return when a step is recorded.
 
         The test fails when the trainer ends before, or when the time is up.
@@ -126,7 +126,7 @@ class Training:
             )
             time.sleep(0.1)
 
-    def more_steps(self, count: int, seconds: float = 300.0) -> None:
+    def more_steps(self, count: int, seconds: float = 600.0) -> None:
         """Return when `count` more steps than now are recorded."""
         self.wait_for_step(self.last_step() + count, seconds)
 
@@ -143,7 +143,7 @@ class Training:
     def interrupt(self) -> int:
         """Press Ctrl-C once and return the exit code."""
         os.kill(self.process.pid, signal.SIGINT)
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=300)
 
 
 def serving_process(server: Server) -> psutil.Process:

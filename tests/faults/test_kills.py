@@ -137,7 +137,7 @@ def test_tensor_parallel_workers_end_with_their_engine_core_and_with_the_server(
     core = engine_core(server)
     workers = core.children(recursive=True)
     core.kill()
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while server.log.read_text().count("ready on http") < 2:
         assert time.monotonic() < deadline, server.log.read_text()[-3000:]
         assert server.process.poll() is None, server.log.read_text()[-3000:]
@@ -190,13 +190,13 @@ def test_the_second_of_two_trainers_is_refused_and_the_first_goes_on(
     row = injection("two trainers on one server", short=1, long=3, lost="the second one's start")
     for number in row:
         second = Training(server, tmp_path / f"second-{number}")
-        assert second.process.wait(timeout=120) == 2
+        assert second.process.wait(timeout=300) == 2
         assert "409" in second.text, second.text[-3000:]
         assert str(tmp_path / "first") in second.text, second.text[-3000:]
         first.more_steps(1)
     assert first.interrupt() == 130
     again = Training(server, tmp_path / "again", MAX_STEPS=1)
-    assert again.process.wait(timeout=120) == 0, again.text[-3000:]
+    assert again.process.wait(timeout=300) == 0, again.text[-3000:]
 
 
 def test_a_run_goes_on_after_a_server_that_stood_still(

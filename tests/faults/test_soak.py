@@ -236,7 +236,7 @@ def test_a_run_survives_all_of_it_at_once(
             HANABI_PARTNER_SHARE=0.25,
             **variables,
         )
-        training.wait_for_step(1, seconds=300)
+        training.wait_for_step(1)
         memory = Memory(server, training)
         with HostileGuests(server) as guests:
             for _ in row:

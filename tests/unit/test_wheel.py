@@ -141,7 +141,7 @@ def test_the_installed_package_is_what_python_imports(program: Path, tmp_path: P
 @pytest.mark.rest
 def test_the_demo_runs_without_a_checkout(program: Path, tmp_path: Path) -> None:
     arguments = ["demo", "--steps", "2", "--tasks", "10", "--out", "demo"]
-    printed = run(program, tmp_path, *arguments, timeout=400)
+    printed = run(program, tmp_path, *arguments, timeout=900)
     assert "step 2 of 2" in printed
     assert "after − before" in printed
     for name in ("before.json", "after.json", "report.html", "learning_curve.png"):
