@@ -269,6 +269,14 @@ def test_the_options_name_the_games_of_the_server_first_and_who_may_sit_there(
     assert options["models"] == ["base"]
 
 
+def test_the_page_does_not_name_a_guest_adapter_by_its_digest(app: RunningApp) -> None:
+    with RolloutClient(app.url) as client:
+        guest = client.upload_guest(1, adapter_bytes(), PEFT_CONFIG)
+    _, state = new_game(app, "human", guest)
+    assert guest.startswith("frozen_")
+    assert [player["who"] for player in state["players"]] == ["you", "an adapter of another run"]
+
+
 def test_a_trainer_pushes_while_a_person_thinks_and_the_partner_goes_on_with_the_newest() -> None:
     with running_app() as running, RolloutClient(running.url) as trainer:
         push_to(trainer, running, version=1)

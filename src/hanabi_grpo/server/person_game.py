@@ -18,10 +18,15 @@ from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.errors import BusyError, HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.person_messages import PersonStatus
+from hanabi_grpo.settings.refs import FROZEN_PREFIX
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import HUMAN, Episode, Reply, player_name
 
 logger = logging.getLogger(__name__)
+
+
+_GUEST = "an adapter of another run"
+"""What the page says instead of the name of a guest adapter, which is a digest."""
 
 
 class AbandonedError(HanabiGrpoError):
@@ -141,7 +146,7 @@ class PersonGame:
             players.append(
                 {
                     "name": player_name(seat),
-                    "who": "you" if seat == self.seat else visible(name),
+                    "who": "you" if seat == self.seat else _partner(name),
                     "role": spec.roles[seat],
                 }
             )
@@ -207,6 +212,13 @@ class _Person:
 
     async def reply(self, seen: Observation) -> Reply:
         return await self.game.ask(seen)
+
+
+def _partner(name: str) -> str:
+    """Return what the page says of the policy in another seat."""
+    if name.startswith(FROZEN_PREFIX):
+        return _GUEST
+    return visible(name)
 
 
 def _scene_json(scene: Scene) -> dict[str, Any]:

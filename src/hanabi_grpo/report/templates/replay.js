@@ -79,7 +79,7 @@ function start() {
     button("▶|", "end (end)", () => go(state.game, Infinity)), hider, slider);
   const table = make("div");
   table.id = "table";
-  const keys = make("p", "keys", "Under a card: the colors and ranks that hints leave possible; underlined: named by a hint.\n" +
+  const keys = make("p", "keys", "Under a card: the colours and ranks that hints leave possible; underlined: named by a hint.\n" +
     "←\u00a0→ turn · home end · space plays · ↑\u00a0↓ game · h hides the mover's own cards");
   find("board").append(controls, table, keys);
 

@@ -291,7 +291,7 @@ function start() {
     const parts = [facts, label("Fireworks"), fireworks];
     for (const hand of board.hands) parts.push(...handOf(board, hand));
     parts.push(label(board.discards.length ? "Discarded" : "Discarded: nothing"), discards);
-    parts.push(make("p", "key", "Below each card: the colors and ranks still possible after all hints; underlined: named by a hint. A frame marks the cards that the latest hint to you named."));
+    parts.push(make("p", "key", "Below each card: the colours and ranks still possible after all hints; underlined: named by a hint. A frame marks the cards that the latest hint to you named."));
     return parts;
   }
 
