@@ -15,15 +15,13 @@ import torch
 from plans import PLAN_VARIABLE, Plan
 from safetensors.torch import load_file
 
-from conftest_e2e import ROOT, VARIABLES, clean_environment, free_port
+from conftest_e2e import ROOT, TRAINER_SECONDS, VARIABLES, clean_environment, free_port
 from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.settings import load_settings, settings_json
 from trainer_host import Request, next_host
 
 SCRIPTED_TRAINER = Path(__file__).parent / "scripted_trainer.py"
 OVERLAP_TRAINER = Path(__file__).parent / "overlap_trainer.py"
-RUN_SECONDS = 900
-"""Longest run on a busy machine."""
 PRINTED_CHARACTERS = 30_000
 """How much of a failed run's output is shown; the launcher alone ends with some 4,000."""
 PLAYERS = ("player_0", "player_1")
@@ -158,7 +156,7 @@ def run_trainer(
         processes=processes,
         port=free_port(),
     )
-    code, output = next_host().run(request, RUN_SECONDS)
+    code, output = next_host().run(request, TRAINER_SECONDS)
     assert code == exit_code, output[-PRINTED_CHARACTERS:]
     return output
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest_e2e import Server, read_episodes, read_metrics, train
+from conftest_e2e import TRAINER_SECONDS, Server, read_episodes, read_metrics, train
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_repository_root")]
 
@@ -46,7 +46,7 @@ def test_a_run_learns_to_name_its_cards_and_the_command_measures_it(
         env=server.environment(OUTPUT_DIR=tmp_path / "outputs", **TURN),
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=TRAINER_SECONDS,
         check=False,
     )
     assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]

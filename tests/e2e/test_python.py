@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rewarded_environments
-from conftest_e2e import ROOT, clean_environment
+from conftest_e2e import ROOT, TRAINER_SECONDS, clean_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 TEXT = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def run(code: str, folder: Path, *arguments: str, **variables: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=TRAINER_SECONDS,
         check=False,
     )
     assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]

@@ -20,6 +20,7 @@ import pytest
 from conftest_e2e import (
     ROOT,
     SERVER_SECONDS,
+    TRAINER_SECONDS,
     Server,
     clean_environment,
     free_port,
@@ -94,7 +95,12 @@ def _is_up(port: int) -> bool:
 def run_command(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=900, check=False
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TRAINER_SECONDS,
+        check=False,
     )
 
 

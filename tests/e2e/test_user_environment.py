@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from conftest_e2e import (
     ROOT,
+    TRAINER_SECONDS,
     Server,
     clean_environment,
     read_json_lines,
@@ -80,7 +81,12 @@ def run_command(environment: dict[str, str], *arguments: str) -> str:
     """Run a command of hanabi-grpo to its successful end and return what it printed."""
     command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
     process = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=900, check=False
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TRAINER_SECONDS,
+        check=False,
     )
     assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
     return process.stdout

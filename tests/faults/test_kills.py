@@ -12,7 +12,7 @@ import psutil
 import pytest
 from running import Training, engine_core, serving_process
 
-from conftest_e2e import Server, death_signals, start_server, stop
+from conftest_e2e import SERVER_SECONDS, Server, death_signals, start_server, stop
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.runs.checkpoints import find_checkpoint
 from waiting import wait_until
@@ -137,7 +137,7 @@ def test_tensor_parallel_workers_end_with_their_engine_core_and_with_the_server(
     core = engine_core(server)
     workers = core.children(recursive=True)
     core.kill()
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + SERVER_SECONDS
     while server.log.read_text().count("ready on http") < 2:
         assert time.monotonic() < deadline, server.log.read_text()[-3000:]
         assert server.process.poll() is None, server.log.read_text()[-3000:]

@@ -1061,6 +1061,12 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
         "1 failed: -n 2 --max-worker-restart 0 --durations 25 --durations-min 20 -m rest -x"
     )
     assert run("test.sh", "--all").returncode == 3
+    write_program(programs / "mypy", "exit 0")
+    # The expression behind -m is empty.
+    summary = run("test.sh", "--all", "-x").stdout.splitlines()[-2]
+    assert summary == (
+        "1 failed: -n 2 --max-worker-restart 0 --durations 25 --durations-min 20 -m  -x"
+    )
 
 
 def run_bash(script: str) -> Answer:

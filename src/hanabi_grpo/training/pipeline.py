@@ -138,8 +138,8 @@ def _compile_no_reductions() -> None:
     """
     import deepspeed
 
-    # DeepSpeed compiles only what stands here as compatible. Otherwise it would try every extension
-    # that it has, in every process.
+    # DeepSpeed compiles only what this dictionary lists as compatible. To make it, every process
+    # would first test all extensions.
     deepspeed.ops.__compatible_ops__ = {}
 
 
