@@ -18,7 +18,7 @@ from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.errors import BusyError, HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.person_messages import PersonStatus
-from hanabi_grpo.settings.refs import FROZEN_PREFIX
+from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import HUMAN, Episode, Reply, player_name
 
@@ -216,7 +216,7 @@ class _Person:
 
 def _partner(name: str) -> str:
     """Return what the page says of the policy in another seat."""
-    if name.startswith(FROZEN_PREFIX):
+    if is_frozen(name):
         return _GUEST
     return visible(name)
 
