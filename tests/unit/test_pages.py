@@ -46,6 +46,7 @@ NASTY = (
 )
 CONTROL_CHARACTERS = {"\x00", "\x1b", "\u202e", "\u2028", "\ud800"}
 """Those of `NASTY`, which no page may hold."""
+SAMPLES = Path(__file__).resolve().parents[2] / "docs" / "samples"
 INLINE_CODE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 
@@ -153,8 +154,7 @@ def test_a_hostile_text_stays_a_text(page_with: Callable[[str], str]) -> None:
         page.encode("utf-8")
 
 
-def test_only_the_pages_own_code_runs(page_with: Callable[[str], str]) -> None:
-    page = page_with("name")
+def assert_only_own_code_runs(page: str) -> None:
     [policy] = [
         value
         for name, value in Reader(page).attributes
@@ -170,6 +170,15 @@ def test_only_the_pages_own_code_runs(page_with: Callable[[str], str]) -> None:
     for name, _ in Reader(page).attributes:
         assert not name.startswith("on")
         assert name != "style"
+
+
+def test_only_the_pages_own_code_runs(page_with: Callable[[str], str]) -> None:
+    assert_only_own_code_runs(page_with("name"))
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.html")), ids=lambda path: path.stem)
+def test_a_sample_page_runs_its_own_code(sample: Path) -> None:
+    assert_only_own_code_runs(sample.read_text(encoding="utf-8"))
 
 
 def test_nothing_is_fetched(page_with: Callable[[str], str]) -> None:
