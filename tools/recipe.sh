@@ -1,8 +1,8 @@
 # Sourced by the laptop recipes (after tools/launch.sh): what they have in common.
 #
-#   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS, RECIPE_DEALS and RECIPE_BELIEFS into
-#                                 board, start, seed, steps, deals, beliefs, warm_steps and warm_noise, and sets the training
-#                                 settings; the shell and .env override them
+#   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS, RECIPE_DEALS, RECIPE_BELIEFS and
+#                                 RECIPE_TINY_STEPS into board, start, seed, steps, deals, beliefs and tiny_steps, chooses
+#                                 warm_steps and warm_noise, and sets the training settings; the shell and .env override them
 #   single_turns                  sets the settings for training on single turns, before recipe_settings; the shell and .env
 #                                 override them
 #   thoughts_in_words             sets the settings for imitation of a bot that thinks aloud; the shell overrides them
@@ -14,8 +14,8 @@
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
-    start=${RECIPE_START:-} beliefs=${RECIPE_BELIEFS:-0}
-    whole_numbers RECIPE_SEED RECIPE_STEPS RECIPE_DEALS
+    start=${RECIPE_START:-} beliefs=${RECIPE_BELIEFS:-0} tiny_steps=${RECIPE_TINY_STEPS:-}
+    whole_numbers RECIPE_SEED RECIPE_STEPS RECIPE_DEALS RECIPE_TINY_STEPS
     case $board in
     laptop | marshal-mini | marshal-simple | marshal-full) ;;
     *)
@@ -84,7 +84,7 @@ warm_start() {
         return
     fi
     say "tiny model of $board, seed $own"
-    SEED=$own run - hanabi-grpo tiny-model --preset "$board" --beliefs "$beliefs" --out "$tiny"
+    SEED=$own run - hanabi-grpo tiny-model --preset "$board" --beliefs "$beliefs" ${tiny_steps:+--steps "$tiny_steps"} --out "$tiny"
     if [ "$start" != tiny ]; then
         # The random moves are learned too: a perfect imitation plays all games of a deal alike and could not improve.
         say "warm start: games of $start, share of random moves $warm_noise, log $folder/warm_start.log"

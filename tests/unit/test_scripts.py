@@ -811,6 +811,26 @@ def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
     answer = launch("recipes/strangers.sh", STRANGER_SEEDS="0,1")
     assert answer.returncode == 2
     assert "STRANGER_SEEDS='0,1': must be whole numbers, as in '0 1 2'" in answer.stderr
+    answer = launch("recipes/strangers.sh", "turn", BOARD="full")
+    assert answer.returncode == 2
+    assert "'turn': with BOARD=full must be one of ippo other_play more_entr" in answer.stderr
+
+
+def test_strangers_compare_the_finished_runs_of_their_board(launch: Runner, checkout: Path) -> None:
+    runs = {"laptop": "outputs/ablation/laptop/pool-{}", "full": "outputs/full-{}-joined/pool"}
+    for board, run_of in runs.items():
+        for seed in (0, 1):
+            folder = checkout / run_of.format(seed)
+            folder.mkdir(parents=True)
+            (folder / "sampled.json").touch()
+            (folder / "settings.json").write_text('{"settings": {"MODEL": "base"}}')
+        answer = launch("recipes/strangers.sh", "pool", BOARD=board, STRANGER_SEEDS="0 1")
+        assert answer.returncode == 0, answer.stderr
+        cross_play, adhoc = [line.split("|")[0] for line in answer.stdout.splitlines()[-2:]]
+        entries = f"pool#0={run_of.format(0)} pool#1={run_of.format(1)}"
+        assert cross_play.startswith(f"cross-play {entries} --own-server --suite test")
+        assert adhoc.startswith(f"adhoc pool={run_of.format(0)} ")
+        assert ("--only" in adhoc) == (board == "full")
 
 
 def last_call_of_uv(log: Path) -> str:

@@ -11,6 +11,7 @@
 #   RECIPE_STEPS    steps of 192 games, of each arm (60)
 #   RECIPE_DEALS    held-out deals of each evaluation, sampled at temperature 1 (1000)
 #   RECIPE_BELIEFS  share of the answers about hidden cards among the replies that the warm start learns (0)
+#   RECIPE_TINY_STEPS  steps of the tiny model before it imitates RECIPE_START, 1 to save time (900)
 #   BOARD           laptop, marshal-mini, marshal-simple or marshal-full (laptop)
 #
 # An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds, this makes the table and the picture:

@@ -3,37 +3,90 @@
 #
 #   bash tools/recipes/strangers.sh
 #   STRANGER_SEEDS="0 1" RECIPE_STEPS=30 bash tools/recipes/strangers.sh turn other_play
+#   BOARD=full bash tools/recipes/strangers.sh
 #
 #   STRANGER_SEEDS   seeds of models, adapters, deals and sampling (0 1 2 3 4)
-#   RECIPE_STEPS     steps of 192 games, of each run (60)
-#   RECIPE_DEALS     held-out deals that every pair plays (1000)
-#   BOARD            laptop, marshal-mini, marshal-simple or marshal-full (laptop)
+#   RECIPE_STEPS     steps of each run: of 192 games on the small boards (60), of 64 games on full (12)
+#   RECIPE_DEALS     held-out deals that every pair plays (1000; 100 on full)
+#   BOARD            laptop, marshal-mini, marshal-simple, marshal-full or full (laptop)
 #
-# Arms are those of laptop_ablation.sh; default: turn (self-play), other_play, more_entropy and pool. Finished runs are not
-# repeated, so the recipe can be interrupted. For each arm, cross-play of its seeds prints self-play minus cross-play with a
-# jackknife over seeds; adhoc compares seed 0 of all arms with the board's scripts as partners. These evaluations use the plain
+# Arms are those of laptop_ablation.sh; default: turn (self-play), other_play, more_entropy and pool. On full they are the same
+# methods with the settings of full_laptop.sh, where self-play is called ippo, and start from imitations of 2,000 games of
+# save-bot, unless RECIPE_TEACHER and RECIPE_GAMES say otherwise. Finished runs are not repeated, so the recipe can be
+# interrupted. For each arm, cross-play of its seeds prints self-play minus cross-play with a jackknife over seeds; adhoc compares
+# seed 0 of all arms with scripts as partners (on full with seven of them, without bounds). These evaluations use the plain
 # game, with the same colours for all players.
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
+name=strangers
 seeds=${STRANGER_SEEDS:-0 1 2 3 4} board=${BOARD:-laptop} deals=${RECIPE_DEALS:-1000}
 arms=("$@")
 if [ $# = 0 ]; then arms=(turn other_play more_entropy pool); fi
-runs=outputs/ablation/$board out=outputs/strangers/$board
-mkdir -p "$out"
-for seed in $seeds; do
-    if [[ ! $seed =~ ^[0-9]+$ ]]; then
-        echo "strangers: STRANGER_SEEDS='$seeds': must be whole numbers, as in '0 1 2'." >&2
-        exit 2
-    fi
-    missing=()
+
+declare -A full_arms=(
+    [ippo]=""
+    [other_play]="HANABI_OTHER_PLAY=1"
+    [more_entropy]="HANABI_ENTROPY_BONUS=0.1 HANABI_ENTROPY_TARGET=0.4"
+    [pool]="HANABI_PARTNERS=earlier*3,iggi,hint-bot,piers HANABI_PARTNER_SHARE=0.5"
+)
+partners=()
+if [ "$board" = full ]; then
+    deals=${RECIPE_DEALS:-100}
+    if [ $# = 0 ]; then arms=(ippo other_play more_entropy pool); fi
     for arm in "${arms[@]}"; do
-        if [ ! -e "$runs/$arm-$seed/sampled.json" ]; then
-            rm -rf "${runs:?}/$arm-$seed" # from an interrupted run
-            missing+=("$arm")
+        if [[ ! -v full_arms[$arm] ]]; then
+            echo "$name: '$arm': with BOARD=full must be one of ippo other_play more_entropy pool." >&2
+            exit 2
         fi
     done
-    if [ ${#missing[@]} -gt 0 ]; then
+    export HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-joined}
+    for script in random hint-bot iggi piers outer focus-bot save-bot; do partners+=(--with "$script"); done
+    partners+=(--only)
+fi
+for seed in $seeds; do
+    if [[ ! $seed =~ ^[0-9]+$ ]]; then
+        echo "$name: STRANGER_SEEDS='$seeds': must be whole numbers, as in '0 1 2'." >&2
+        exit 2
+    fi
+done
+out=outputs/strangers/$board
+mkdir -p "$out"
+
+# run_of ARM SEED: the folder of a run
+run_of() {
+    if [ "$board" = full ]; then
+        local level=-$HANABI_DEDUCTIONS
+        if [ "$HANABI_DEDUCTIONS" = counted ]; then level=""; fi
+        echo "outputs/full-$2$level/$1"
+    else
+        echo "outputs/ablation/$board/$1-$2"
+    fi
+}
+
+# train_on_full SEED ARM...: full_laptop.sh continues an interrupted run
+train_on_full() {
+    local seed=$1 arm
+    shift
+    for arm in "$@"; do
+        env ${full_arms[$arm]} RECIPE_SEED="$seed" RECIPE_RUN="$arm" RECIPE_DEALS="$deals" RECIPE_STEPS="${RECIPE_STEPS:-12}" \
+            RECIPE_TEACHER="${RECIPE_TEACHER:-save-bot}" RECIPE_GAMES="${RECIPE_GAMES:-2000}" bash tools/recipes/full_laptop.sh
+        if [ ! -e "$(run_of "$arm" "$seed")/sampled.json" ]; then exit 0; fi # its RECIPE_MINUTES are over, and it has said so
+    done
+}
+
+for seed in $seeds; do
+    missing=()
+    for arm in "${arms[@]}"; do
+        run=$(run_of "$arm" "$seed")
+        if [ -e "$run/sampled.json" ]; then continue; fi
+        missing+=("$arm")
+        if [ "$board" != full ]; then rm -rf "$run"; fi # from an interrupted run
+    done
+    if [ ${#missing[@]} = 0 ]; then continue; fi
+    if [ "$board" = full ]; then
+        train_on_full "$seed" "${missing[@]}"
+    else
         RECIPE_SEED=$seed RECIPE_DEALS=$deals bash tools/recipes/laptop_ablation.sh "${missing[@]}"
     fi
 done
@@ -43,13 +96,13 @@ export HANABI_PRESET=$board HANABI_MEMORY=${HANABI_MEMORY:-turn} HANABI_DEDUCTIO
 candidates=()
 for arm in "${arms[@]}"; do
     entries=()
-    for seed in $seeds; do entries+=("$arm#$seed=$runs/$arm-$seed"); done
+    for seed in $seeds; do entries+=("$arm#$seed=$(run_of "$arm" "$seed")"); done
     if [ ${#entries[@]} -gt 1 ]; then
         hanabi-grpo cross-play "${entries[@]}" --own-server --suite test --tasks "$deals" --out "$out/$arm"
     fi
-    candidates+=("$arm=$runs/$arm-${seeds%% *}")
+    candidates+=("$arm=$(run_of "$arm" "${seeds%% *}")")
 done
-first_settings=$runs/${arms[0]}-${seeds%% *}/settings.json
+first_settings=$(run_of "${arms[0]}" "${seeds%% *}")/settings.json
 MODEL=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["settings"]["MODEL"])' "$first_settings")
 export MODEL
-hanabi-grpo adhoc "${candidates[@]}" --own-server --tasks "$deals" --out "$out/adhoc"
+hanabi-grpo adhoc "${candidates[@]}" "${partners[@]}" --own-server --tasks "$deals" --out "$out/adhoc"
