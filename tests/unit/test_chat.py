@@ -14,6 +14,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.envs.texts import public_text, split_reply
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.vocabulary import check_vocabulary, game_words, unknown_words
@@ -134,6 +135,21 @@ def test_a_conversation_that_remembers_all_keeps_its_replies_as_sampled_and_only
     growing.ask("Discard")
     assert growing.ids[: len(before)] == before
     assert before[-len(reply) :] == reply
+
+
+def test_a_thought_that_the_template_opens_is_part_of_the_replys_text() -> None:
+    chat = ChatFormat.from_tokenizer(tokenizer_of(OPENING_TEMPLATE), thinking=True)
+    assert chat.opens_thought and not CHAT.opens_thought
+    cut = chat.decode(encode("Y1 Y2"))
+    assert split_reply(cut) == ("Y1 Y2", "")
+    assert public_text(cut) is None
+    # A second opening tag ends nothing.
+    assert split_reply(chat.decode(encode("Y1 <think> Y2 </think> R1"))) == ("Y1\nY2", "R1")
+    # A given reply continues the thought, or ends it at once.
+    assert chat.said("<think> Y1 </think> R1") == (*encode("Y1 </think> R1"), chat.eos_id)
+    assert chat.said("R1") == (*encode("</think> R1"), chat.eos_id)
+    for given_reply in ("<think> Y1 </think> R1", "R1"):
+        assert chat.spoken([*chat.said(given_reply)]) == "R1"
 
 
 def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:

@@ -48,6 +48,21 @@ def test_a_token_of_a_thought_carries_no_loss(pieces: list[str], expected: list[
     assert trained_tokens(pieces) == [bool(value) for value in expected]
 
 
+@pytest.mark.parametrize(
+    ("text", "trained"),
+    [
+        # The template wrote the opening tag; the second thought was cut off.
+        ("<think> t3</think> t4 t5", [False, False, True, True]),
+        ("<think> t3 t4 t5 t6", [False] * 4),
+        # Without the tag, the same tokens are an answer.
+        (" t3 t4 t5 t6", [True] * 4),
+    ],
+)
+def test_a_thought_that_the_template_opens_carries_no_loss(text: str, trained: list[bool]) -> None:
+    ids = (3, CLOSE, 4, 5) if "</think>" in text else (3, 4, 5, 6)
+    assert WithoutThoughts(token_text)(made_turn(0, *ids, text=text)) == trained
+
+
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", "b "]), max_size=8).map("".join))
 def test_spans_are_what_the_reader_of_replies_calls_thoughts(reply: str) -> None:
     thoughts, outside, _ = think_parts(reply)

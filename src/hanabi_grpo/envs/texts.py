@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+OPEN_THINK = "<think>"
+"""The tag that begins a thought."""
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
 _MARKUP = re.compile(r"<(?=[|\uff5c/!\w])|\[(?=/?[A-Z_]+\])")
 """Start of a tag that a chat template or a tokenizer might take for a special token."""

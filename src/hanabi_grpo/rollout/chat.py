@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hanabi_grpo.envs.texts import split_reply
+from hanabi_grpo.envs.texts import OPEN_THINK, split_reply
 from hanabi_grpo.envs.tools.calls import ROLE
 from hanabi_grpo.errors import SettingsError
 
@@ -25,7 +25,6 @@ _SYSTEM = "HANABISYSTEM"
 """Texts that no template contains: everything rendered around them is the template's."""
 _HASH_LENGTH = 16
 """Hexadecimal digits of a format's hash."""
-_THINK = "<think>"
 _END_OF_THINK = "</think>"
 
 
@@ -109,6 +108,14 @@ class ChatFormat:
         )
 
     @property
+    def opens_thought(self) -> bool:
+        """Whether the template starts the think block of a reply, before the reply's first token.
+
+        So do the templates of models that always think, such as Qwen3's Thinking-2507.
+        """
+        return OPEN_THINK in self.tail.rpartition(_END_OF_THINK)[2]
+
+    @property
     def eos_id(self) -> int:
         """Id of the token that ends a reply in the chat template."""
         return int(self.tokenizer.eos_token_id)
@@ -164,25 +171,31 @@ class ChatFormat:
         return [self.eos_id, *ids]
 
     def said(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a whole reply with this text, including its end token."""
+        """Return the ids of a whole reply with this text, including its end token.
+
+        Where the template `opens_thought`, the ids continue that thought, and a text without a
+        thought ends it first.
+        """
+        if self.opens_thought:
+            text = text.removeprefix(OPEN_THINK)
+            if _END_OF_THINK not in text:
+                text = f"\n{_END_OF_THINK}\n\n{text}"
         return _encode_reply(self, text)
 
     def spoken(self, ids: list[int]) -> str:
-        """Return a reply as later turns see it: without its thoughts, even if they are cut off.
-
-        Some templates open the think block themselves, after the last message.
-        """
-        text = self.decode(ids)
-        tail_after_thought = self.tail.rpartition(_END_OF_THINK)[2]
-        if _THINK in tail_after_thought:
-            text = _THINK + text
-        return split_reply(text)[1]
+        """Return a reply as later turns see it: without its thoughts, even if they are cut off."""
+        return split_reply(self.decode(ids))[1]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of a reply, without the token that ended it."""
+        """Return the text of a reply, without the token that ended it.
+
+        Where the template `opens_thought`, the text begins with that tag: without it, a thought
+        that was cut off would look like an answer.
+        """
         has_end = bool(ids) and ids[-1] in self.end_ids
         kept = ids[:-1] if has_end else ids
-        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+        text = str(self.tokenizer.decode(kept, skip_special_tokens=False))
+        return OPEN_THINK + text if self.opens_thought else text
 
 
 def _result_format(tokenizer: Any, eos: str, thinking: bool) -> tuple[str | None, str]:

@@ -8,14 +8,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from hanabi_grpo.envs.texts import think_spans
+from hanabi_grpo.envs.texts import OPEN_THINK, think_spans
 from hanabi_grpo.types import Turn
 
 TokenText: TypeAlias = Callable[[int], str]
 """(token id) -> its text, special tokens included."""
 
 
-def trained_tokens(pieces: Sequence[str]) -> list[bool]:
+def trained_tokens(pieces: Sequence[str], *, is_in_thought: bool = False) -> list[bool]:
     """Return for each token of a reply whether it carries loss.
 
     A token belongs to a thought if any of its characters does, tags included: a token that ends a
@@ -23,14 +23,16 @@ def trained_tokens(pieces: Sequence[str]) -> list[bool]:
 
     Args:
         pieces: The text of each token.
+        is_in_thought: Whether the prompt ends with the tag that opens a thought.
 
     Example:
         trained_tokens(["<think>", "Hm", "</think>", "Play", " 0"])
         == [False, False, False, True, True]
     """
-    spans = think_spans("".join(pieces))
+    opening = OPEN_THINK if is_in_thought else ""
+    spans = think_spans(opening + "".join(pieces))
     trained = []
-    start = 0
+    start = len(opening)
     for piece in pieces:
         end = start + len(piece)
         is_thought = any(start < last and first < end for first, last in spans)
@@ -69,7 +71,11 @@ class WithoutThoughts:
 
 
 def _trained_of(turn: Turn, token_text: TokenText) -> list[bool]:
-    return trained_tokens([token_text(token) for token in turn.reply_ids])
+    pieces = [token_text(token) for token in turn.reply_ids]
+    # The text of a reply begins with the tag wherever the chat template has written it.
+    begins_with_tag = turn.reply.startswith(OPEN_THINK)
+    is_in_thought = begins_with_tag and not "".join(pieces).startswith(OPEN_THINK)
+    return trained_tokens(pieces, is_in_thought=is_in_thought)
 
 
 def text_of(tokenizer: Any) -> TokenText:
