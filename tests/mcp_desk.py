@@ -3,6 +3,7 @@
 import os
 import time
 
+from mcp import MCPError
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -26,6 +27,12 @@ def shout(text: str) -> str:
 def refuse() -> str:
     """Never works."""
     raise ToolError("this tool is closed today")
+
+
+@desk.tool()
+def crash() -> str:
+    """Ends in an error of the protocol."""
+    raise MCPError(-32603, "an internal error")
 
 
 @desk.tool()

@@ -55,7 +55,7 @@ def call(tool: Tool, **arguments: object) -> Outcome:
 def test_tools_are_listed_with_their_arguments_and_calls_bring_results(
     tools: dict[str, Tool],
 ) -> None:
-    assert list(tools) == ["add", "shout", "refuse", "process", "sleep_for"]
+    assert list(tools) == ["add", "shout", "refuse", "crash", "process", "sleep_for"]
     add = tools["add"]
     assert add.parameters == ("first", "second")
     assert add.description == "Adds two whole numbers."
@@ -105,6 +105,28 @@ def test_errors_of_a_tool_are_told_to_the_player(tools: dict[str, Tool]) -> None
     assert call(tools["process"]).text == pid, "an error does not restart the server"
 
 
+def test_a_call_that_times_out_or_fails_ends_no_other_call(tools: dict[str, Tool]) -> None:
+    pid = call(tools["process"]).text
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        slow = pool.submit(run_tool, tools["sleep_for"], '{"seconds": 2}', SECONDS)
+        late = run_tool(tools["sleep_for"], '{"seconds": 4}', 0.5)
+        assert late.error is CallError.TIMEOUT
+        assert slow.result().text == "awake"
+    crash = call(tools["crash"])
+    assert crash.error is CallError.FAILED
+    assert "an internal error" in crash.text
+    assert call(tools["process"]).text == pid
+
+
+def test_starting_the_server_does_not_count_as_time_of_the_call() -> None:
+    [process] = mcp_tools(COMMAND, names=["process"])
+    # The server has listed its tools and ended; starting it takes longer than this call may.
+    outcome = run_tool(process, "{}", 0.5)
+    assert outcome.error is None
+    assert int(outcome.text) in desk_processes()
+    end_servers()
+
+
 def test_calls_of_many_games_run_beside_each_other(tools: dict[str, Tool]) -> None:
     with ThreadPoolExecutor(max_workers=12) as pool:
         sums = list(pool.map(lambda number: call(tools["add"], first=number, second=1), range(12)))
@@ -123,6 +145,28 @@ def test_a_server_that_has_died_fails_a_call_and_is_started_again(tools: dict[st
         assert outcome.error is CallError.FAILED
         assert time.monotonic() < deadline
     assert int(outcome.text) != pid
+
+
+@pytest.mark.rest
+def test_a_server_that_hangs_is_replaced(tools: dict[str, Tool]) -> None:
+    pid = int(call(tools["process"]).text)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert run_tool(tools["process"], "{}", 0.5).error is CallError.TIMEOUT
+        deadline = time.monotonic() + SECONDS
+        while True:
+            outcome = run_tool(tools["process"], "{}", 2.0)
+            if outcome.error is None:
+                break
+            assert time.monotonic() < deadline
+            time.sleep(1.0)
+        assert int(outcome.text) != pid
+        while pid in desk_processes():
+            assert time.monotonic() < deadline, "the server that hung still exists"
+            time.sleep(0.2)
+    finally:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.rest

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from hanabi_grpo.envs.tools.tool import Tool, ToolError
+from hanabi_grpo.envs.tools.tool import Tool, ToolError, call_seconds
 from hanabi_grpo.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ _T = TypeVar("_T")
 
 _START_SECONDS = 60.0
 """Time limit for a server's first response."""
-_CALL_SECONDS = 60.0
-"""Time limit of a call if the tool has no time limit of its own."""
+_SIGN_OF_LIFE_SECONDS = 5.0
+"""Time limit for listing the tools after a call that timed out."""
 _END_SECONDS = 10.0
 """Time limit for a server to shut down."""
 _INVALID_PARAMS = -32602
 """JSON-RPC 2.0 error code for invalid arguments."""
+_CONNECTION_CLOSED = -32000
+"""Code of the client's error when the server has ended."""
 _MAX_TOOLS = 64
 _MAX_DESCRIPTION = 500
 """Maximum length of a tool's description; longer ones are truncated."""
@@ -81,7 +83,7 @@ def mcp_tools(
         SettingsError: The extra `mcp` is not installed, the program does not start or does not
             speak MCP, or it does not have a named tool.
     """
-    server = _Server(tuple(command), dict(env or {}), timeout or _CALL_SECONDS)
+    server = _Server(tuple(command), dict(env or {}))
     try:
         listed, version = server.ask(_listing, seconds=_START_SECONDS)
     finally:
@@ -111,6 +113,7 @@ def mcp_tools(
                 name=name.replace("-", "_").replace(".", "_"),
                 description=description,
                 run=_caller(server, name),
+                prepare=server.start,
                 parameters=parameters,
                 slow=True,
                 timeout=timeout,
@@ -131,7 +134,7 @@ def _caller(server: "_Server", name: str) -> Callable[[str], str]:
         async def ask(client: "Client") -> Any:
             return await client.call_tool(name, arguments)
 
-        result = server.ask(ask, seconds=server.call_seconds)
+        result = server.ask(ask, seconds=call_seconds())
         texts = []
         for part in result.content:
             text = getattr(part, "text", None)
@@ -164,19 +167,17 @@ class _Server:
     A process that was forked from one with a connection starts its own server.
     """
 
-    def __init__(self, command: tuple[str, ...], env: dict[str, str], call_seconds: float) -> None:
+    def __init__(self, command: tuple[str, ...], env: dict[str, str]) -> None:
         """Configure the server without starting it.
 
         Args:
             command: The program and its arguments.
             env: Environment variables for it.
-            call_seconds: Time limit of a call.
         """
         if not command:
             raise SettingsError("mcp_tools: command=(): give a program and its arguments.")
         self.command = command
         self.env = env
-        self.call_seconds = call_seconds
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         _servers.add(self)
@@ -185,6 +186,14 @@ class _Server:
     def name(self) -> str:
         """The command as one line."""
         return " ".join(self.command)
+
+    def start(self) -> None:
+        """Start the server if it is not running.
+
+        Raises:
+            SettingsError: The server does not start.
+        """
+        self._connected()
 
     def ask(self, request: "Callable[[Client], Awaitable[_T]]", *, seconds: float) -> _T:
         """Return the result of a request, starting the server if it is not running.
@@ -197,11 +206,13 @@ class _Server:
             SettingsError: The server does not start.
             TimeoutError: The server did not respond in time.
         """
+        return self._connected().run(request, seconds)
+
+    def _connected(self) -> "_Connection":
         with self._lock:
-            connection = self._connection
-            if connection is None or not connection.is_usable():
-                connection = self._connection = _Connection(self)
-        return connection.run(request, seconds)
+            if self._connection is None or not self._connection.is_usable():
+                self._connection = _Connection(self)
+            return self._connection
 
     def end(self) -> None:
         """Stop the server; the next request starts it again."""
@@ -249,27 +260,53 @@ class _Connection:
         return is_own and not self._is_ending and self._thread.is_alive()
 
     def run(self, request: "Callable[[Client], Awaitable[_T]]", seconds: float) -> _T:
-        """Return the result of a request; see `_Server.ask`."""
+        """Return the result of a request; see `_Server.ask`.
+
+        A failed call ends only itself: the server goes on with those of other games, unless it has
+        ended or responds to nothing any more. Then the next call starts a new one.
+        """
+        from mcp import MCPError
+
+        try:
+            return self._answer(request, seconds)
+        except TimeoutError:
+            if not self._responds():
+                self.close()
+            raise
+        except MCPError as error:
+            if error.code == _INVALID_PARAMS:
+                raise ToolError(str(error)) from error
+            if error.code == _CONNECTION_CLOSED:
+                self.close()
+            raise
+        except Exception:
+            self.close()
+            raise
+
+    def _answer(self, request: "Callable[[Client], Awaitable[_T]]", seconds: float) -> _T:
         client = self._client.result()
 
         async def answered() -> _T:
             return await asyncio.wait_for(request(client), seconds)
 
-        from mcp import MCPError
-
         with self._lock:
             if not self.is_usable():
                 raise ConnectionError("the MCP server has ended")
             answer = asyncio.run_coroutine_threadsafe(answered(), self._loop)
+        # The loop may stop before it has started the request.
+        return answer.result(timeout=seconds + _END_SECONDS)
+
+    def _responds(self) -> bool:
+        """Return whether the server still lists its tools."""
+
+        async def list_again(client: "Client") -> None:
+            await client.list_tools(cache_mode="bypass")
+
         try:
-            # The loop may stop before it has started the request.
-            return answer.result(timeout=seconds + _END_SECONDS)
-        except Exception as error:
-            if isinstance(error, MCPError) and error.code == _INVALID_PARAMS:
-                raise ToolError(str(error)) from error
-            # A terminated server fails every request; the next call starts a new one.
-            self.close()
-            raise
+            self._answer(list_again, _SIGN_OF_LIFE_SECONDS)
+        except Exception:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop the server, and wait a limited time for it to end."""
@@ -307,4 +344,4 @@ def _client(server: _Server) -> "Client":
         ) from error
     program, *arguments = server.command
     parameters = StdioServerParameters(command=program, args=arguments, env=server.env)
-    return Client(parameters, read_timeout_seconds=server.call_seconds)
+    return Client(parameters)

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,6 +22,12 @@ _late: list[threading.Thread] = []
 """Threads of calls that timed out but have not returned."""
 _late_lock = threading.Lock()
 """Guards `_late`, because calls of many games run concurrently."""
+DEFAULT_CALL_SECONDS = 60.0
+"""What `call_seconds` returns outside a slow call."""
+_PREPARE_SECONDS = 120.0
+"""Time limit of `Tool.prepare`."""
+_seconds: ContextVar[float] = ContextVar("seconds", default=DEFAULT_CALL_SECONDS)
+"""Time limit of the slow call in progress."""
 _CUT = " (cut)"
 _MAX_REASON = 200
 """Maximum length of an exception text that is shown to a player."""
@@ -66,6 +73,8 @@ class Tool:
     """Maximum number of calls per player and episode; None: no limit."""
     timeout: float | None = None
     """Time limit of a slow call in seconds; None: HANABI_TOOL_TIMEOUT."""
+    prepare: Callable[[], object] | None = None
+    """Called before a slow call and not counted in its time, e.g. to start a server."""
     version: str = "1"
     """Version of its results, e.g. the digest of a table; part of the rules hash."""
 
@@ -137,11 +146,16 @@ def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
             error=CallError.TIMEOUT,
         )
     answers: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    is_prepared = threading.Event()
+
+    def work() -> None:
+        _seconds.set(seconds)
+        answers.put(_prepared_call(tool, argument, is_prepared))
+
     # A daemon thread, so that a call that never returns does not keep its process alive.
-    thread = threading.Thread(
-        target=lambda: answers.put(_call(tool, argument)), name=thread_name, daemon=True
-    )
+    thread = threading.Thread(target=work, name=thread_name, daemon=True)
     thread.start()
+    is_prepared.wait(timeout=_PREPARE_SECONDS)
     try:
         return answers.get(timeout=seconds)
     except queue.Empty:
@@ -153,6 +167,22 @@ def run_tool(tool: Tool, argument: str, seconds: float) -> Outcome:
         )
 
 
+def call_seconds() -> float:
+    """Return the time limit of the call in progress in seconds, for a tool that passes it on."""
+    return _seconds.get()
+
+
+def _prepared_call(tool: Tool, argument: str, is_prepared: threading.Event) -> Outcome:
+    try:
+        if tool.prepare is not None:
+            tool.prepare()
+    except (Exception, SystemExit) as error:
+        return _failed(tool, error)
+    finally:
+        is_prepared.set()
+    return _call(tool, argument)
+
+
 def _call(tool: Tool, argument: str) -> Outcome:
     try:
         result = tool.run(argument)
@@ -160,12 +190,16 @@ def _call(tool: Tool, argument: str) -> Outcome:
         return Outcome(text=_clean(f"{tool.name}: {error}"), error=CallError.BAD_CALL)
     # A custom function may raise anything; argparse exits on an invalid argument.
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
-        return Outcome(text=_clean(f"{tool.name} failed: {reason}"), error=CallError.FAILED)
+        return _failed(tool, error)
     if not isinstance(result, str):
         reason = f"it returned {type(result).__name__}, not a text"
         return Outcome(text=f"{tool.name} failed: {reason}", error=CallError.FAILED)
     return Outcome(text=_clean(result))
+
+
+def _failed(tool: Tool, error: BaseException) -> Outcome:
+    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+    return Outcome(text=_clean(f"{tool.name} failed: {reason}"), error=CallError.FAILED)
 
 
 def _clean(text: str) -> str:
