@@ -1,6 +1,7 @@
 """`hanabi-grpo adhoc`: pools, exact bounds in a file, shares of bounds, and whom a run has met."""
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from multiprocessing import active_children
@@ -25,6 +26,7 @@ from hanabi_grpo.evaluation.adhoc.bounds import (
 from hanabi_grpo.evaluation.adhoc.plan import parse_adhoc
 from hanabi_grpo.evaluation.adhoc.provenance import (
     OWN_RUN,
+    STARTED_FROM,
     TAUGHT_BY,
     TRAINED_WITH,
     History,
@@ -55,13 +57,29 @@ def test_the_pool_is_every_script_that_can_play_in_time() -> None:
     adhoc = parse_adhoc(["iggi"], ["mine=piers"], [], LAPTOP)
     labels = [entry.label for entry in adhoc.partners]
     assert labels[0] == "mine"
-    assert set(labels) == {"mine", *LAPTOP.environment.policies} - {"piers"}
+    # A bot that thinks aloud makes the same moves as its original, and hat bots need three players.
+    is_playable = {name for name in LAPTOP.environment.policies if "hat" not in name}
+    originals = is_playable - set(LAPTOP.environment.variants)
+    assert set(labels) == {"mine", *originals} - {"piers"}
     assert adhoc.left_out == ()
     # On a board whose decks cannot all be played, what searches has to be named.
     large = parse_adhoc(["iggi"], ["search"], [], FULL)
     assert "search" in [entry.label for entry in large.partners]
-    assert set(large.left_out) == set(FULL.environment.slow_policies) - {"search"}
+    assert set(large.left_out) == {"search-hint-bot", "search-piers", "search-focus-bot"}
     assert not set(large.left_out) & {entry.label for entry in large.partners}
+
+
+def test_a_named_variant_takes_the_place_of_its_original() -> None:
+    labels = [entry.label for entry in parse_adhoc([], ["iggi-aloud"], [], LAPTOP).partners]
+    assert "iggi-aloud" in labels and "iggi" not in labels
+
+
+@pytest.mark.parametrize(("candidates", "partners"), [(["hat-bot"], ["iggi"]), ([], ["hat-bot"])])
+def test_a_script_that_cannot_play_is_refused_before_the_first_game(
+    candidates: list[str], partners: list[str]
+) -> None:
+    with pytest.raises(SettingsError, match=r"hat-bot on laptop with 2 players"):
+        parse_adhoc(candidates, partners, [], LAPTOP)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +260,70 @@ def test_partners_that_a_run_trained_with_are_no_strangers(tmp_path: Path) -> No
     assert history.relation(CheckpointRef(place=clone)) == TRAINED_WITH
 
 
+def write_manifest(folder: Path, step: int, facts: dict[str, object]) -> None:
+    def fill(partial: Path) -> None:
+        (partial / "empty").write_text("")
+
+    folder.mkdir(exist_ok=True)
+    write_checkpoint(folder, step, fill, facts, needed_bytes=0)
+
+
+def history(run: Path) -> History:
+    return history_of(parse_checkpoint(str(run)), None, LAPTOP.environment.variants)
+
+
+def test_a_partner_is_recognised_by_every_name_that_a_run_has_for_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    best = save_checkpoint(tmp_path / "best", 5, [0.5, 0.6])
+    (best.parent / "settings.json").write_text("{}")
+    hub = save_checkpoint(tmp_path / "downloads" / "hf", 5, [0.5, 0.6])
+    used = {"folder": str(hub), "version": "hf:org/repo@abc", "step": 5, "sha256": {}}
+    document = {"settings": {}, "remote_checkpoints": {"hf:org/repo": used}}
+    write_manifest(run, 9, {"trained_with": {f"{best.parent}@best": 4, "hf:org/repo": 2}})
+    (run / "settings.json").write_text(json.dumps(document))
+    for place in (best, hub):
+        assert history(run).relation(CheckpointRef(place=place)) == TRAINED_WITH
+    other = save_checkpoint(tmp_path / "other", 5, [0.5, 0.6])
+    assert history(run).relation(CheckpointRef(place=other)) == ""
+
+
+def test_a_bot_that_thinks_aloud_is_no_stranger_to_who_met_it_silent(tmp_path: Path) -> None:
+    taught_by = {"player_0": {"teacher": "save-bot-aloud", "labels": "replies"}}
+    # Without settings, as after a download.
+    write_manifest(tmp_path, 9, {"trained_with": {"iggi": 4}, "taught_by": taught_by})
+    met = history(tmp_path)
+    assert met.relation(ScriptRef(name="iggi-aloud")) == TRAINED_WITH
+    assert met.relation(ScriptRef(name="save-bot")) == TAUGHT_BY
+    assert met.relation(ScriptRef(name="piers")) == ""
+
+
+def test_whom_a_run_met_before_it_became_another_run_is_no_stranger(tmp_path: Path) -> None:
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    write_manifest(first, 5, {"trained_with": {"iggi": 4}})
+    start = {"player_0": {"folder": str(first / "checkpoint-5")}}
+    write_manifest(second, 5, {"trained_with": {"outer": 4}, "started_from": start})
+    start = {"player_0": {"folder": str(second / "checkpoint-5")}}
+    write_manifest(third, 5, {"started_from": start})
+    met = history(third)
+    assert met.relation(ScriptRef(name="iggi")) == TRAINED_WITH
+    assert met.relation(ScriptRef(name="outer")) == TRAINED_WITH
+    for run in (first, second):
+        assert met.relation(CheckpointRef(place=run / "checkpoint-5")) == STARTED_FROM
+    assert met.missing == ()
+    shutil.rmtree(first)
+    met = history(third)
+    assert met.missing == (first / "checkpoint-5",)
+    assert met.relation(ScriptRef(name="iggi")) == ""
+    plan = replace(adhoc_plan("iggi", pool=("outer",), tasks=2), histories=(met,))
+    lines = describe_adhoc(summarise_adhoc(plan, play_adhoc(plan, tmp_path / "games"), {}))
+    assert any("is not on this disk: partners that it met there" in line for line in lines)
+
+
 def test_partners_that_were_met_are_marked_and_in_no_mean(tmp_path: Path) -> None:
     plan = adhoc_plan("iggi", pool=("blind", "outer"), tasks=10)
     results = play_adhoc(plan, tmp_path)
-    [history] = plan.histories
-    plan = replace(plan, histories=(replace(history, met={"blind": TRAINED_WITH}),))
+    [unmet] = plan.histories
+    plan = replace(plan, histories=(replace(unmet, met={"blind": TRAINED_WITH}),))
     summary = summarise_adhoc(plan, results, {})
     [candidate] = summary.candidates
     assert [pairing.relation for pairing in candidate.pairings] == [TRAINED_WITH, ""]

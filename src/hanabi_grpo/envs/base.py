@@ -289,6 +289,9 @@ class Environment(Protocol[C]):
     slow_policies: Collection[str] = ()
     """Names of scripts that may take more than a few milliseconds per move, because they search or
     solve the game. A server plays their episodes in separate processes."""
+    variants: Mapping[str, str] = {}
+    """Scripts that make the same moves as another one, by name, e.g. a bot that thinks aloud. As
+    partners in an evaluation the two are one."""
     outside_fields: Mapping[str, Sequence[str]] = {}
     """Config fields that can refer to something outside the process, such as a file. The value of
     each entry lists the field values that do not. Requests may only refer to what the server was

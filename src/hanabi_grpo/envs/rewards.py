@@ -117,6 +117,7 @@ class RewardedEnvironment(Environment[C]):
         self.teachers = base.teachers
         self.teacher_noise = base.teacher_noise
         self.slow_policies = base.slow_policies
+        self.variants = base.variants
         self.outside_fields = base.outside_fields
         self.alarms = base.alarms
         self.draws_as = base.draws_as or base.name

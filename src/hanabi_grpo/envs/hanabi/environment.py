@@ -9,7 +9,7 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
-from hanabi_grpo.envs.hanabi.policies import CHECKS, PLANNERS, POLICIES
+from hanabi_grpo.envs.hanabi.policies import CHECKS, PLANNERS, POLICIES, VARIANTS
 from hanabi_grpo.envs.hanabi.policies.best_response import MOST_DECKS
 from hanabi_grpo.envs.hanabi.policies.exact_response import (
     best_score,
@@ -213,6 +213,7 @@ class Hanabi(base.Environment[EnvConfig]):
     }
     policies = POLICIES
     slow_policies = tuple(PLANNERS)
+    variants = VARIANTS
     alarms = ALARMS
 
     def knows_preset(self, name: str) -> bool:

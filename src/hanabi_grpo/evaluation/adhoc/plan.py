@@ -16,6 +16,7 @@ from hanabi_grpo.evaluation.adhoc.provenance import History, history_of
 from hanabi_grpo.evaluation.crossplay.plan import Entry, name_entries, parse_entry
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.rollout.messages import playable_scripts
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings.refs import ScriptRef
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
@@ -106,12 +107,14 @@ def parse_adhoc(
             "use hanabi-grpo cross-play to rate opponents, or exploit for a best response."
         )
     chosen = [parse_entry(text, setup) for text in partners]
-    specs = {str(ref) for _, ref in chosen}
+    variants = setup.environment.variants
+    in_pool = {variants.get(str(ref), str(ref)) for _, ref in chosen}
     left_out = []
-    scripts = [] if only else list(setup.environment.policies)
+    scripts = [] if only else playable_scripts(setup)
     has_bounds = setup.environment.bounds_key(setup.config) is not None
     for name in scripts:
-        if name in specs:
+        # Two scripts that make the same moves would count twice.
+        if name in variants or name in in_pool:
             continue
         if name in setup.environment.slow_policies and not has_bounds:
             left_out.append(name)
@@ -184,6 +187,8 @@ def make_adhoc_plan(
         for j, partner in enumerate(adhoc.partners):
             if str(partner.ref) != str(candidate.ref):
                 lineups[pair_name(i, j)] = team(candidate, partner)
+    variants = setup.environment.variants
+    histories = [history_of(candidate.ref, served, variants) for candidate in adhoc.candidates]
     uses_models = served is not None and any(one.needs_server for one in lineups.values())
     return AdhocPlan(
         adhoc=adhoc,
@@ -192,7 +197,7 @@ def make_adhoc_plan(
         suite=suite,
         temperature=served.temperature if served and uses_models else None,
         token_filter=served.token_filter if served and uses_models else ALL_TOKENS,
-        histories=tuple(history_of(candidate.ref, served) for candidate in adhoc.candidates),
+        histories=tuple(histories),
         lineups=lineups,
     )
 

@@ -306,6 +306,12 @@ def describe_adhoc(summary: AdhocSummary) -> list[str]:
             f"not in the pool, because they search at each move: {', '.join(plan.adhoc.left_out)} "
             "(add one with --with)"
         )
+    for candidate, history in zip(plan.adhoc.candidates, plan.histories, strict=True):
+        if history.missing:
+            lines.append(
+                f"{candidate.label} started from {', '.join(map(str, history.missing))}, which is "
+                "not on this disk: partners that it met there may count as unfamiliar"
+            )
     if len(summary.results) < len(plan.lineups):
         lines.append(f"not finished: {len(summary.results)} of {len(plan.lineups)} lineups")
     return lines

@@ -13,9 +13,10 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup, lineup_key
 from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
-from hanabi_grpo.settings.refs import CheckpointRef, Ref
+from hanabi_grpo.settings.refs import CheckpointRef, Ref, ScriptRef
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 
 MIN_ENTRIES = 2
@@ -117,7 +118,8 @@ def parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
     """Return the name that was given, "" for none, and the reference.
 
     Raises:
-        SettingsError: The policy spec is unknown, or a list of specs.
+        SettingsError: The policy spec is unknown, or a list of specs, or a script that cannot play
+            this game.
     """
     label, equals, spec = text.partition("=")
     label = label.strip()
@@ -136,6 +138,8 @@ def parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
         )
     lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
     ref = lineup.refs[0]
+    if isinstance(ref, ScriptRef):
+        check_script(setup, ref.name)
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
         ref = replace(ref, place=newest_checkpoint(ref.place))
     return label, ref

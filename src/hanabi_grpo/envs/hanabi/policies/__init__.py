@@ -46,6 +46,8 @@ _THINKERS: Mapping[str, Maker] = {
 _HAT_BOTS = [name + suffix for name in (hat.NAME, hat.PLAIN_NAME) for suffix in ("", SUFFIX)]
 POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS, **_THINKERS}
 """Every policy, in the order of listings."""
+VARIANTS: Mapping[str, str] = {name: name.removesuffix(SUFFIX) for name in _THINKERS}
+"""Bots that think aloud make the moves of those that do not."""
 CHECKS: Mapping[str, Callable[[GameSpec], None]] = {
     **{name: partial(hat.check_players, name=name) for name in _HAT_BOTS},
     BestResponse.name: partial(check_decks, policy=BestResponse.name),
