@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hanabi_grpo.client.answers import RolloutResult
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.settings import Settings
@@ -604,6 +604,30 @@ def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path
     assert same_weights(versions[4], versions[1])
     assert same_weights(versions[5], versions[1])
     assert not same_weights(versions[2], versions[1])
+
+
+def test_players_who_begin_to_think_end_the_figures_of_beliefs_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_refused = 0
+
+    def believed(names: tuple[str, ...], version: int) -> dict[str, float]:
+        if version >= first_refused:
+            raise SettingsError(f"player_0 wrote a thought at version {version}")
+        return {"beliefs/gap": 0.5}
+
+    made = RunOfATest(tmp_path, beliefs_every=1)
+    monkeypatch.setattr(made.link, "believed", believed, raising=False)
+    # What cannot be measured at all is a wrong setting.
+    with pytest.raises(SettingsError, match="at version 0"):
+        train(made.run)
+    first_refused = 2
+    train(made.run)
+    assert made.link.pushed[-1] == len(made.events.rows) == 3
+    assert {message for kind, message in made.incidents if kind == "beliefs"} == {
+        f"no beliefs at version {version}: player_0 wrote a thought at version {version}"
+        for version in (2, 3)
+    }
 
 
 def test_a_rate_is_that_of_the_players_count_though_the_last_update_of_a_step_was_skipped(

@@ -169,6 +169,25 @@ def test_earlier_versions_are_the_regular_checkpoints_before_the_one_that_plays(
     assert seated(partners, version=10) == [None] * len(TASKS)
 
 
+def test_an_earlier_version_is_that_of_the_player_who_holds_the_seat(tmp_path: Path) -> None:
+    partners = make(tmp_path, "player_0=earlier", swap_every=5)
+    save(tmp_path / "run", 10)
+    swapped = ("player_1@15", "player_0@15")
+    [seats] = {tuple(seats or ()) for seats in seated(partners, version=15, own=swapped)}
+    assert seats == (word(10, weights_of(10, "player_1")), "player_0@15")
+
+
+def test_one_adapter_under_two_names_is_refused_where_scores_decide_the_draw(
+    tmp_path: Path,
+) -> None:
+    first = save(tmp_path / "other", 50)
+    second = save(tmp_path / "copy", 50)
+    make(tmp_path, str(first), str(second)).load({}, "here")
+    partners = make(tmp_path, str(first), str(second), partner_draw="worst")
+    with pytest.raises(SettingsError, match=r"other/checkpoint-50 and .*copy/.* are the same adap"):
+        partners.load({}, "here")
+
+
 def test_a_damaged_earlier_version_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,6 +219,13 @@ def linked(app: RunningApp, folder: Path, *entries: str, **other: Any) -> Server
     push_to(link.client, app, version=7)
     link.partners.load({}, link.instance_id)
     return link
+
+
+def test_a_script_that_cannot_play_a_game_of_the_dataset_stops_the_start(tmp_path: Path) -> None:
+    settings = Settings(partners=("iggi", "hat-bot"), dataset=str(DATASET), preset="laptop")
+    link = ServerLink(settings, tmp_path)
+    with pytest.raises(SettingsError, match=r"HANABI_PARTNERS=iggi,hat-bot: hat-bot on laptop wi"):
+        link.connect(0)
 
 
 def test_games_with_partners_come_back_from_a_server_as_they_were_seated(

@@ -112,6 +112,11 @@ def settings(**given: Any) -> Settings:
         # Who does not learn is left out of "everybody".
         (("iggi",), {"freeze": ("player_0",)}, {"player_1": "iggi"}),
         (
+            ("iggi",),
+            {"partners": ("player_1=hint-bot",), "partner_share": 1.0},
+            {"player_0": "iggi"},
+        ),
+        (
             ("base", "player_0=outputs/run:player_1"),
             {},
             {"player_0": "outputs/run:player_1", "player_1": "base"},
@@ -182,7 +187,11 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
             r"so it needs no teacher; name those that do \(player_1\)",
         ),
         (
-            {"teacher": ("iggi",), "partners": ("player_1=hint-bot",), "partner_share": 1.0},
+            {
+                "teacher": ("player_1=iggi",),
+                "partners": ("player_1=hint-bot",),
+                "partner_share": 1.0,
+            },
             "a partner always takes its seat: player_1 does not learn",
         ),
         (

@@ -71,6 +71,14 @@ def test_a_variable_that_says_otherwise_is_refused(monkeypatch: pytest.MonkeyPat
         use_zoo(["zoo:laptop,iggi"])
 
 
+@pytest.mark.parametrize("value", ["0", "False", "no"])
+def test_another_spelling_of_the_same_value_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HANABI_LEGAL_MOVES", value)
+    assert use_zoo(["zoo:laptop"])
+
+
 def test_an_unknown_team_is_refused_with_those_that_are_there() -> None:
     with pytest.raises(SettingsError, match=r"zoo:lapto: the zoo has no such team; did you mean"):
         zoo_team("lapto")

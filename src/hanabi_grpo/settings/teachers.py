@@ -97,10 +97,11 @@ def parse_teachers(settings: Settings) -> dict[str, Teacher]:
             raise SettingsError(f"{_typed(settings)}: {player} is named twice; name it once.")
         named[player] = teacher
     teachers: dict[str, Teacher] = {}
+    resting = _resting(settings)
     for name in names:
         if name in named:
             teachers[name] = named[name]
-        elif others is not None and name not in settings.freeze:
+        elif others is not None and name not in resting:
             teachers[name] = others
     if others is not None and len(named) == len(names):
         raise SettingsError(
@@ -194,12 +195,18 @@ def _check_unread(settings: Settings) -> None:
             )
 
 
-def _check_learners(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
-    """Refuse a teacher of a player that does not learn."""
+def _resting(settings: Settings) -> dict[str, str]:
+    """Return the players that do not learn, and the setting that says so."""
     resting = {name: f"HANABI_FREEZE={','.join(settings.freeze)}" for name in settings.freeze}
     partner_seat = always_partner(read_pool(settings), settings.partner_share)
     if partner_seat is not None and settings.adapters != SHARED_ADAPTER:
         resting[partner_seat] = "HANABI_PARTNER_SHARE=1, where a partner always takes its seat"
+    return resting
+
+
+def _check_learners(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
+    """Refuse a teacher of a player that does not learn."""
+    resting = _resting(settings)
     for player in teachers:
         if player in resting:
             learners = [name for name in player_names(settings.players) if name not in resting]

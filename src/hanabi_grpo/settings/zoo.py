@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from hanabi_grpo.errors import SettingsError, did_you_mean
 from hanabi_grpo.settings.shipped import ZOO, shipped_folder
 
 PREFIX = "zoo:"
 FACTS = "zoo.json"
 """File of a team: {"settings": {"HANABI_PRESET": …}, "made": …, "evaluations": {"sampled": …}}."""
+_BOOLEAN = TypeAdapter(bool)
 _NAMED = re.compile(rf"(?:^|[=,\s]){PREFIX}(?P<name>[^:,\s]*)")
 
 
@@ -96,13 +99,21 @@ def use_zoo(specs: Iterable[str]) -> bool:
     settings = zoo_settings(specs)
     for name, value in settings.items():
         given = os.environ.get(name, "")
-        if given not in ("", value):
+        if given and _plain(given) != _plain(value):
             team = next(spec for spec in specs if PREFIX in spec)
             raise SettingsError(
                 f"{name}={given}: {team} plays with {name}={value}; unset {name} for this command."
             )
     os.environ.update(settings)
     return bool(settings)
+
+
+def _plain(value: str) -> str:
+    """Return one spelling of a setting's value, because booleans have several."""
+    try:
+        return str(_BOOLEAN.validate_strings(value.strip()))
+    except ValidationError:
+        return value.strip()
 
 
 def _zoo() -> Path:

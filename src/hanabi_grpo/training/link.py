@@ -157,10 +157,10 @@ class ServerLink:
             ServerError: There is no server, it works for another trainer, or it does not match the
                 settings.
             SettingsError: A partner, or an opponent in validations, cannot be seated, or a game
-                does not have the teacher.
+                does not have a teacher or partner.
         """
         self._version = version
-        self._check_teachers()
+        self._check_scripts()
         self._introduce()
         self._heartbeat = Heartbeat.from_client(self.client)
         self._heartbeat.start()
@@ -386,9 +386,20 @@ class ServerLink:
         with (self.run_folder / "server.log").open("a", encoding="utf-8") as file:
             file.writelines(f"{self._prefix}{line}\n" for line in lines)
 
-    def _check_teachers(self) -> None:
-        """Raise a SettingsError if one of the dataset's games does not have the teacher."""
+    def _check_scripts(self) -> None:
+        """Raise a SettingsError if a game of the dataset lacks a teacher or partner."""
         for setup in played_setups(training_rows(self.settings)):
+            for partner in self.partners.pool:
+                if not isinstance(partner.ref, ScriptRef):
+                    continue
+                try:
+                    check_script(setup, partner.ref.name)
+                except SettingsError as error:
+                    raise SettingsError(
+                        f"HANABI_PARTNERS={','.join(self.settings.partners)}: {error} A partner "
+                        "may be drawn for every training game; choose one that plays all games of "
+                        "DATASET."
+                    ) from error
             for teacher in parse_teachers(self.settings).values():
                 if not isinstance(teacher, ScriptRef):
                     continue

@@ -71,6 +71,8 @@ class PartnerSeats:
         self._guests: dict[tuple[Place, str], str] = {}
         """Seats of the guests on the server by checkpoint and adapter, least recently used first.
         """
+        self._loaded: dict[tuple[str, int], str] = {}
+        """The partner that was loaded first, by guest and seat."""
         self._instance_id = ""
         self._has_several_bases = False
         self._damaged: set[Path] = set()
@@ -86,9 +88,9 @@ class PartnerSeats:
             urls: Model of each URL that the server knows, e.g. {"url:big": "its model"}.
 
         Raises:
-            SettingsError: The server does not know a URL, or a checkpoint is missing or damaged,
-                has no adapter for a seat, or was trained on another base model, tokenizer or chat
-                format.
+            SettingsError: The server does not know a URL; a checkpoint is missing or damaged, has
+                no adapter for a seat, or was trained on another base model, tokenizer or chat
+                format; or two checkpoints are the same with HANABI_PARTNER_DRAW=worst.
             ServerError: The server refuses an adapter.
         """
         self._instance_id = instance_id
@@ -202,7 +204,9 @@ class PartnerSeats:
             num_players=settings.players,
             chances=chances,
         )
-        partner_seat = self._seat_of(drawn, version, task.number) if drawn is not None else None
+        partner_seat = None
+        if drawn is not None:
+            partner_seat = self._seat_of(drawn, own[drawn.seat], version, task.number)
         if drawn is None or partner_seat is None:
             return task.request()
         self.names.setdefault(partner_seat, drawn.partner.name)
@@ -210,11 +214,20 @@ class PartnerSeats:
         seats[drawn.seat] = partner_seat
         return task.request(seats)
 
-    def _seat_of(self, drawn: Draw, version: int, task: int) -> str | None:
-        """Return a partner's seat in wire format; None if no earlier version is left."""
+    def _seat_of(self, drawn: Draw, own: str, version: int, task: int) -> str | None:
+        """Return a partner's seat in wire format; None if no earlier version is left.
+
+        Args:
+            drawn: The partner, and the seat that it takes.
+            own: The run's own adapter in that seat, e.g. "player_0@7".
+            version: Version of the run's adapters.
+            task: Number of the task.
+        """
         partner = drawn.partner
         if partner.is_earlier:
-            return self._earlier_version(drawn.seat, version, task)
+            # With HANABI_SWAP_EVERY, another player may hold the seat at this version.
+            adapter, _, _ = own.partition("@")
+            return self._earlier_version(adapter, version, task)
         if partner.place is None:
             return partner.spec
         checkpoint = self._checkpoints[partner.place]
@@ -226,9 +239,8 @@ class PartnerSeats:
             ) from error
         return self._guest(partner.place, adapter, checkpoint)
 
-    def _earlier_version(self, seat: int, version: int, task: int) -> str | None:
-        """Return the seat of an earlier version of this run; None if there is no checkpoint."""
-        adapter = self._settings.adapter_of(player_name(seat))
+    def _earlier_version(self, adapter: str, version: int, task: int) -> str | None:
+        """Return the seat of an earlier version of an adapter; None if there is no checkpoint."""
         checkpoints = checkpoints_of(self._run_folder)
         # Only regular checkpoints: one that was saved on an interrupt must not change the draws of
         # a resumed run.
@@ -279,11 +291,25 @@ class PartnerSeats:
         seats = [partner.seat] if partner.seat is not None else range(self._settings.players)
         try:
             for seat in seats:
-                self._seat_of(Draw(partner=partner, seat=seat), version=0, task=0)
+                found = self._seat_of(Draw(partner=partner, seat=seat), own="", version=0, task=0)
+                if found is not None:
+                    self._refuse_twice(partner, found, seat)
         except ServerGoneError:
             raise
         except ServerError as error:
             raise ServerError(f"HANABI_PARTNERS={partner.spec}: {error}") from error
+
+    def _refuse_twice(self, partner: Partner, guest: str, seat: int) -> None:
+        """Refuse two partners that are the same adapter, where draws depend on their scores.
+
+        Their games could be credited to only one of them, and the other would be drawn forever.
+        """
+        first = self._loaded.setdefault((guest, seat), partner.spec)
+        if first != partner.spec and self._settings.partner_draw == "worst":
+            raise SettingsError(
+                f"HANABI_PARTNERS: {first} and {partner.spec} are the same adapter in seat {seat}; "
+                f"with HANABI_PARTNER_DRAW=worst name it once, with a weight: {first}*2."
+            )
 
 
 def retry_dropped(ask: Callable[[], _Answer], forget: Callable[[], None] = lambda: None) -> _Answer:

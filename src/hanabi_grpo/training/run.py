@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import ParityError
+from hanabi_grpo.errors import ParityError, SettingsError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.runs.manifest import checkpoints_of
@@ -475,13 +475,24 @@ class TrainingRun:
             figures |= link.exploited(names, version)
         beliefs_every = self._settings.beliefs_every
         if beliefs_every and version % beliefs_every == 0:
-            figures |= link.believed(names, version)
+            figures |= self._believed(version)
         if self._validation.is_due(version):
             results = link.validated(self._validation.curves, names, version)
             groups = {name: result.groups for name, result in results.items()}
             own = own_seats(self._settings.players, names, version)
             figures |= self._validation.add(version, groups, own)
         return figures
+
+    def _believed(self, version: int) -> dict[str, float]:
+        """Return the figures of beliefs; none if players have begun to think in training."""
+        try:
+            return self._parts.link.believed(self._policy.adapter_names, version)
+        except SettingsError as error:
+            # At the start it is a setting that cannot work; later it must not end the training.
+            if version == 0:
+                raise
+            self._parts.report("beliefs", f"no beliefs at version {version}: {error}")
+            return {}
 
     def play(self, step: int, version: int) -> PlayedStep:
         """Return the step's episodes: NUM_GENERATIONS for each of its tasks.
