@@ -1,7 +1,10 @@
 """`hanabi-grpo teams`: a workflow beside one seat alone and beside a vote at as many tokens."""
 
 import json
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -10,10 +13,12 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.evaluation.teams import evaluate_team, shared_setup
+from hanabi_grpo.evaluation.teams import Problems, evaluate_team, shared_setup
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import Episode, EpisodeStatus
+from made_games import made_turn
 from server_app import RunningApp, running_app
 
 DEBATE = registry.setup(
@@ -205,3 +210,53 @@ def test_a_verifier_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     message = r"VerifierError: chain_sum: its verifier"
     with running_app() as server, pytest.raises(ServerError, match=message):
         evaluate_team(BASE_TEAM, DEBATE, 2, suite="eval", served=served_by(server))
+
+
+def with_long_problems(monkeypatch: pytest.MonkeyPatch, numbers: Collection[int]) -> None:
+    """Let some problems be too long for the context, as the server plays them."""
+    play = Problems.play
+
+    def played(self: Problems, *arguments: Any) -> Iterator[list[Episode]]:
+        for number, games in enumerate(play(self, *arguments)):
+            cut = []
+            for game in games:
+                result = dict.fromkeys(game.result, 0.0)
+                status = EpisodeStatus.TRUNCATED_TOKENS
+                cut.append(replace(game, turns=(), status=status, result=result))
+            yield cut if number in numbers else games
+
+    monkeypatch.setattr(Problems, "play", played)
+
+
+def test_a_problem_that_is_too_long_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    lineup = parse_lineup("solver", 2, env="debate")
+    whole = evaluate_team(lineup, DEBATE, 10, suite="eval")
+    assert whole.num_too_long == 0
+    with_long_problems(monkeypatch, {3})
+    result = evaluate_team(lineup, DEBATE, 10, suite="eval")
+    assert result.num_too_long == 1
+    for row, row_of_whole in zip(result.rows, whole.rows, strict=True):
+        assert row.name == row_of_whole.name
+        assert row.right.mean == pytest.approx(0.9 * row_of_whole.right.mean)
+    answer = teams("debate=solver", "--tasks", "10")
+    assert answer.exit_code == 0, answer.output
+    assert "1 of 10 problems leave no room for a reply" in " ".join(answer.stderr.split())
+
+
+def test_where_no_problem_fits_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_long_problems(monkeypatch, range(10))
+    lineup = parse_lineup("solver", 2, env="debate")
+    with pytest.raises(SettingsError, match="none of 10 problems fits into HANABI_MAX_MODEL_LEN"):
+        evaluate_team(lineup, DEBATE, 10, suite="eval")
+
+
+def test_beside_a_model_behind_a_url_every_reply_costs_the_same() -> None:
+    turns = [made_turn(0, 1, 2, 3), made_turn(1)]
+
+    def cost(lineup: str) -> tuple[int, str]:
+        refs = parse_lineup(lineup, 2, env="debate")
+        problems = Problems(lineup=refs, suite="eval", num_tasks=1, starts=(0,), served=None)
+        return problems.cost(turns), problems.unit
+
+    assert cost("base,noisy") == (4, "tokens")
+    assert cost("base,url:big") == (2, "replies")

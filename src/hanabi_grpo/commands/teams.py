@@ -141,6 +141,12 @@ def teams(
     if of_puzzles:
         title = f"puzzles in parts: {tasks} problems{sampled}"
         tables.append(puzzle_sheet(of_puzzles, title).rich())
+    for result in results:
+        if result.num_too_long:
+            make_console(aside=True).print(
+                f"{result.workflow}={result.lineup}: {result.num_too_long} of {tasks} problems "
+                "leave no room for a reply in HANABI_MAX_MODEL_LEN and count as wrong."
+            )
     give_result(console, document, tables, out=out, as_json=as_json)
 
 

@@ -13,6 +13,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.parts.puzzle import Puzzle
 from hanabi_grpo.envs.workflows.answers import majority_worth
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served, start_numbers
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.teams import (
@@ -20,7 +21,6 @@ from hanabi_grpo.evaluation.teams import (
     TeamResult,
     TeamRow,
     result_sheet,
-    sampled_tokens,
 )
 from hanabi_grpo.runs.task_statistics import Estimate, difference
 from hanabi_grpo.types import Episode, Turn
@@ -101,7 +101,12 @@ def evaluate_puzzle(
 
     deaf = Setup(environment, setup.config.model_copy(update={"channel": "random"}))
     answering = set(environment.reset(setup.config, split=suite, seed=0).answers())
-    tokens_alone = sum(sampled_tokens(_answers(game, answering)) for game in games) / num_tasks
+    tokens_alone = sum(problems.cost(_answers(game, answering)) for game in games) / num_tasks
+    if not tokens_alone:
+        raise SettingsError(
+            f"{setup.env}: no reply of {num_tasks} problems fits into HANABI_MAX_MODEL_LEN; raise "
+            "it, or lower MAX_COMPLETION_LENGTH."
+        )
     num_votes = max(LEAST_VOTES, round(team.tokens / tokens_alone))
 
     def count(done: int) -> None:
@@ -123,7 +128,7 @@ def evaluate_puzzle(
         vote_rights.append(sum(votes) / len(votes))
         vote_turns.append([turn for turns in answers for turn in turns])
     is_as_many = num_votes > LEAST_VOTES or num_votes * tokens_alone == team.tokens
-    cost = "as many tokens" if is_as_many else "no fewer tokens"
+    cost = f"as many {problems.unit}" if is_as_many else f"no fewer {problems.unit}"
     rows = (
         _exact("best without words", environment.ceiling_without_words(setup.config), num_tasks),
         problems.row("one seat alone", alone_rights, alone_turns),

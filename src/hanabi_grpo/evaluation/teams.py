@@ -16,11 +16,12 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.instructions import instruction_of_seats
 from hanabi_grpo.envs.workflows.environment import VOTE, Workflow
 from hanabi_grpo.envs.workflows.game import VoteGame
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables, start_numbers
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
 from hanabi_grpo.evaluation.tables import estimate_cells
 from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
-from hanabi_grpo.settings.refs import Ref
+from hanabi_grpo.settings.refs import Ref, UrlRef
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
 SHARED = (
@@ -43,7 +44,8 @@ _COLUMNS = ("lineup", "answered by", "right ± SE", "95 % interval", "tokens")
 """Columns before those of the figures."""
 _NOTE = (
     "right: share of problems answered correctly; a tie counts as the mean of the tied answers. "
-    "tokens: sampled per problem; a script's reply counts as one. corrected: share of first "
+    "tokens: sampled per problem; a script's reply counts as one, and beside a model behind a URL, "
+    "whose tokens are unknown, every reply does. corrected: share of first "
     "answers that were wrong while the team's was right; misled: the reverse. agreement: share of "
     "pairs of last answers that are the same. no answer: share of replies without an answer. "
     "Standard errors are clustered by problem: a problem that came up twice is one cluster."
@@ -61,7 +63,7 @@ class TeamRow:
     right: Estimate
     """Share of problems that were answered correctly."""
     tokens: float
-    """Mean number of tokens sampled per problem; 0 where nobody played."""
+    """Mean cost per problem in tokens, or in replies (`Problems.unit`); 0 where nobody played."""
     figures: dict[str, float]
     """Values of the `_FIGURES` that the row has."""
 
@@ -78,6 +80,8 @@ class TeamResult:
     gain: Estimate | None
     """The workflow's team minus the vote at as many tokens, paired by problem; None: the workflow
     is that vote."""
+    num_too_long: int = 0
+    """Problems of the workflow that leave no room for a first reply; they count as wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,21 @@ class Problems:
     starts: tuple[int, ...]
     """Cluster of each problem."""
     served: Served | None
+
+    @property
+    def unit(self) -> str:
+        """What an answer costs is counted in: "tokens", or "replies" with a model behind a URL.
+
+        Such a model does not say how many tokens a reply has.
+        """
+        has_url = any(isinstance(ref, UrlRef) for ref in self.lineup.refs)
+        return "replies" if has_url else "tokens"
+
+    def cost(self, turns: Sequence[Turn]) -> int:
+        """Return what some turns cost in `unit`; a script's reply counts as one."""
+        if self.unit == "replies":
+            return len(turns)
+        return sum(len(turn.reply_ids) or 1 for turn in turns)
 
     def play(
         self,
@@ -149,10 +168,11 @@ class Problems:
         is_no_answer = []
         num_tokens = 0
         for problem_turns in turns:
-            num_tokens += sampled_tokens(problem_turns)
+            num_tokens += self.cost(problem_turns)
             for turn in _answers(problem_turns):
                 is_no_answer.append(turn.kind is not ReplyKind.LEGAL)
-        figures[_NO_ANSWER] = fmean(is_no_answer)
+        if is_no_answer:
+            figures[_NO_ANSWER] = fmean(is_no_answer)
         return TeamRow(
             name=name,
             right=estimate(tuple(shares_right), self.starts),
@@ -201,7 +221,7 @@ def evaluate_team(
         progress: Receives the number of problems done, up to 2 * `num_tasks`.
 
     Raises:
-        SettingsError: As `evaluate_lineup`.
+        SettingsError: As `evaluate_lineup`; or no problem fits into the context.
         ServerError: As `evaluate_lineup`.
     """
     problems = Problems(
@@ -224,14 +244,22 @@ def evaluate_team(
     num_first_answers = [len(_answers(turns)) for turns in first_turns]
     tokens_alone = []
     for problem_turns, num_answers in zip(first_turns, num_first_answers, strict=True):
-        tokens_alone.append(sampled_tokens(problem_turns) / num_answers)
+        # A problem that is too long for the context has no answer.
+        if num_answers:
+            tokens_alone.append(problems.cost(problem_turns) / num_answers)
+    if not tokens_alone:
+        raise SettingsError(
+            f"{setup.env}: none of {num_tasks} problems fits into HANABI_MAX_MODEL_LEN beside a "
+            "reply of MAX_COMPLETION_LENGTH tokens; raise the one or lower the other."
+        )
 
     team = problems.row(f"{setup.env} of {num_players}", finals, all_turns, results)
     alone = problems.row("one seat alone", firsts, first_turns)
     rows = [replace(alone, tokens=fmean(tokens_alone))]
     gain = None
     if setup.env != VOTE.name:
-        num_votes = max(1, round(team.tokens / fmean(tokens_alone)))
+        tokens_of_team = team.tokens * num_tasks / len(tokens_alone)
+        num_votes = max(1, round(tokens_of_team / fmean(tokens_alone)))
         vote = _play_vote(problems, setup, max(num_first_answers), num_votes, progress)
         rows.append(vote.row)
         gain = difference(vote.finals, finals, problems.starts)
@@ -243,7 +271,13 @@ def evaluate_team(
         rows.append(problems.row(f"round {number}", shares_right, turns))
     rows.append(team)
     progress(2 * num_tasks)
-    return TeamResult(workflow=setup.env, lineup=lineup.label, rows=tuple(rows), gain=gain)
+    return TeamResult(
+        workflow=setup.env,
+        lineup=lineup.label,
+        rows=tuple(rows),
+        gain=gain,
+        num_too_long=num_first_answers.count(0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,14 +325,16 @@ def _play_vote(
         answers = _answers(group_turns)
         results.append(_count_votes(vote_setup, problems.suite, seed, answers))
     finals = [result["final"] for result in results]
-    row = problems.row(f"vote of {num_answers}, as many tokens", finals, turns, results)
+    row = problems.row(f"vote of {num_answers}, as many {problems.unit}", finals, turns, results)
     return _Vote(row=row, finals=finals)
 
 
 def _count_votes(
     setup: Setup[Any], suite: str, seed: int, turns: Sequence[Turn]
 ) -> dict[str, float]:
-    """Return the result of one vote over the answers of some turns."""
+    """Return the result of one vote over the answers of some turns; no answers are wrong."""
+    if not turns:
+        return dict.fromkeys(("final", "alone", "corrected", "misled"), 0.0)
     problem = VOTE.problem(setup.config, split=suite, seed=seed)
     all_seats_at_once = (tuple(range(len(turns))),)
     game = VoteGame(setup.config, all_seats_at_once, VOTE.source(setup.config), problem)
@@ -326,11 +362,6 @@ def _turns_up_to(games: Sequence[Episode], step: int) -> list[list[Turn]]:
 def _answers(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns that answer, without tool calls."""
     return [turn for turn in turns if not turn.is_call]
-
-
-def sampled_tokens(turns: Sequence[Turn]) -> int:
-    """Return the sampled tokens of some turns; a script's reply counts as one."""
-    return sum(len(turn.reply_ids) or 1 for turn in turns)
 
 
 def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
