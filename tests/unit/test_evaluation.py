@@ -20,6 +20,7 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -489,6 +490,13 @@ def test_every_start_of_a_board_with_few_is_played_twice(tmp_path: Path) -> None
     result = result_of_json(iggi)
     assert result.covers_all_starts
     assert result.estimate.is_exact
+
+
+def test_a_start_fixes_what_chance_does_later_in_the_game() -> None:
+    """In Leduc poker: the public card, beside both private cards; 6 * 5 * 4 = 120."""
+    leduc = registry.setup("leduc_poker", {"preset": "leduc_poker"})
+    starts = start_numbers(leduc, ALL_STARTS, range(240))
+    assert starts == (*range(120), *range(120))
 
 
 def test_a_part_of_all_starts_is_refused() -> None:

@@ -38,6 +38,10 @@ def test_where_all_starts_are_played_only_the_luck_within_a_start_is_an_error() 
     assert (certain.mean, certain.standard_error) == (5.5, 0.0)
     assert (certain.low, certain.high) == (5.5, 5.5)
     assert not estimate((1.0, 1.0), (0, 1)).is_exact
+    # Sampled games may agree by chance.
+    agreed = estimate_of_all_starts((1.0, 10.0, 1.0, 10.0), (4, 9, 4, 9), is_sampled=True)
+    assert agreed.standard_error == 0
+    assert not agreed.is_exact
     change = difference((0, 0, 0, 0), (1, 10, 3, 11), (4, 9, 4, 9), covers_all_starts=True)
     assert change == mean
 

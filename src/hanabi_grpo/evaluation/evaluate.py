@@ -374,7 +374,8 @@ def summarise(
     for number, refs in enumerate(lineup.orders(rotate=key["rotate"])):
         scores = [task.scores[number] for task in tasks]
         if suite == ALL_STARTS:
-            mean_score = estimate_of_all_starts(scores, starts)
+            is_sampled = bool(key.get("temperature"))
+            mean_score = estimate_of_all_starts(scores, starts, is_sampled=is_sampled)
         else:
             mean_score = estimate(tuple(scores), starts)
         order = SeatOrder(
@@ -422,7 +423,13 @@ def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
         raise _not_comparable(a, b, "suites", f"{a.suite}; {b.suite}")
     if a.seeds != b.seeds:
         raise _not_comparable(a, b, "tasks", f"{a.num_tasks}; {b.num_tasks}")
-    return difference(a.scores, b.scores, a.starts, covers_all_starts=a.covers_all_starts)
+    return difference(
+        a.scores,
+        b.scores,
+        a.starts,
+        covers_all_starts=a.covers_all_starts,
+        is_sampled=a.is_sampled or b.is_sampled,
+    )
 
 
 def _not_comparable(

@@ -58,8 +58,12 @@ def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[
     the game itself. Where all starts are played, the tasks of one start are one cluster, see
     `task_statistics.estimate_of_all_starts`.
     """
+    num_starts = setup.environment.num_starts(setup.config)
+    if suite == ALL_STARTS and num_starts is not None:
+        # A start also fixes the chance events behind the first action, which `start_id` leaves out.
+        return tuple(seed % num_starts for seed in seeds)
     has_some_starts = setup.spec.disjoint_splits or suite.startswith(HALF)
-    if not has_some_starts and suite != ALL_STARTS:
+    if not has_some_starts:
         return tuple(range(len(seeds)))
     number_of_start: dict[str, int] = {}
     numbers = []

@@ -123,6 +123,11 @@ class EvaluationResult:
         return max(versions)
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether models drew their replies at a temperature above 0."""
+        return bool(self.temperature)
+
+    @property
     def covers_all_starts(self) -> bool:
         """Whether every start of the game was played, each equally often."""
         return self.suite == ALL_STARTS
@@ -131,7 +136,7 @@ class EvaluationResult:
     def estimate(self) -> Estimate:
         """Mean score with error and interval."""
         if self.covers_all_starts:
-            return estimate_of_all_starts(self.scores, self.starts)
+            return estimate_of_all_starts(self.scores, self.starts, is_sampled=self.is_sampled)
         return estimate(self.scores, self.starts)
 
     @property

@@ -61,17 +61,20 @@ class Estimate(Interval):
     """Clusters: the number of independent observations."""
     covers_all_starts: bool = False
     """Whether all starts were played, see `estimate_of_all_starts`."""
+    is_sampled: bool = False
+    """Whether models drew their replies, so that tasks may agree by chance."""
 
     @property
     def is_exact(self) -> bool:
         """See `Interval.is_exact`."""
-        return self.covers_all_starts and self.standard_error == 0
+        return self.covers_all_starts and not self.is_sampled and self.standard_error == 0
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, with the interval as a list "interval_95"."""
         row = asdict(self)
         if not self.covers_all_starts:
             row.pop("covers_all_starts")
+        row.pop("is_sampled")
         low = row.pop("low")
         high = row.pop("high")
         return {**row, "interval_95": [low, high]}
@@ -139,17 +142,21 @@ def check_num_starts(num_tasks: int, num_starts: int) -> None:
         )
 
 
-def estimate_of_all_starts(values: Sequence[float], starts: Sequence[int]) -> Estimate:
+def estimate_of_all_starts(
+    values: Sequence[float], starts: Sequence[int], *, is_sampled: bool = False
+) -> Estimate:
     """Return the mean over all starts, each played equally often.
 
     The choice of starts then adds no variance. What remains is the variance within a start: with m
     tasks in each of C starts and the variance s_c^2 of start c, the error is sqrt(sum_c s_c^2 / m)
     / C, that of a stratified mean (Cochran, Sampling Techniques, 1977, section 5.3). The interval
-    is normal. It is exact, without an error, if all tasks of each start have the same value.
+    is normal. It is exact, without an error, if all tasks of each start have the same value and no
+    model drew its replies.
 
     Args:
         values: One finite value per task.
         starts: For each task the number of its start.
+        is_sampled: Whether models drew their replies.
 
     Raises:
         SettingsError: Starts were played once, or not equally often.
@@ -178,6 +185,7 @@ def estimate_of_all_starts(values: Sequence[float], starts: Sequence[int]) -> Es
         num_tasks=len(values),
         num_starts=len(counts),
         covers_all_starts=True,
+        is_sampled=is_sampled,
     )
 
 
@@ -211,6 +219,7 @@ def difference(
     starts: Sequence[int],
     *,
     covers_all_starts: bool = False,
+    is_sampled: bool = False,
 ) -> Estimate:
     """Return the mean of `after - before`, paired by task.
 
@@ -220,7 +229,7 @@ def difference(
     for value_before, value_after in zip(before, after, strict=True):
         changes.append(value_after - value_before)
     if covers_all_starts:
-        return estimate_of_all_starts(changes, starts)
+        return estimate_of_all_starts(changes, starts, is_sampled=is_sampled)
     return estimate(tuple(changes), tuple(starts))
 
 
