@@ -9,7 +9,7 @@ import torch
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, batch_plan
-from hanabi_grpo.training.batching import all_tokens, build_micro_batches
+from hanabi_grpo.training.batching import build_micro_batches
 from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.training.kl import adapted, adapted_weights, measure_costs
 from hanabi_grpo.training.loop import train
@@ -18,6 +18,7 @@ from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.reference import Reference
 from hanabi_grpo.training.rewards import paid_groups, turn_rewards
+from hanabi_grpo.training.thoughts import all_tokens
 from hanabi_grpo.types import Episode
 from loop_parts import BASE_SETTINGS, NAMES, RunOfATest, same_weights, written_games
 from made_batches import made_cut

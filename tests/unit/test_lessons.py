@@ -26,8 +26,9 @@ from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.loss import PolicyLoss, lesson_loss, token_advantages
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.policy import Policy
+from hanabi_grpo.training.thoughts import WithoutThoughts
 from hanabi_grpo.types import Episode, Lesson, ReplyKind, Turn, WeightedReply
-from loop_parts import BASE_SETTINGS, NAMES, RunOfATest, same_weights, tiny_policy_model
+from loop_parts import BASE_SETTINGS, NAMES, RunOfATest, same_weights, tiny_policy_model, token_text
 from loop_parts import written_games as untaught_games
 from made_batches import made_cut
 from made_games import made_episode, made_turn
@@ -327,6 +328,20 @@ def test_what_a_model_adds_is_on_average_the_gradient_of_the_kl() -> None:
     [gradient] = torch.autograd.grad(loss, [logits])
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
     assert lesson_figures([games], OWN, NAMES)["player_0/teacher_kl"] == pytest.approx(kl.item())
+
+
+def test_the_mean_of_a_models_gaps_is_over_tokens_that_carry_loss() -> None:
+    """Three tokens of a thought with a gap of -2, and an answer on which both agree."""
+    said = made_turn(0, 11, 4, 12, 5, prompt_ids=(9,), logprobs=-1.0, version=0)
+    said = replace(said, lesson=Lesson(logprobs=(-3.0, -3.0, -3.0, -1.0)))
+    without = WithoutThoughts(token_text)
+    taught = {"player_0": Teaching(teacher=1.0, reward=0.0)}
+    [batch] = batches_of([[game(said)]], taught, trained=without)
+    assert batch.teacher_gaps is not None
+    assert batch.teacher_gaps[batch.trained_mask].tolist() == [0.0]
+    figures = lesson_figures([[game(said)]], OWN, NAMES, without)
+    assert figures["player_0/teacher_kl"] == 0.0
+    assert lesson_figures([[game(said)]], OWN, NAMES)["player_0/teacher_kl"] == 1.5
 
 
 # A teacher that draws

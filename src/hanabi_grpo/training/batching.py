@@ -7,7 +7,7 @@ time, as DeepSpeed's collectives require.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
@@ -46,6 +46,7 @@ from hanabi_grpo.training.model.prefix_tree import (
     cut_by_tokens,
     share_of,
 )
+from hanabi_grpo.training.thoughts import TrainedTokens, all_tokens
 from hanabi_grpo.training.token_weights import LossUnit
 from hanabi_grpo.types import DroppedGame, Episode, Turn, is_trained, player_name, task_name
 
@@ -74,13 +75,6 @@ UNTAUGHT = Teaching(teacher=0.0, reward=1.0)
 """The weights of a player without a teacher."""
 PLAIN_ADVANTAGES = AdvantageOptions()
 """The estimator's advantages, unprocessed."""
-TrainedTokens = Callable[[Turn], Sequence[bool]]
-"""(turn) -> for each token of its reply, whether it carries loss."""
-
-
-def all_tokens(turn: Turn) -> list[bool]:
-    """Let every token of a reply carry loss."""
-    return [True] * len(turn.reply_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +255,9 @@ def build_micro_batches(
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
         teaching = (taught or {}).get(player, UNTAUGHT)
-        teacher_kl = measure_kl(groups, seat, trained_seats) if teaching.teacher else None
+        teacher_kl = None
+        if teaching.teacher:
+            teacher_kl = measure_kl(groups, seat, trained_seats, trained)
         rows = token_rows(
             groups,
             seat,

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 import torch
 from accelerate.utils import gather_object
 
-from hanabi_grpo.training.batching import CutPlan, TrainedTokens, cut_rows
+from hanabi_grpo.training.batching import CutPlan, cut_rows
 from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.loss import kl_estimate
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
 from hanabi_grpo.training.reference import Reference
+from hanabi_grpo.training.thoughts import TrainedTokens
 from hanabi_grpo.types import Episode, is_trained
 
 GAIN = 0.1

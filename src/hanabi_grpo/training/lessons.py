@@ -23,10 +23,10 @@ said the same.
 A teacher that is a model scores the player's own replies, and adds to the advantage of each of
 their tokens
 
-    b'_t = w · (log p_teacher(a_t | s) − log p_player(a_t | s) − mean over the player's tokens),
+    b'_t = w · (log p_teacher(a_t | s) − log p_player(a_t | s) − mean),
 
-the score-function gradient of −w · KL(player ‖ teacher), token by token on the player's own states:
-on-policy distillation.
+with the mean over the player's tokens that carry loss. It is the score-function gradient of
+−w · KL(player ‖ teacher), token by token on the player's own states: on-policy distillation.
 
 Source: DAgger (Ross, Gordon and Bagnell 2011, arXiv 1011.0686); combined with a reward and with a
 decreasing weight: kickstarting (Schmitt et al. 2018, arXiv 1803.03835). Distillation on the
@@ -36,6 +36,7 @@ student's own samples: Agarwal et al. 2023 (arXiv 2306.13649); with reverse KL: 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ from hanabi_grpo.settings.teachers import parse_teachers
 from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
 from hanabi_grpo.training.minibatches import weights_by_part
+from hanabi_grpo.training.thoughts import TrainedTokens, all_tokens
 from hanabi_grpo.training.token_weights import LossUnit
 from hanabi_grpo.types import Episode, ReplyKind, Turn, is_trained
 
@@ -134,7 +136,10 @@ def lesson_rows(
 
 
 def measure_kl(
-    groups: Sequence[Sequence[Episode]], player: int, trained_seats: Sequence[str]
+    groups: Sequence[Sequence[Episode]],
+    player: int,
+    trained_seats: Sequence[str],
+    trained: TrainedTokens = all_tokens,
 ) -> float | None:
     """Return the mean over tokens of log p_player − log p_teacher of a seat, in nats.
 
@@ -144,19 +149,22 @@ def measure_kl(
         groups: The games of all ranks.
         player: Number of the seat.
         trained_seats: Per seat, the adapter whose games count.
+        trained: Which tokens of a reply carry loss; the mean is over these.
     """
     differences: list[float] = []
     for episode in flatten_groups(groups):
         if is_trained(episode, player, trained_seats):
             for turn in episode.trajectory(player):
-                differences.extend(-gap for gap in _raw_gaps(turn))
+                gaps = _raw_gaps(turn)
+                if gaps:
+                    differences.extend(-gap for gap in compress(gaps, trained(turn)))
     return sum(differences) / len(differences) if differences else None
 
 
 def teacher_gaps(turn: Turn, kl: float) -> list[float]:
     """Return log p_teacher − log p_player + KL for each token of a reply.
 
-    Adding the KL makes the mean over the player's tokens 0. The constant does not change the
+    Adding the KL makes the mean over the tokens that carry loss 0. The constant does not change the
     expected gradient and lowers its variance, as for the entropy bonus. Tokens of a reply that was
     not scored get 0.
 
@@ -177,7 +185,10 @@ def num_lesson_tokens(rows: Sequence[TokenRow]) -> float:
 
 
 def lesson_figures(
-    groups: Sequence[Sequence[Episode]], seats: Sequence[str], players: Sequence[str]
+    groups: Sequence[Sequence[Episode]],
+    seats: Sequence[str],
+    players: Sequence[str],
+    trained: TrainedTokens = all_tokens,
 ) -> dict[str, float]:
     """Return how well each player agrees with its teacher; nothing for players without a teacher.
 
@@ -189,12 +200,13 @@ def lesson_figures(
     - `teacher_skips_thought`: share of its labeled turns on which the player wrote a thought and
       the label has none (absent at 0).
     - `teacher_kl`, for a teacher that is a model: the mean of log p_player − log p_teacher over the
-      player's tokens, in nats, an estimate of KL(player ‖ teacher).
+      player's tokens that carry loss, in nats, an estimate of KL(player ‖ teacher).
 
     Args:
         groups: The games as they were drawn.
         seats: Per seat, the run's own adapter, as episodes record it.
         players: Per seat, the player who holds it.
+        trained: Which tokens of a reply carry loss.
     """
     figures: dict[str, float] = {}
     episodes = flatten_groups(groups)
@@ -203,7 +215,7 @@ def lesson_figures(
         for episode in episodes:
             if is_trained(episode, seat, seats):
                 turns.extend(episode.trajectory(seat))
-        kl = measure_kl(groups, seat, seats)
+        kl = measure_kl(groups, seat, seats, trained)
         if kl is not None:
             figures[f"{player}/teacher_kl"] = kl
         labelled = [turn for turn in turns if turn.lesson is not None and turn.lesson.action]

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import token_moments
-from hanabi_grpo.training.batching import TrainedTokens, all_tokens
 from hanabi_grpo.training.estimators.arithmetic import EPSILON
 from hanabi_grpo.training.groups import flatten_groups, trained_groups
+from hanabi_grpo.training.thoughts import TrainedTokens, all_tokens
 from hanabi_grpo.types import KL_PART, Episode, Turn
 
 WHITENED = "whitened"

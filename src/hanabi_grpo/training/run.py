@@ -37,8 +37,6 @@ from hanabi_grpo.training.advantages import next_estimator_state
 from hanabi_grpo.training.batching import (
     AdvantageOptions,
     CutPlan,
-    TrainedTokens,
-    all_tokens,
     build_micro_batches,
 )
 from hanabi_grpo.training.belief_labels import AskedTokens, belief_labels
@@ -91,7 +89,7 @@ from hanabi_grpo.training.seats import NOBODY, SeatAssignment
 from hanabi_grpo.training.shared_passes import Pass
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
-from hanabi_grpo.training.thoughts import WithoutThoughts, text_of
+from hanabi_grpo.training.thoughts import TrainedTokens, WithoutThoughts, all_tokens, text_of
 from hanabi_grpo.training.updates import (
     EVERYBODY,
     Update,
@@ -614,7 +612,8 @@ class TrainingRun:
         taught = teaching_at(self._settings, self.state.step)
         if taught:
             self._metrics.add(weight_figures(taught))
-            figures = lesson_figures(played.used.drawn, seats.seats, seats.players)
+            trained = self._trained(played)
+            figures = lesson_figures(played.used.drawn, seats.seats, seats.players, trained)
             self._metrics.add(figures)
             self._warn_of_skipped_thoughts(figures, taught)
         batches = build_micro_batches(

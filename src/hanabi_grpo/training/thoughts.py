@@ -13,6 +13,13 @@ from hanabi_grpo.types import Turn
 
 TokenText: TypeAlias = Callable[[int], str]
 """(token id) -> its text, special tokens included."""
+TrainedTokens: TypeAlias = Callable[[Turn], Sequence[bool]]
+"""(turn) -> for each token of its reply, whether it carries loss."""
+
+
+def all_tokens(turn: Turn) -> list[bool]:
+    """Let every token of a reply carry loss."""
+    return [True] * len(turn.reply_ids)
 
 
 def trained_tokens(pieces: Sequence[str], *, is_in_thought: bool = False) -> list[bool]:
