@@ -206,7 +206,7 @@ def test_a_verifier_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: object) -> float:
         raise KeyError("units")
 
-    monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.normalize", broken)
+    monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.is_same", broken)
     message = r"VerifierError: chain_sum: its verifier"
     with running_app() as server, pytest.raises(ServerError, match=message):
         evaluate_team(BASE_TEAM, DEBATE, 2, suite="eval", served=served_by(server))

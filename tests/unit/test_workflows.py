@@ -15,7 +15,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.envs.texts import public_text
-from hanabi_grpo.envs.workflows.answers import majority_worth, normalize, read_answer
+from hanabi_grpo.envs.workflows.answers import is_same, majority_worth, normalize, read_answer
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.envs.workflows.problems import draw_problem, load_source, share_of
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
@@ -262,7 +262,18 @@ def test_payoffs_that_differ_still_have_one_score() -> None:
         (r"Answer: \boxed{12}", "12"),
         (r"Answer: \(12\).", "12"),
         (r"\boxed{\[12\]}", "12"),
+        (r"Answer: $\frac12$.", r"\frac12"),
+        ("Thus \\boxed{\n12\n}", "12"),
         ("Answer:\n1 2\n3 4", "1 2\n3 4"),
+        ("**Answer:**\n42", "42"),
+        ("**Answer:** 42", "42"),
+        ("- Answer: 42", "42"),
+        ("1. **Final answer**: `42`", "42"),
+        ("> Answer: > 42", "42"),
+        # Marks of the answer itself stay.
+        ("Answer: #B A B#", "#B A B#"),
+        ("Answer:\n_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _", "_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _"),
+        ("Answer: F90#", "F90#"),
         ("It is 7.", None),
         ("Answer:", None),
         ("my question: 7", None),
@@ -270,6 +281,34 @@ def test_payoffs_that_differ_still_have_one_score() -> None:
 )
 def test_answers_are_read_from_the_last_line_or_box(text: str, answer: str | None) -> None:
     assert read_answer(text, "full") == answer
+
+
+@pytest.mark.parametrize(
+    "solution",
+    [
+        "$x+1$",
+        r"\(90\)",
+        r"\boxed{90}",
+        r"$\frac{90}{7}$",
+        "**90**",
+        "F90#",
+        "> 90",
+        "_v90",
+        "a90*",
+    ],
+)
+def test_who_says_the_solution_as_it_is_written_is_right(solution: str) -> None:
+    answer = read_answer(f"Answer: {solution}", "full")
+    assert answer is not None
+    assert is_same(solution, answer)
+
+
+def test_a_variable_that_only_one_of_two_answers_names_does_not_matter() -> None:
+    assert is_same("x = 90", "90")
+    assert is_same("$x = 90$", "90")
+    assert is_same("90", "x = 90")
+    assert not is_same("x = 90", "y = 90")
+    assert not is_same("x + y = 90", "90")
 
 
 def test_a_compact_answer_stands_behind_the_last_equals_sign() -> None:

@@ -9,9 +9,19 @@ MAX_CHARS = 4000
 _DECORATION = " \t\r*_`#>"
 _LABEL = frozenset({"the", "my", "final", "answer"})
 """Words that may precede the colon of a line such as "My final answer: 7"."""
+_EMPHASIS = "*_`"
+"""Marks that enclose a text in Markdown."""
+_BULLET = re.compile(r"\s*(?:[-+\u2022\u2013\u2014]|\d{1,3}[.)])\s+", re.ASCII)
+"""Start of a list item."""
+_QUOTE = re.compile(r"(?:#+|>+)\s+")
+"""Start of a heading or a quotation."""
 _BOX = "\\boxed{"
-_MATHS = (("\\(", "\\)"), ("\\[", "\\]"))
-"""LaTeX's math delimiters other than the dollar sign."""
+_PAIRS = (
+    *((mark, mark) for mark in ("```", "$$", "**", "__", "*", "_", "`", "$")),
+    ("\\(", "\\)"),
+    ("\\[", "\\]"),
+)
+"""Marks around a whole answer: Markdown's, and LaTeX's math delimiters."""
 _MAX_DIGITS = 100
 """Longer texts are compared as texts, never as numbers."""
 _MINUS = "\u2212"
@@ -23,6 +33,7 @@ _NUMBER = re.compile(
     r"(?:\.(?P<fraction>\d*))? ?[$\u20ac%]*",
     re.ASCII,
 )
+_ASSIGNMENT = re.compile(r"[A-Za-z](?:_?\w)?\s*=\s*(?P<value>[^=]+)", re.ASCII)
 _SPACE_OF_TEXT = re.compile(r"(?<!\d) | (?!\d)", re.ASCII)
 """A space that can be ignored because it does not separate two numbers."""
 
@@ -41,9 +52,10 @@ def read_answer(text: str, style: str) -> str | None:
     for line in reversed(text.splitlines()):
         label, colon, rest = line.partition(":")
         if colon and _is_answer_label(label):
-            return _clean(rest) or _clean("\n".join(reversed(lines_below)))
+            beside = _without_marks_of(label, rest)
+            return clean(beside) or clean("\n".join(reversed(lines_below)))
         if _BOX in line:
-            boxed = _clean(line[line.rindex(_BOX) :])
+            boxed = clean("\n".join((line[line.rindex(_BOX) :], *reversed(lines_below))))
             if boxed is not None:
                 return boxed
         lines_below.append(line)
@@ -53,6 +65,9 @@ def read_answer(text: str, style: str) -> str | None:
 def _is_answer_label(label: str) -> bool:
     if len(label) >= MAX_CHARS:
         return False
+    bullet = _BULLET.match(label)
+    if bullet is not None:
+        label = label[bullet.end() :]
     words = label.strip(_DECORATION).lower().split()
     return "answer" in words and _LABEL.issuperset(words)
 
@@ -82,6 +97,32 @@ def normalize(answer: str) -> str:
     return f"-{value}" if is_negative and value != "0" else value
 
 
+def is_same(solution: str, answer: str) -> bool:
+    """Return whether an answer is the solution, apart from how the two are written.
+
+    Marks around the solution do not matter, and neither does a variable that only one of the two
+    names.
+
+    Args:
+        solution: The solution, as its source has it.
+        answer: An answer, as `read_answer` returns it.
+
+    Example:
+        is_same("$x = 1{,}200$", "1200")
+    """
+    given = normalize(answer)
+    wanted = normalize(clean(solution) or solution)
+    if given in (wanted, normalize(solution)):
+        return True
+    return normalize(_value(answer)) == wanted or given == normalize(_value(clean(solution) or ""))
+
+
+def _value(text: str) -> str:
+    """Return the right-hand side of "x = 7", and other texts unchanged."""
+    assignment = _ASSIGNMENT.fullmatch(text)
+    return assignment["value"] if assignment else text
+
+
 def majority_worth(answers: Sequence[str | None], correct: Sequence[float]) -> float:
     """Return the value of the most frequent answer, or 0 if there are no answers.
 
@@ -105,17 +146,58 @@ def majority_worth(answers: Sequence[str | None], correct: Sequence[float]) -> f
     return sum(tied) / len(tied)
 
 
-def _clean(text: str) -> str | None:
-    """Return an answer without its box and without marks at its ends, or None if it is empty."""
+def _without_marks_of(label: str, rest: str) -> str:
+    """Return what follows the colon of a label, without the end of the marks that begin the label.
+
+    Example:
+        _without_marks_of("**Answer", "** 7") == " 7"
+    """
+    text = label.strip(" \t\r#>")
+    marks = text[: len(text) - len(text.lstrip(_EMPHASIS))]
+    if not marks:
+        return rest
+    if rest.lstrip().startswith(marks):
+        return rest.lstrip().removeprefix(marks)
+    return rest.rstrip().removesuffix(marks)
+
+
+def clean(text: str) -> str | None:
+    """Return an answer without its box and without marks around it, or None if it is empty.
+
+    Marks are removed in pairs, because a single one may be part of the answer.
+    """
     if _BOX in text:
         text = _box_content(text)
-    text = text.strip().strip(_DECORATION + "$").strip()
-    for opening, closing in _MATHS:
-        if text.startswith(opening) and text.rstrip(".").endswith(closing):
-            text = text.rstrip(".").removeprefix(opening).removesuffix(closing).strip()
-    if not 0 < len(text) <= MAX_CHARS:
+    text = text.strip()
+    quote = _QUOTE.match(text)
+    if quote is not None:
+        text = text[quote.end() :]
+    inner = _inside_marks(text)
+    while inner is not None:
+        text = inner
+        inner = _inside_marks(text)
+    if not 0 < len(text) <= MAX_CHARS or not text.strip(_EMPHASIS + "$"):
         return None
     return text
+
+
+def _inside_marks(text: str) -> str | None:
+    """Return what a pair of marks encloses, if it encloses the whole text; a full stop may follow.
+
+    Example:
+        _inside_marks("**7**.") == "7"
+    """
+    bare = text.removesuffix(".")
+    for opening, closing in _PAIRS:
+        inner = bare.removeprefix(opening).removesuffix(closing)
+        is_enclosed = len(bare) == len(opening) + len(inner) + len(closing)
+        if not is_enclosed or not inner or opening in inner or closing in inner:
+            continue
+        if opening in _EMPHASIS and inner != inner.strip():
+            # Not Markdown: two cells of a board, or two factors.
+            continue
+        return inner.strip()
+    return None
 
 
 def _box_content(text: str) -> str:

@@ -26,6 +26,23 @@ _OPERATION = re.compile(
 """An operation not yet carried out: a copy of the question, "3 + 4", has the right value, too."""
 _DIVISION = re.compile(r"/|\\(?:[dt]?frac|div|sqrt)(?![A-Za-z])")
 """The same, if the solution is a whole number."""
+_SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u22c5": "*", "\u00f7": "/", "\u2212": "-"})
+"""Signs of operations that LaTeX and plain text write in other ways."""
+_UNIT = re.compile(
+    r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\^\{?\\circ\}?|\\?[$%\u20ac\u00b0]|\\[,;! ]|"
+    r"(?<=[\d.])\s*[A-Za-z]+(?:\^?\{?[23]\}?)?$",
+    re.ASCII,
+)
+"""What may stand beside a number: a unit, a currency, a percent or degree sign, LaTeX's spaces."""
+_DIGITS = r"(?:\d[\d,\s]*(?:\.\d*)?|\.\d+)"
+_PLAIN_NUMBER = re.compile(
+    rf"(?:[A-Za-z]\w?\s*=)?\s*[-+]?\s*(?:{_DIGITS}(?:[eE][-+]?\d+)?"
+    rf"|{_DIGITS}\s*(?:\*|\\times|\\cdot)\s*10\s*\^\s*\{{?\s*-?\d+\s*\}}?"
+    rf"|(?:\d+\s+)?\d+\s*/\s*\d+"
+    r"|\d*\s*\\[dt]?frac\s*(?:\{\s*-?\d+\s*\}|\d)\s*(?:\{\s*-?\d+\s*\}|\d))\s*",
+    re.ASCII,
+)
+"""A number as it is written when nothing is left to compute: 1,200.5, 3/4, \\frac{3}{4}, 3e8."""
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?[eE][-+]?[0-9]{1,2}", re.ASCII)
 """A number such as 1e-5, which math-verify reads as 1 times e minus 5."""
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*", re.ASCII)
@@ -84,10 +101,20 @@ def _without_exponent(text: str) -> str:
 
 
 def _is_left_to_do(solution: str, answer: str) -> bool:
-    """Return whether an answer has an operation that the solution does not have."""
-    if _OPERATION.search(answer.strip().lstrip("+-")) and not _OPERATION.search(solution):
-        return True
-    return bool(_WHOLE_NUMBER.fullmatch(solution) and _DIVISION.search(answer))
+    """Return whether an answer has an operation that the solution does not have.
+
+    If the solution is a number, the answer has to be one, too: the gcd of 21 and 4 has the value 1.
+    """
+    solution = solution.translate(_SIGNS)
+    answer = answer.translate(_SIGNS)
+    if _is_plain_number(solution):
+        is_quotient = _WHOLE_NUMBER.fullmatch(solution) and _DIVISION.search(answer)
+        return bool(is_quotient) or not _is_plain_number(answer)
+    return bool(_OPERATION.search(answer.strip().lstrip("+-")) and not _OPERATION.search(solution))
+
+
+def _is_plain_number(text: str) -> bool:
+    return _PLAIN_NUMBER.fullmatch(_UNIT.sub("", text.strip())) is not None
 
 
 def _read(text: str) -> Any:

@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.workflows.answers import normalize
+from hanabi_grpo.envs.workflows.answers import is_same
 from hanabi_grpo.envs.workflows.math_answers import load_math_verify, means_the_same
 from hanabi_grpo.envs.workflows.problem_files import (
     FILE_ENDINGS,
@@ -69,7 +69,7 @@ class Problem:
 
 
 def _equals_solution(problem: Problem, answer: str) -> float:
-    return float(normalize(answer) == normalize(problem.answer))
+    return float(is_same(problem.answer, answer))
 
 
 @dataclass(frozen=True, slots=True)
