@@ -296,6 +296,19 @@ def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(
     assert training_rows(Settings(env="kuhn"))[0].env_config == config
 
 
+def test_an_unknown_preset_of_another_environment_is_refused(tmp_path: Path) -> None:
+    line = dataset_row("sokoban", env="sokoban", suite="train", num_tasks=0)
+    path = write_lines(tmp_path / "rows.jsonl", {**line, "env_config": {"preset": "sokoban-3"}})
+    assert "preset 'sokoban-3': sokoban has no such preset" in message(path, Settings(players=1))
+
+
+def test_rows_of_one_game_have_the_same_rewards(tmp_path: Path) -> None:
+    line = dataset_row("laptop", suite="train", num_tasks=0)
+    other = {**line, "env_config": {"preset": "laptop", "reward_score": 10.0}}
+    path = write_lines(tmp_path / "rows.jsonl", line, other)
+    assert "pay returns of 0 to 4 and of 0 to 40" in message(path)
+
+
 def test_rows_of_another_environment_are_checked_too(tmp_path: Path) -> None:
     line = dataset_row("kuhn", env="kuhn", suite="train", num_tasks=0)
     with_players = {**line, "env_config": {"preset": "kuhn", "players": 2}}

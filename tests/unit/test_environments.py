@@ -360,6 +360,34 @@ def test_answers_are_the_last_lines_outside_thinking_without_decoration() -> Non
     assert last_choice("bet " * 100, ("bet",)) is None
 
 
+@pytest.mark.parametrize(
+    ("reply", "choices", "choice"),
+    [
+        # Marks with which a choice begins or ends are no decoration.
+        ("```\n+\n```", ("+", "-", "*", "/"), "+"),
+        ("Options: x\n```\nx\n```", ("*", "x"), "x"),
+        ("bB1 wS1", ("bB1 wS1-", "wQ"), None),
+        ("bB1 wS1-", ("bB1 wS1-", "wQ"), "bB1 wS1-"),
+        # The sign of a number neither; a dash before a space is that of a list.
+        ("1", ("-1", "0"), None),
+        ("-1", ("1", "2"), None),
+        ("- 1", ("1", "2"), "1"),
+        ("**-1**", ("-1", "1"), "-1"),
+        # In chess a bishop is no pawn, and a check need not be announced.
+        ("Bxa5", ("bxa5", "Nf3+"), None),
+        ("o-o", ("O-O", "e4"), None),
+        ("Move: Nf3.", ("bxa5", "Nf3+"), "Nf3+"),
+        ("Nf3#", ("bxa5", "Nf3+"), "Nf3+"),
+        ("FOLD!", ("Fold", "Call"), "Fold"),
+        ("0,1", ("(0,1)", "(1,1)"), "(0,1)"),
+    ],
+)
+def test_a_line_is_read_as_no_other_choice(
+    reply: str, choices: tuple[str, ...], choice: str | None
+) -> None:
+    assert last_choice(reply, choices) == choice
+
+
 # --- The registry
 
 

@@ -17,6 +17,7 @@ from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.policies import PLANNERS
 from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.presets import recorded_spec
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import IllegalActionError
 from hanabi_grpo.rollout.loop import play_episode
@@ -117,10 +118,30 @@ def test_scripts_make_these_moves() -> None:
     assert digest(records) == "d2ee1d5f1a5f8037"
 
 
+def test_games_that_end_otherwise_have_other_hashes() -> None:
+    plain = {"preset": "full", "players": 2}
+    changes: list[dict[str, Any]] = [{}, {"max_turns": 20}, {"bomb_rule": "keep"}]
+    hashes = {HANABI.spec(HANABI.Config(**plain, **change)).hash for change in changes}
+    assert len(hashes) == 3
+    for spec_hash in hashes:
+        assert recorded_spec("full", 2, spec_hash) == make_spec("full", 2)
+    # A limit that is the board's own changes nothing, and neither do rewards.
+    board = make_spec("full", 2)
+    for change in ({"max_turns": board.max_turns}, {"reward_score": 10.0}):
+        assert HANABI.spec(HANABI.Config(**plain, **change)).hash == board.hash
+
+
+def test_a_preset_keeps_its_name_only_for_the_players_that_it_supports() -> None:
+    config = HANABI.Config(preset="marshal-full", players=3, hand_size=5)
+    spec = HANABI.spec(config)
+    assert spec.preset.startswith("3x3-hand5-")
+    assert recorded_spec(spec.preset, 3, spec.hash) == config.spec()
+
+
 def test_the_spec_is_that_of_the_board() -> None:
     config = HANABI.Config(preset="full", players=3, max_turns=7)
     spec = HANABI.spec(config)
-    assert spec.hash == make_spec("full", 3).hash
+    assert spec.hash == make_spec("full", 3).hash + "-turns7"
     assert spec.num_players == 3
     assert spec.max_turns == 7
     assert spec.payoff == "team"

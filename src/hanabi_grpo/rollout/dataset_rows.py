@@ -332,7 +332,14 @@ def _setup(row: _ParsedRow, settings: Settings) -> Setup[Any]:
         if registry.get(row.env).Config.model_fields["preset"].is_required():
             raise ValueError("no board: add a preset to env_config, or set HANABI_PRESET.")
         del game["preset"]
-    return registry.setup(row.env, game)
+    setup = registry.setup(row.env, game)
+    if not setup.environment.knows_preset(setup.config.preset):
+        presets = list(setup.environment.presets)
+        raise ValueError(
+            f"preset {shown(setup.config.preset)}: {row.env} has no such preset"
+            f"{did_you_mean(setup.config.preset, presets)}; allowed are {', '.join(presets)}."
+        )
+    return setup
 
 
 def _check_against_settings(game: Mapping[str, Any], settings: Settings) -> None:

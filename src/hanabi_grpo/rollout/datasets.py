@@ -198,10 +198,25 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[DatasetR
     """
     rows = _parse_lines(content, path, settings, parse_row, EXAMPLE_ROW)
     try:
+        _check_rewards(rows)
         block_order(_shares(rows))
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
     return rows
+
+
+def _check_rewards(rows: Sequence[DatasetRow]) -> None:
+    """Refuse rows of one game with different rewards, whose advantages would mix two scales."""
+    ranges: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        spec = row.setup.spec
+        known = ranges.setdefault(spec.hash, spec.return_range)
+        if known != spec.return_range:
+            raise SettingsError(
+                f"{spec.preset}: rows of one game pay returns of {known[0]:g} to {known[1]:g} and "
+                f"of {spec.return_range[0]:g} to {spec.return_range[1]:g}; give all of them the "
+                "same rewards."
+            )
 
 
 def _parse_lines(

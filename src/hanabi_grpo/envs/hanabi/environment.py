@@ -34,7 +34,13 @@ from hanabi_grpo.envs.hanabi.replays.timeline import (
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
-from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board, num_decks
+from hanabi_grpo.envs.hanabi.rules.presets import (
+    PRESETS,
+    GameSpec,
+    attainable,
+    is_board,
+    num_decks,
+)
 from hanabi_grpo.envs.hanabi.rules.symmetries import (
     OTHER_PLAY_SUFFIX,
     Relabeling,
@@ -227,15 +233,11 @@ class Hanabi(base.Environment[EnvConfig]):
     def spec(self, config: EnvConfig) -> base.EnvSpec:
         """Return the board's spec; its hash identifies the rules, the deals and the deductions."""
         board = config.spec()
-        # Prompts of version 0.1 are those of "possible", and its hashes have no suffix.
-        suffix = "" if config.deductions == "possible" else f"-{config.deductions}"
-        if config.other_play:
-            suffix += OTHER_PLAY_SUFFIX
         best_return = config.reward_score * board.reachable_max
         return base.EnvSpec(
             env=self.name,
             preset=board.preset,
-            hash=f"{board.hash}{suffix}",
+            hash=f"{board.hash}{_suffix(config, board)}",
             num_players=board.num_players,
             roles=("player",) * board.num_players,
             payoff="team",
@@ -336,6 +338,22 @@ def deck_id(deck: Sequence[Card]) -> str:
     """Return hex digits that identify an order of cards."""
     text = " ".join(map(str, deck))
     return hashlib.sha256(text.encode()).hexdigest()[:_START_ID_DIGITS]
+
+
+def _suffix(config: EnvConfig, board: GameSpec) -> str:
+    """Return what a spec's hash says beside the board: what else makes it another game.
+
+    Rewards are left out, so that runs with other rewards can be compared by their scores.
+    """
+    # Prompts of version 0.1 are those of "possible", and its hashes have no suffix.
+    suffix = "" if config.deductions == "possible" else f"-{config.deductions}"
+    if config.other_play:
+        suffix += OTHER_PLAY_SUFFIX
+    if config.bomb_rule != "zero":
+        suffix += f"-bomb_{config.bomb_rule}"
+    if config.max_turns not in (0, board.max_turns):
+        suffix += f"-turns{config.max_turns}"
+    return suffix
 
 
 HANABI = Hanabi()

@@ -11,7 +11,7 @@ from hanabi_grpo.envs.base import Policy, random_policy
 from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Wording
 from hanabi_grpo.envs.openspiel.policies import SEARCHES
 from hanabi_grpo.envs.openspiel.rules import check_name, facts, load
-from hanabi_grpo.envs.replies import undecorated
+from hanabi_grpo.envs.replies import ChoiceReader
 
 PREFIX = "openspiel:"
 
@@ -56,7 +56,7 @@ class OwnWording(Wording):
         for action in actions:
             text = state.action_to_string(player, action)
             texts.append(" ".join(text.split()))
-        as_read = {undecorated(text).lower() for text in texts}
+        as_read = set(ChoiceReader(texts).readings)
         as_read.discard("")
         if len(as_read) < len(texts):
             texts = [f"{text} #{action}" for text, action in zip(texts, actions, strict=True)]
@@ -76,7 +76,8 @@ def any_game(name: str) -> OpenSpiel:
     game = check_name(name.removeprefix(PREFIX))
     game_facts = facts(game)
     policies: dict[str, Callable[[], Policy]] = {"random": random_policy}
-    if game_facts.is_open:
+    # The search needs games that pay at their end.
+    if game_facts.is_open and game_facts.nothing:
         policies.update(SEARCHES)
     return OpenSpiel(
         name,

@@ -291,7 +291,10 @@ def make_spec(
     is_other_size = not changes.keys().isdisjoint({"num_colors", "num_ranks", "hand_size"})
     named = _named_board(preset, num_players, is_other_size=is_other_size)
     board = replace(named, **changes)
-    return GameSpec(preset=preset if board == named else board.free_name, **asdict(board))
+    # With another hand size a preset may have numbers of players that it does not support itself.
+    is_supported = preset not in PRESETS or board.num_players in PRESETS[preset].hand_sizes
+    name = preset if board == named and is_supported else board.free_name
+    return GameSpec(preset=name, **asdict(board))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
