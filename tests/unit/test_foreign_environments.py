@@ -3,6 +3,7 @@
 They stand the checks of every environment.
 """
 
+import importlib
 import random
 import re
 import string
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.spaces import Discrete, Text
 
@@ -229,6 +231,31 @@ def test_a_won_game_of_textarena_pays_the_winner_and_costs_the_loser() -> None:
         [player] = game.to_act()
         [turn] = game.step({player: f"[{cell}]"})
     assert turn.rewards == ({"reward": 1.0}, {"reward": -1.0})
+
+
+@pytest.mark.usefixtures("textarena")
+def test_a_game_of_textarena_that_gives_a_reason_for_a_reward_ends_with_a_loss() -> None:
+    game = Referee(task("textarena:Countdown-v0"))
+    turns = []
+    while game.to_act():
+        turns += game.step({0: "I am not sure."})
+    assert turns[-1].rewards == ({"reward": -1.0},)
+
+
+@pytest.mark.usefixtures("textarena")
+def test_a_game_of_textarena_that_draws_with_numpy_draws_the_same_in_every_game_of_a_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena = importlib.import_module("textarena.envs.GuessTheNumber.env")
+    monkeypatch.setattr(arena.random, "randint", lambda low, high: np.random.randint(low, high + 1))
+    before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
+    numbers = []
+    for seed in (1, 1, 2, 3, 4):
+        game = Referee(task("textarena:GuessTheNumber-v0", seed)).game
+        numbers.append(game._env.state.game_state["game_number"])  # type: ignore[attr-defined]
+    assert numbers[0] == numbers[1]
+    assert len(set(numbers)) > 1
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index, union-attr]
 
 
 @pytest.mark.usefixtures("textarena")

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from numbers import Real
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, import_module
@@ -19,7 +21,11 @@ from hanabi_grpo.types import MAX_PLAYERS
 
 _LIBRARY = "textarena"
 _LOCK = threading.RLock()
-"""Held while Python's global generator has the state of one game."""
+"""Held while the global generators have the state of one game."""
+_NUMPY_SEEDS = 1 << 32
+"""Number of seeds of NumPy's global generator."""
+_INVALID_MOVE = -1.0
+"""TextArena's reward of a player whose invalid move ended the game."""
 _RAW = "-raw"
 """Suffix of a game without TextArena's wrappers, which repeat all messages each time."""
 _TEMPLATE_TOKEN = re.compile(
@@ -38,8 +44,8 @@ class TextArenaConfig(ForeignConfig):
 class TextArenaGame(ForeignGame):
     """One episode.
 
-    TextArena draws from Python's global random generator, so each game keeps its own state of that
-    generator.
+    TextArena draws from the global random generators of Python and NumPy, so each game keeps its
+    own state of them.
     """
 
     env_id: str
@@ -57,6 +63,7 @@ class TextArenaGame(ForeignGame):
         """
         self._arena = import_module(_LIBRARY, self.env_id, _LIBRARY)
         self._random_state = random.Random(self.seed).getstate()
+        self._numpy_state = np.random.RandomState(self.seed % _NUMPY_SEEDS).get_state()
         self._all_messages = dict(self.messages)
         with self._own_random():
             try:
@@ -78,10 +85,14 @@ class TextArenaGame(ForeignGame):
                 self._observe()
                 return [0.0] * num_players
             rewards, _ = self._env.close()
-        self.actor = None
+        mover, self.actor = self.actor, None
         if not rewards:
             return [0.0] * num_players
-        return [float(rewards.get(player, 0.0)) for player in range(num_players)]
+        paid = [rewards.get(player, 0.0) for player in range(num_players)]
+        if not all(isinstance(reward, Real) for reward in paid):
+            # Some games return the reason of an invalid move in place of the reward.
+            return [_INVALID_MOVE if player == mover else 0.0 for player in range(num_players)]
+        return [float(reward) for reward in paid]
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return what a reply says, with special tokens broken up.
@@ -112,15 +123,19 @@ class TextArenaGame(ForeignGame):
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Give Python's global random generator this game's state within the block."""
+        """Give the global random generators this game's state within the block."""
         with _LOCK:
             outer_state = random.getstate()
+            outer_numpy_state = np.random.get_state()
             random.setstate(self._random_state)
+            np.random.set_state(self._numpy_state)
             try:
                 yield
             finally:
                 self._random_state = random.getstate()
+                self._numpy_state = np.random.get_state()
                 random.setstate(outer_state)
+                np.random.set_state(outer_numpy_state)
 
 
 def textarena_game(name: str) -> Foreign:
