@@ -16,7 +16,7 @@ from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.texts import public_text, split_reply
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.chat import ChatFormat, _encode_opening, _encode_reply
 from hanabi_grpo.rollout.vocabulary import check_vocabulary, game_words, unknown_words
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
@@ -253,3 +253,10 @@ def test_another_environment_needs_a_tokenizer_of_its_own_words() -> None:
     with pytest.raises(SettingsError, match=message):
         check_vocabulary((kuhn,), TOKENIZER, "tiny")
     check_vocabulary((kuhn,), build_tokenizer(game_words(kuhn)), "tiny")
+
+
+def test_long_texts_are_not_kept_in_memory() -> None:
+    sizes = (_encode_reply.cache_info().currsize, _encode_opening.cache_info().currsize)
+    CHAT.said("Play 0 " * 1000)
+    CHAT.open("Play 0 " * 1000, "Play 1 " * 2000)
+    assert (_encode_reply.cache_info().currsize, _encode_opening.cache_info().currsize) == sizes

@@ -1,6 +1,7 @@
 """FrozenLake and Sokoban: maps that can be solved, and what walking on them does."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.grid.frozen_lake import FROZEN_LAKE, FrozenLakeConfig, FrozenLakeGame
-from hanabi_grpo.envs.grid.sokoban import Position, SokobanConfig, SokobanGame
+from hanabi_grpo.envs.grid.maze import shortest
+from hanabi_grpo.envs.grid.sokoban import SOKOBAN, Position, SokobanConfig, SokobanGame
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import load_settings
@@ -211,3 +213,27 @@ def test_no_other_game_takes_several_actions_in_one_reply(env: str, tmp_path: Pa
 def test_impossible_sizes_are_refused(env: str, fields: dict[str, int], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         registry.setup(env, {"preset": env, **fields})
+
+
+def test_a_search_for_a_path_ends() -> None:
+    config = SOKOBAN.Config(preset="sokoban", size=10, boxes=8, pulls=200, max_moves=5)
+    assert registry.may_block(Setup(SOKOBAN, config))
+    assert "bfs" in SOKOBAN.slow_policies
+    visited = 0
+
+    def after(position: int) -> Iterator[tuple[str, int]]:
+        nonlocal visited
+        visited += 1
+        yield "Up", position + 1
+
+    assert shortest(0, after, lambda position: position == 1000, most=500) is None
+    assert visited <= 500
+    assert shortest(0, after, lambda position: position == 1000, most=2000) == ["Up"] * 1000
+
+
+def test_starts_that_take_long_to_draw_are_drawn_outside_the_server() -> None:
+    lake = FROZEN_LAKE.Config(preset="frozen_lake", size=10, frozen=0.3)
+    assert registry.may_block(Setup(FROZEN_LAKE, lake))
+    for environment in (FROZEN_LAKE, SOKOBAN):
+        for preset in environment.presets.values():
+            assert not registry.may_block(Setup(environment, preset))

@@ -18,7 +18,7 @@ from hanabi_grpo.client.page_game import PageGame
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.access import NOTHING_OUTSIDE
-from hanabi_grpo.envs.base import Observation, Setup
+from hanabi_grpo.envs.base import Observation, Seat, Setup, Task, random_policy
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.envs.referee import Referee
@@ -119,6 +119,32 @@ def test_every_game_of_the_menu_is_played_to_its_end_beside_scripts(
     token, state = new_game(app, *seats, **setup.row())
     last = play_out(app, token, state)
     assert last["outcome"].split()[0] in ("You", "Your", "A")
+
+
+class _SlowToSitDown:
+    """As a best response, which computes its moves when it takes its seat."""
+
+    name = "best-response"
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
+        time.sleep(2.5)
+        return random_policy().seat(player, task=task, game=game)
+
+
+def test_a_script_that_computes_before_its_first_move_does_not_hold_up_the_server(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = {**SETUP.environment.policies, "best-response": _SlowToSitDown}
+    monkeypatch.setattr(type(SETUP.environment), "policies", policies)
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(new_game, app, "best-response", "human", **SETUP.row())
+        while not started.done():
+            began = time.monotonic()
+            assert httpx.get(f"{app.url}/health/", trust_env=False).status_code == 200
+            assert time.monotonic() - began < 1
+            time.sleep(0.05)
+    token, state = started.result()
+    assert play_out(app, token, state)["outcome"]
 
 
 @pytest.mark.parametrize(

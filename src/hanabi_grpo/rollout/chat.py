@@ -26,6 +26,10 @@ _SYSTEM = "HANABISYSTEM"
 _HASH_LENGTH = 16
 """Hexadecimal digits of a format's hash."""
 _END_OF_THINK = "</think>"
+_MAX_CACHED_CHARS = 20_000
+"""Maximum length of a game's first messages whose ids are kept: clients choose some of them."""
+_MAX_CACHED_REPLY_CHARS = 256
+"""Maximum length of a reply whose ids are kept."""
 
 
 class Exchange(NamedTuple):
@@ -148,7 +152,7 @@ class ChatFormat:
             earlier: Past messages, including tool results, and the reply to each as `spoken`
                 returns it.
         """
-        if earlier:
+        if earlier or len(system) + len(user) > _MAX_CACHED_CHARS:
             return _encode(self, system, user, earlier)
         return list(_encode_opening(self, system, user))
 
@@ -180,6 +184,8 @@ class ChatFormat:
             text = text.removeprefix(OPEN_THINK)
             if _END_OF_THINK not in text:
                 text = f"\n{_END_OF_THINK}\n\n{text}"
+        if len(text) > _MAX_CACHED_REPLY_CHARS:
+            return _ids_of_reply(self, text)
         return _encode_reply(self, text)
 
     def spoken(self, ids: list[int]) -> str:
@@ -243,6 +249,10 @@ def _encode_opening(chat: ChatFormat, system: str, user: str) -> tuple[int, ...]
 @lru_cache(maxsize=4096)
 def _encode_reply(chat: ChatFormat, text: str) -> tuple[int, ...]:
     # Games have few distinct actions.
+    return _ids_of_reply(chat, text)
+
+
+def _ids_of_reply(chat: ChatFormat, text: str) -> tuple[int, ...]:
     return (*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id)
 
 

@@ -6,8 +6,10 @@ usual, and the person's partner continues with the newest version.
 """
 
 import asyncio
+import functools
 import hashlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -284,19 +286,27 @@ class _SlowScript:
         return self.script.name
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "_SlowSeat":
-        inner = self.script.policy.seat(player, task=task, game=game)
-        return _SlowSeat(inner=inner, thread=self.thread)
+        take_seat = functools.partial(self.script.policy.seat, player, task=task, game=game)
+        return _SlowSeat(take_seat=take_seat, thread=self.thread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _SlowSeat:
     """A slow script as one player of one game."""
 
-    inner: Seat
+    take_seat: Callable[[], Seat]
+    """Takes the script's seat, which may take minutes: a best response is computed then."""
     thread: Thread
+    inner: Seat | None = None
+    """The script's seat from its first turn on."""
 
     async def reply(self, seen: Observation) -> Reply:
-        return Reply(text=await self.thread.run(self.inner.act, seen))
+        return Reply(text=await self.thread.run(self._act, seen))
+
+    def _act(self, seen: Observation) -> str:
+        if self.inner is None:
+            self.inner = self.take_seat()
+        return self.inner.act(seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,10 @@ _RESOLUTION = 1 << 32
 """Resolution of the draw that decides whether a cell is frozen."""
 _MOST_DRAWS = 1 << 14
 """Maximum number of maps drawn until the goal can be reached on one."""
+_EASILY_FROZEN = 0.55
+"""Share of frozen cells above which a lake with a path is drawn within a few milliseconds."""
+_SMALL = 5
+"""Largest lake on which that holds for any share."""
 _LAKES_REMEMBERED = 1 << 12
 _SLIP_SIGNS = {-1: "-", 0: "0", 1: "+"}
 """Notation of a slip in the name of a start."""
@@ -128,6 +132,11 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         "random": random_walk,
         "bfs": lambda: bfs(_plan),
     }
+
+    def may_block(self, config: FrozenLakeConfig) -> bool | None:
+        """Return True for lakes with so many holes that many are drawn until one has a path."""
+        is_hard = config.frozen < _EASILY_FROZEN and config.size > _SMALL
+        return True if is_hard else None
 
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
         """Return the spec; without slips and with enough moves, every goal can be reached.

@@ -216,6 +216,7 @@ def shortest(
     start: Hashable,
     after: Callable[[Any], Iterable[tuple[str, Hashable]]],
     is_goal: Callable[[Any], bool],
+    most: int | None = None,
 ) -> list[str] | None:
     """Return the shortest path from a position to a goal, by breadth-first search.
 
@@ -223,13 +224,15 @@ def shortest(
         start: The position to start from.
         after: Yields each possible move from a position with the position that it leads to.
         is_goal: Whether a position is a goal.
+        most: Maximum number of positions to visit; None: all.
 
     Returns:
-        The moves in order, [] if the start is a goal, or None if no goal can be reached.
+        The moves in order, [] if the start is a goal, or None if no goal can be reached, or not
+        within that number.
     """
     reached_by: dict[Hashable, tuple[Hashable, str] | None] = {start: None}
     queue = deque([start])
-    while queue:
+    while queue and (most is None or len(reached_by) <= most):
         position = queue.popleft()
         if is_goal(position):
             return _moves_to(position, reached_by)

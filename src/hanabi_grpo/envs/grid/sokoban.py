@@ -36,6 +36,10 @@ _MOST_DRAWS = 1 << 16
 """Maximum number of maps drawn until one is unsolved."""
 _MOST_WORK = 500_000
 """Maximum cells and pulls of all maps drawn until one has no box on a goal; takes one second."""
+_FEW_BOXES = 2
+"""Maximum number of boxes with which a start is drawn within a few milliseconds."""
+_MOST_POSITIONS = 500_000
+"""Maximum positions of a map that `bfs` looks at, within seconds and some 200 MB."""
 _STARTS_REMEMBERED = 1 << 12
 _NUM_SEEDS = 1 << 62
 """Range of seeds for the random generator of a map."""
@@ -129,6 +133,11 @@ class Sokoban(Maze[SokobanConfig]):
         "random": random_walk,
         "bfs": lambda: bfs(_plan),
     }
+    slow_policies = ("bfs",)
+
+    def may_block(self, config: SokobanConfig) -> bool | None:
+        """Return True for rooms whose starts take long to draw."""
+        return True if config.boxes > _FEW_BOXES else None
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:
         """Draw goals, and pull the boxes off them at random until none is on a goal.
@@ -239,7 +248,10 @@ def _plan(rows: tuple[str, ...]) -> list[str] | None:
             yield action, _push(position, action, size)
 
     return shortest(
-        Position(player, frozenset(boxes)), after, lambda position: position.boxes == goals
+        Position(player, frozenset(boxes)),
+        after,
+        lambda position: position.boxes == goals,
+        most=_MOST_POSITIONS,
     )
 
 

@@ -25,6 +25,8 @@ SPEAKER = 0
 
 BABBLE = "babble"
 """Name of the script that draws one fixed word for each possible view of a seat."""
+_TABLES_REMEMBERED = 32
+"""Number of tables that are kept; a large one takes 4 MB."""
 _MOST_TABULATED = 1 << 14
 """Maximum number of puzzles for which these words are a table in memory."""
 
@@ -322,7 +324,7 @@ def _babble(seen: base.Observation, rng: random.Random) -> str:
     return words[drawn]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=_TABLES_REMEMBERED)
 def _babbled(environment: Puzzle[Any], config: PuzzleConfig, player: int) -> dict[Parts, str]:
     """Return a word for each view of a seat, assigned in random order."""
     seen = set()
