@@ -3,6 +3,7 @@
 Also how they watch over a server.
 """
 
+import json
 import os
 import re
 import shutil
@@ -816,6 +817,10 @@ def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
     assert "'turn': with BOARD=full must be one of ippo other_play more_entr" in answer.stderr
 
 
+STEPS = {"laptop": 60, "full": 12}
+"""Steps of the runs of `strangers.sh`, by board."""
+
+
 def test_strangers_compare_the_finished_runs_of_their_board(launch: Runner, checkout: Path) -> None:
     runs = {"laptop": "outputs/ablation/laptop/pool-{}", "full": "outputs/full-{}-joined/pool"}
     for board, run_of in runs.items():
@@ -823,7 +828,8 @@ def test_strangers_compare_the_finished_runs_of_their_board(launch: Runner, chec
             folder = checkout / run_of.format(seed)
             folder.mkdir(parents=True)
             (folder / "sampled.json").touch()
-            (folder / "settings.json").write_text('{"settings": {"MODEL": "base"}}')
+            settings = {"MODEL": "outputs/warm-iggi-1500/model", "MAX_STEPS": STEPS[board]}
+            (folder / "settings.json").write_text(json.dumps({"settings": settings}))
         answer = launch("recipes/strangers.sh", "pool", BOARD=board, STRANGER_SEEDS="0 1")
         assert answer.returncode == 0, answer.stderr
         cross_play, adhoc = [line.split("|")[0] for line in answer.stdout.splitlines()[-2:]]
@@ -831,6 +837,41 @@ def test_strangers_compare_the_finished_runs_of_their_board(launch: Runner, chec
         assert cross_play.startswith(f"cross-play {entries} --own-server --suite test")
         assert adhoc.startswith(f"adhoc pool={run_of.format(0)} ")
         assert ("--only" in adhoc) == (board == "full")
+
+
+def test_strangers_refuse_runs_that_they_did_not_make(launch: Runner, checkout: Path) -> None:
+    folder = checkout / "outputs/ablation/laptop/turn-0"
+    folder.mkdir(parents=True)
+    (folder / "mine.txt").touch()
+
+    def refusal(**environ: str) -> str:
+        answer = launch("recipes/strangers.sh", "turn", STRANGER_SEEDS="0 1", **environ)
+        assert answer.returncode == 2
+        return answer.stderr
+
+    assert "turn-0 has no sampled.json: it was interrupted, or is being trained" in refusal()
+    assert (folder / "mine.txt").exists()
+    settings = {"MODEL": "outputs/warm-iggi-1500/model", "MAX_STEPS": 60}
+    (folder / "settings.json").write_text(json.dumps({"settings": settings}))
+    (folder / "sampled.json").touch()
+    assert "turn-0 has 60 steps, RECIPE_STEPS=5; move it away" in refusal(RECIPE_STEPS="5")
+    wanted = "turn-0 has the base model outputs/warm-iggi-1500/model, RECIPE_START=save-bot"
+    assert wanted in refusal(RECIPE_START="save-bot")
+    assert (
+        "PLAYERS=3: strangers are pairs"
+        in launch("recipes/strangers.sh", BOARD="full", PLAYERS="3").stderr
+    )
+
+
+def test_an_imitation_of_another_bot_is_not_taken_for_this_ones(
+    launch: Runner, checkout: Path
+) -> None:
+    folder = checkout / "outputs/full-0-joined"
+    folder.mkdir(parents=True)
+    (folder / "taught").write_text("focus-bot, 36000 games\n")
+    answer = launch("recipes/full_laptop.sh", RECIPE_TEACHER="save-bot", RECIPE_GAMES="2000")
+    assert answer.returncode == 2
+    assert "was taught by focus-bot, 36000 games, not by save-bot, 2000 games" in answer.stderr
 
 
 def last_call_of_uv(log: Path) -> str:

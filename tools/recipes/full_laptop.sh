@@ -82,11 +82,17 @@ imitate() {
     local out=$2 turns=$((games * turns_of[$1]))
     mkdir -p "$out"
     untaught "$1" "$out/untaught" "${3:-}"
+    local lesson="$teacher, $games games"
+    if [ -s "$out/taught" ] && [ "$(cat "$out/taught")" != "$lesson" ]; then
+        echo "$name: $out/warm was taught by $(cat "$out/taught"), not by $lesson; move $out away, or set RECIPE_TEACHER and" \
+            "RECIPE_GAMES to its values." >&2
+        exit 2
+    fi
     if [ ! -e "$out/taught" ]; then
         say "imitation of $teacher: $games games of $1 players, log $out/warm.log"
         for_now "$out/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$out/warm" --tasks "$games" --noise $noise --resume \
             --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
-        touch "$out/taught"
+        echo "$lesson" >"$out/taught"
     fi
 }
 

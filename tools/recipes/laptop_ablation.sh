@@ -92,6 +92,7 @@ for arm in "${order[@]}"; do
     run_folder=outputs/ablation/$board/$arm-$seed
     run "$folder/$arm.log" env ${arms[$arm]} OUTPUT_DIR="$run_folder" MAX_STEPS="$steps" REPORT_TO=none WANDB_MODE=disabled \
         bash tools/train/train_grpo_msswift.sh
-    run - env ${arms[$arm]} hanabi-grpo evaluate served --tasks "$deals" --out "$run_folder/sampled.json"
+    # Every arm plays the plain game here, so that they can be compared.
+    run - env ${arms[$arm]} HANABI_OTHER_PLAY=0 hanabi-grpo evaluate served --tasks "$deals" --out "$run_folder/sampled.json"
 done
 finish 0

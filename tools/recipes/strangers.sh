@@ -13,7 +13,7 @@
 # Arms are those of laptop_ablation.sh; default: turn (self-play), other_play, more_entropy and pool. On full they are the same
 # methods with the settings of full_laptop.sh, where self-play is called ippo, and start from imitations of 2,000 games of
 # save-bot, unless RECIPE_TEACHER and RECIPE_GAMES say otherwise. Finished runs are not repeated, so the recipe can be
-# interrupted. For each arm, cross-play of its seeds prints self-play minus cross-play with a jackknife over seeds; adhoc compares
+# interrupted; a run of other steps or from another start is refused. For each arm, cross-play of its seeds prints self-play minus cross-play with a jackknife over seeds; adhoc compares
 # seed 0 of all arms with scripts as partners (on full with seven of them, without bounds). These evaluations use the plain
 # game, with the same colours for all players.
 set -euo pipefail
@@ -30,9 +30,13 @@ declare -A full_arms=(
     [more_entropy]="HANABI_ENTROPY_BONUS=0.1 HANABI_ENTROPY_TARGET=0.4"
     [pool]="HANABI_PARTNERS=earlier*3,iggi,hint-bot,piers HANABI_PARTNER_SHARE=0.5"
 )
-partners=()
+partners=() steps=${RECIPE_STEPS:-60} start=${RECIPE_START:-iggi}
 if [ "$board" = full ]; then
-    deals=${RECIPE_DEALS:-100}
+    if [ "${PLAYERS:-${HANABI_PLAYERS:-2}}" != 2 ]; then
+        echo "$name: PLAYERS=${PLAYERS:-$HANABI_PLAYERS}: strangers are pairs; unset it." >&2
+        exit 2
+    fi
+    deals=${RECIPE_DEALS:-100} steps=${RECIPE_STEPS:-12}
     if [ $# = 0 ]; then arms=(ippo other_play more_entropy pool); fi
     for arm in "${arms[@]}"; do
         if [[ ! -v full_arms[$arm] ]]; then
@@ -64,12 +68,32 @@ run_of() {
     fi
 }
 
+# check_run RUN: exits if a finished run is not one of this recipe's settings
+check_run() {
+    python - "$1" "$steps" "$board" "$start" <<'EOF'
+import json
+import sys
+
+run, steps, board, start = sys.argv[1:]
+with open(f"{run}/settings.json", encoding="utf-8") as file:
+    settings = json.load(file)["settings"]
+if settings["MAX_STEPS"] != int(steps):
+    found = f"{settings['MAX_STEPS']} steps, RECIPE_STEPS={steps}"
+elif board != "full" and f"/{'tiny' if start == 'tiny' else f'warm-{start}'}-" not in settings["MODEL"]:
+    found = f"the base model {settings['MODEL']}, RECIPE_START={start}"
+else:
+    sys.exit()
+print(f"strangers: {run} has {found}; move it away, or unset the variable.", file=sys.stderr)
+sys.exit(2)
+EOF
+}
+
 # train_on_full SEED ARM...: full_laptop.sh continues an interrupted run
 train_on_full() {
     local seed=$1 arm
     shift
     for arm in "$@"; do
-        env ${full_arms[$arm]} RECIPE_SEED="$seed" RECIPE_RUN="$arm" RECIPE_DEALS="$deals" RECIPE_STEPS="${RECIPE_STEPS:-12}" \
+        env ${full_arms[$arm]} RECIPE_SEED="$seed" RECIPE_RUN="$arm" RECIPE_DEALS="$deals" RECIPE_STEPS="$steps" \
             RECIPE_TEACHER="${RECIPE_TEACHER:-save-bot}" RECIPE_GAMES="${RECIPE_GAMES:-2000}" bash tools/recipes/full_laptop.sh
         if [ ! -e "$(run_of "$arm" "$seed")/sampled.json" ]; then exit 0; fi # its RECIPE_MINUTES are over, and it has said so
     done
@@ -79,9 +103,15 @@ for seed in $seeds; do
     missing=()
     for arm in "${arms[@]}"; do
         run=$(run_of "$arm" "$seed")
-        if [ -e "$run/sampled.json" ]; then continue; fi
+        if [ -e "$run/sampled.json" ]; then
+            check_run "$run"
+            continue
+        fi
         missing+=("$arm")
-        if [ "$board" != full ]; then rm -rf "$run"; fi # from an interrupted run
+        if [ "$board" != full ] && [ -e "$run" ]; then
+            echo "$name: $run has no sampled.json: it was interrupted, or is being trained. If it was interrupted: rm -r $run" >&2
+            exit 2
+        fi
     done
     if [ ${#missing[@]} = 0 ]; then continue; fi
     if [ "$board" = full ]; then
