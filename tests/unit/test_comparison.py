@@ -123,6 +123,17 @@ def test_another_metric_is_compared_in_the_steps_that_have_it(tmp_path: Path) ->
         load_arms({"a": [home]}, metric="exploitability")
 
 
+def test_the_last_steps_of_a_metric_that_few_steps_have_are_steps(tmp_path: Path) -> None:
+    rare = [float(step) if step % 20 == 0 else None for step in range(1, 101)]
+    _, arms = load_arms({"a": [made_run(tmp_path, rare)]})
+    comparison = compare_arms("laptop", arms, window=10)
+    assert comparison.training == ((100.0,),)
+    assert comparison.curves[0].mean.tolist() == [20.0, 40.0, 60.0, 80.0, 100.0]
+    wide = compare_arms("laptop", arms, window=41)
+    assert wide.training == ((80.0,),)
+    assert wide.curves[0].mean[-1] == 80.0
+
+
 @pytest.mark.parametrize(
     ("name", "metrics", "message"),
     [

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from boards import ALL_BOARDS, random_game, scripted_episodes, scripted_game
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions import (
     ConventionReport,
@@ -36,6 +38,7 @@ from hanabi_grpo.report.hanabi.conventions import (
     count_conventions,
 )
 from hanabi_grpo.rollout.recordings import write_episodes
+from made_games import play_episodes_sync
 
 LAPTOP = make_spec("laptop")
 
@@ -185,3 +188,11 @@ def test_recorded_games_of_two_boards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "both.jsonl").write_text("".join(records))
     with pytest.raises(SettingsError, match="holds games of several boards"):
         count_conventions(tmp_path / "both.jsonl")
+
+
+def test_games_of_another_environment_are_refused(tmp_path: Path) -> None:
+    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
+    games = play_episodes_sync(kuhn, [make_script(kuhn, "random")] * 2, "eval", [0])
+    write_episodes(tmp_path, 1, [games])
+    with pytest.raises(SettingsError, match=r"holds games of kuhn_poker; conventions are counted"):
+        count_conventions(tmp_path)

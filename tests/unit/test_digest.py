@@ -89,6 +89,11 @@ def test_the_command_says_whether_runs_are_equal(tmp_path: Path) -> None:
     assert result.output.count("equal to the first") == 1
     assert "differs from the first in player_1" in result.output
     assert run_digest(tmp_path / "a").metrics in result.output
+    # A demo keeps its run in a folder of its own.
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "a").rename(tmp_path / "demo" / "train")
+    result = CliRunner().invoke(app, ["digest", str(tmp_path / "demo"), names[1]])
+    assert "equal to the first" in result.output
 
 
 def test_a_folder_without_metrics_or_checkpoints_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,17 @@ def test_every_cut_through_the_key_begins_anew(tmp_path: Path) -> None:
         assert first_line["key"]["lineup"] == "iggi"
 
 
+def test_a_job_that_was_stopped_before_its_first_piece_blocks_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "work.part.jsonl"
+    with Ledger(path, KEY):
+        pass
+    other = {**KEY, "temperature": 0.5}
+    with Ledger(path, other) as book:
+        book.add({"seed": 0})
+    with Ledger(path, other) as book:
+        assert book.rows == [{"seed": 0}]
+
+
 def test_other_work_is_never_mixed_in(tmp_path: Path) -> None:
     path = tmp_path / "work.part.jsonl"
     with Ledger(path, KEY) as book:

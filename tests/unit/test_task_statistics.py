@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,12 +146,13 @@ def test_each_entry_by_hand() -> None:
     assert zero.first_seat.mean == pytest.approx((2 + 1) / 2)
     assert zero.other_seats.mean == pytest.approx((1 + 3) / 2)
     assert zero.gap.mean == pytest.approx(2.25)
-    assert zero.worst_partner == 2
-    assert zero.worst.mean == 1.0
-    assert one.worst_partner == 0
-    assert one.worst.mean == 1.0
-    assert two.worst_partner == 0, "of two equal partners the first"
-    assert two.worst.mean == 3.0
+    # Over both seats: 0 and 1 (2 + 1) / 2, 0 and 2 (1 + 3) / 2, 1 and 2 (4 + 3) / 2.
+    worst = [(entry.worst_partner, entry.worst.mean) for entry in (zero, one, two)]
+    assert worst == [(1, 1.5), (0, 1.5), (0, 2.0)]
+    # Opponents are met in seat 0: there the other seats are the same games.
+    opponents = replace(HAND_MADE, is_team=False)
+    worst = [(entry.worst_partner, entry.worst.mean) for entry in map(opponents.entry, range(3))]
+    assert worst == [(2, 1.0), (0, 1.0), (0, 3.0)]
     # Cross-play: 1.75, (1+4+2+3)/4, (3+3+1+4)/4.
     assert zero.cross_play.mean == pytest.approx(1.75)
     assert one.cross_play.mean == pytest.approx(2.5)
@@ -181,6 +183,6 @@ def test_a_missing_cell_spoils_what_needs_it_and_nothing_else() -> None:
     for name in ("cross_play", "gap"):
         assert all(math.isnan(value) for value in whole[name])
     assert [math.isfinite(entry.gap.mean) for entry in entries] == [True, False, False, True]
-    assert [entry.worst_partner is None for entry in entries] == [False, True, False, False]
+    assert [entry.worst_partner is None for entry in entries] == [False, True, True, False]
     assert math.isfinite(entries[1].other_seats.mean)
     assert math.isnan(entries[1].first_seat.mean)

@@ -7,6 +7,7 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.runs.digest import RunDigest, run_digest
+from hanabi_grpo.runs.run_folder import run_home
 
 
 def digest(
@@ -22,7 +23,7 @@ def digest(
     say = sayer(make_console())
     first: RunDigest | None = None
     for run in runs:
-        found = run_digest(run)
+        found = run_digest(run_home(run))
         say(f"{run}")
         say(f"  metrics   {found.metrics}")
         for name, adapter in found.adapters.items():

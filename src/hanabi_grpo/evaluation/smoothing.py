@@ -23,6 +23,27 @@ def trailing_mean(values: Sequence[float], width: int) -> list[float]:
     return means
 
 
+def recent_means(steps: Sequence[float], values: Sequence[float], num_steps: float) -> list[float]:
+    """Return for each value the mean over the last steps up to its own.
+
+    Args:
+        steps: The step of each value, ascending; some may have none.
+        values: The curve.
+        num_steps: Number of steps in a mean.
+
+    Example:
+        recent_means([0, 1, 20], [0.0, 3.0, 6.0], 10) == [0.0, 1.5, 6.0]
+    """
+    means = []
+    first = 0
+    for last, step in enumerate(steps):
+        while steps[first] <= step - num_steps:
+            first += 1
+        recent = values[first : last + 1]
+        means.append(sum(recent) / len(recent))
+    return means
+
+
 def bin_means(values: Sequence[float], number: int) -> list[float]:
     """Return the means of at most `number` bins of equal width.
 

@@ -100,6 +100,11 @@ class Ledger:
             self.add({"key": key})
             return
         stored_key, rows = self._parse(whole)
+        if stored_key != key and not rows:
+            # Stopped before its first piece: nothing is lost.
+            os.truncate(self.path, 0)
+            self.add({"key": key})
+            return
         if stored_key != key:
             raise SettingsError(
                 f"{self.path}: holds the finished part of a different job "

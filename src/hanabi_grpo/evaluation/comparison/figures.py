@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm, Run
 from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind, lineup_form
-from hanabi_grpo.evaluation.smoothing import trailing_mean
+from hanabi_grpo.evaluation.smoothing import recent_means
 from hanabi_grpo.evaluation.tables import sampling_name
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,
@@ -195,7 +195,7 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     lines = []
     for run in arm.runs:
         is_kept = run.x <= end
-        smoothed = trailing_mean(run.scores[is_kept].tolist(), window)
+        smoothed = recent_means(run.x[is_kept].tolist(), run.scores[is_kept].tolist(), window)
         lines.append(np.interp(steps, run.x[is_kept], smoothed))
     # (runs, steps)
     values = np.stack(lines)

@@ -128,9 +128,14 @@ def _named_apart(evaluations: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
 
 
 def _last_mean(run: Run, end: float, window: int) -> float:
-    """Return the mean score of a run's last `window` steps up to `end`."""
-    scores = run.scores[run.x <= end]
-    return float(scores[-window:].mean())
+    """Return the mean of a run's metric over its last `window` steps up to `end`.
+
+    A metric that is measured less often has at least its last value.
+    """
+    is_before = run.x <= end
+    steps = run.x[is_before]
+    is_recent = (steps > end - window) | (steps == steps[-1])
+    return float(run.scores[is_before][is_recent].mean())
 
 
 def comparison_sheets(comparison: Comparison) -> list[Sheet]:

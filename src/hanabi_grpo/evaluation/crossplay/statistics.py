@@ -60,10 +60,10 @@ class EntryFigures:
     gap: Estimate
     """`self_play` - `cross_play`, paired by task."""
     worst: Estimate
-    """The lowest other cell of the row. It is chosen by the same noisy scores, which biases it
-    downward."""
+    """With the other entry with which it scores lowest: in both seats, or against an opponent in
+    seat 0. It is chosen by the same noisy scores, which biases it downward."""
     worst_partner: int | None
-    """The entry of that cell; None where a cell is missing."""
+    """That entry; None where a cell is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,6 +74,8 @@ class Matrix:
     """(N, N, n), see the module; NaN: not played."""
     starts: NDArray[np.int64]
     """(n,): cluster of each task."""
+    is_team: bool = True
+    """Whether a cell's score is that of both entries, so that both orders of a pair count."""
 
     @property
     def means(self) -> NDArray[np.float64]:
@@ -101,11 +103,13 @@ class Matrix:
         cross_play = (first_seat + other_seats) / 2
         worst_partner = None
         worst = Estimate(math.nan, math.nan)
-        if np.isfinite(row).all():
-            position = int(row.mean(axis=1).argmin())
+        # (N - 1, n): with each other entry.
+        with_others = (row + column) / 2 if self.is_team else row
+        if np.isfinite(with_others).all():
+            position = int(with_others.mean(axis=1).argmin())
             # The row lacks the entry's own cell, so later positions are one lower.
             worst_partner = position if position < entry else position + 1
-            worst = self.cell(entry, worst_partner)
+            worst = self.over_tasks(with_others[position])
         return EntryFigures(
             self_play=self.over_tasks(self_play),
             first_seat=self.over_tasks(first_seat),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,7 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
     matrix = Matrix(
         scores=np.asarray(scores, dtype=np.float64).reshape(shape),
         starts=np.asarray(starts, dtype=np.int64),
+        is_team=plan.is_team,
     )
     opponents = None
     if is_versus(plan.setup.spec):
@@ -137,7 +138,7 @@ def _methods(plan: Plan, matrix: Matrix) -> tuple[MethodFigures, ...]:
     seeds = {name: numbers for name, numbers in members.items() if len(numbers) > 1}
     figures = []
     for name, numbers in seeds.items():
-        own = Matrix(scores=matrix.scores[np.ix_(numbers, numbers)], starts=matrix.starts)
+        own = replace(matrix, scores=matrix.scores[np.ix_(numbers, numbers)])
         with_others = {}
         for other, other_numbers in seeds.items():
             if other != name:

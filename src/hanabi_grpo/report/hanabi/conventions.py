@@ -10,6 +10,7 @@ from hanabi_grpo.envs.hanabi.conventions import (
     ConventionReport,
     convention_report,
 )
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
@@ -41,6 +42,12 @@ def count_conventions(path: Path) -> tuple[ConventionReport, list[str]]:
         SettingsError: There are no games, or games of several boards.
     """
     recordings, notes = read_recordings(recording_files(path))
+    others = {recording.episode.env for recording in recordings} - {HANABI.name}
+    if others:
+        raise SettingsError(
+            f"{path}: holds games of {', '.join(sorted(others))}; conventions are counted in "
+            "games of hanabi."
+        )
     games = [make_timeline(recording).game for recording in recordings]
     boards = {}
     for game in games:
