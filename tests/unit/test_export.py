@@ -18,6 +18,8 @@ from typer.testing import CliRunner, Result
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_lineup
+from hanabi_grpo.report.export.card import presets
+from hanabi_grpo.report.export.origin import read_origin
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
@@ -185,6 +187,36 @@ def test_the_card_has_results_of_these_weights_only_with_their_errors(
     for text in ("## Limits", "exactly the base model", "5.45 ± 0.10 over 10 steps"):
         assert text in team.content
     assert str(tmp_path) not in team.content
+
+
+def test_the_command_of_the_card_plays_what_was_trained(trained: Path) -> None:
+    settings_file = trained / "run" / "settings.json"
+    before = settings_file.read_text()
+    document = json.loads(before)
+    settings = document["settings"]
+    # As a run with a dataset: the board is known by the hash of its rules.
+    settings.pop("HANABI_PRESET", None)
+    settings |= {"HANABI_MEMORY": "turn", "HANABI_DEDUCTIONS": "counted", "HANABI_COLORS": 2}
+    settings |= {"HANABI_REWARD_ILLEGAL": -0.1, "HANABI_OTHER_PLAY": True}
+    settings_file.write_text(json.dumps(document))
+    try:
+        assert run_export(trained / "run", "--out", "counted").exit_code == 0
+    finally:
+        settings_file.write_text(before)
+    card = Path("counted/README.md").read_text()
+    [command] = [line for line in card.splitlines() if "hanabi-grpo evaluate" in line]
+    for part in ("PRESET=laptop", "MEMORY=turn", "DEDUCTIONS=counted", "COLORS=2"):
+        assert f"HANABI_{part} " in command
+    assert "REWARD" not in command
+    assert "OTHER_PLAY" not in command
+
+
+def test_a_board_is_known_by_its_hash_whatever_its_messages_deduce(trained: Path) -> None:
+    saved = read_adapters(trained / "run/checkpoint-50")
+    board_hash = LAPTOP.spec().hash
+    facts = {"spec_hashes": [f"{board_hash}-counted", board_hash, "0123456789ab"]}
+    origin = replace(read_origin(trained / "run/checkpoint-50"), saved=replace(saved, facts=facts))
+    assert presets(replace(origin, settings={})) == ["laptop", "0123456789ab"]
 
 
 def test_a_hub_name_of_the_base_model_is_in_card_and_configuration(trained: Path) -> None:

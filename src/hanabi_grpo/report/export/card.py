@@ -3,6 +3,7 @@
 Its text is templates/card.md.j2.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,20 +16,14 @@ from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.report.page import templates
 from hanabi_grpo.runs.manifest import spec_hashes
 from hanabi_grpo.runs.saved_adapters import SavedAdapters
+from hanabi_grpo.settings import variables
 from hanabi_grpo.settings.variables import typed
 from hanabi_grpo.tracking.artifact import table_cell
 
-_GAME_SETTINGS = (
-    "HANABI_ENV",
-    "HANABI_PLAYERS",
-    "HANABI_OBSERVATION",
-    "HANABI_LEGAL_MOVES",
-    "HANABI_THINKING",
-    "MAX_COMPLETION_LENGTH",
-    "TEMPERATURE",
-    "HANABI_PRESET",
-)
-"""Settings of a game that must be the same as in training."""
+_GAME = "game"
+"""Section of the settings that decide what players read and may reply."""
+_NOT_OF_GAMES = re.compile(r"HANABI_REWARD_.*|HANABI_OTHER_PLAY")
+"""Those of them that matter for training only."""
 _DEFAULT_PARTNER = "random"
 """Script in the card's example if the environment is not installed or has no scripts."""
 
@@ -127,8 +122,12 @@ def presets(origin: Origin) -> list[str]:
     for name, board in PRESETS.items():
         for players in board.players:
             names.setdefault(make_spec(name, players).hash, name)
-    hashes = spec_hashes(origin.saved.facts)
-    return [names.get(board_hash, board_hash) for board_hash in hashes]
+    presets = []
+    for spec_hash in spec_hashes(origin.saved.facts):
+        # Behind a dash it names the deductions and the like, which are settings of their own.
+        board_hash = spec_hash.partition("-")[0]
+        presets.append(names.get(board_hash, spec_hash))
+    return list(dict.fromkeys(presets))
 
 
 def _row(played: PlayedResult) -> tuple[object, ...]:
@@ -149,13 +148,19 @@ def _row(played: PlayedResult) -> tuple[object, ...]:
 def _settings_prefix(origin: Origin, base: str) -> str:
     """Return the settings of training as a shell prefix of a command."""
     values: dict[str, Any] = {"MODEL": base, "LORA_RANK": origin.saved.lora_rank}
-    for name in _GAME_SETTINGS:
-        if name in origin.settings:
-            values[name] = origin.settings[name]
+    env = str(origin.settings.get("HANABI_ENV", "hanabi"))
+    for variable in variables(env):
+        if variable.section != _GAME or _NOT_OF_GAMES.fullmatch(variable.env):
+            continue
+        value = origin.settings.get(variable.env)
+        # A default may be another one on the reader's machine.
+        is_default = typed(value) == variable.cpu == variable.gpu
+        if value is not None and not is_default:
+            values[variable.env] = value
     if "HANABI_PRESET" not in values:
         names = presets(origin)
-        # "laptop with half of its decks" is not a preset.
-        if len(names) == 1 and " " not in names[0]:
+        # Rules that this version does not have are named by their hash.
+        if len(names) == 1 and names[0] in PRESETS:
             values["HANABI_PRESET"] = names[0]
     prefix = ""
     for name, value in values.items():
