@@ -24,6 +24,7 @@ from hanabi_grpo.training.estimators import (
     make_estimator,
     names_needing,
 )
+from hanabi_grpo.training.estimators.normalization import Method, normalize
 from hanabi_grpo.types import Episode, Turn
 from made_games import made_episode, made_turn
 
@@ -297,3 +298,12 @@ def test_numbers_too_large_to_compare_are_never_a_quiet_zero(
     for episodes in (huge, high):
         values = flat(estimator.advantages(episodes, 0, context))
         assert any(not math.isfinite(value) or abs(value) > 0.1 for value in values)
+
+
+def test_equal_credits_are_not_divided_by_a_deviation_of_nothing() -> None:
+    flat = normalize([[3.0], [3.0, 3.0]], Method.STD, once_a_game=False)
+    assert flat == [[3.0], [3.0, 3.0]]
+    assert normalize([[3.0], [3.0]], Method.MEAN_STD, once_a_game=False) == [[0.0], [0.0]]
+    [[low], [high]] = normalize([[1.0], [3.0]], Method.STD, once_a_game=False)
+    assert high == pytest.approx(3 * low)
+    assert high < 3.0

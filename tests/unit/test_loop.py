@@ -670,6 +670,17 @@ def test_the_only_player_that_is_trained_begins_its_next_phase_with_its_best_ver
     assert same_weights(versions[4], versions[1])
     assert not same_weights(versions[5], versions[1])
     assert same_weights(versions[6], versions[1])
+    # Resumed, it is still over, whatever MAX_STEPS says.
+    assert made.run.state.step == 6
+    assert list(made.run.remaining_steps()) == []
+
+
+def test_a_fork_has_its_own_beta(tmp_path: Path) -> None:
+    for target, weight in ((None, 0.5), (0.1, 0.01)):
+        made = RunOfATest(tmp_path, beta=0.5, kl_target=target)
+        # The state of the run that it continues.
+        made.run.state = replace(made.run.state, kl_weights={"player_0": 0.01})
+        assert made.run._kl_weights() == {"player_0": weight, "player_1": 0.5}
 
 
 def test_an_entropy_target_falls_with_the_rate_of_the_player_whose_bonus_it_is(

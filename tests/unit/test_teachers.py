@@ -117,6 +117,12 @@ def settings(**given: Any) -> Settings:
             {"player_0": "iggi"},
         ),
         (
+            # Players who change seats all learn.
+            ("iggi",),
+            {"partners": ("player_1=hint-bot",), "partner_share": 1.0, "swap_every": 5},
+            {"player_0": "iggi", "player_1": "iggi"},
+        ),
+        (
             ("base", "player_0=outputs/run:player_1"),
             {},
             {"player_0": "outputs/run:player_1", "player_1": "base"},

@@ -61,6 +61,26 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"resample_flat": 1, "advantage": "return_to_go"},
         "HANABI_ADVANTAGE=return_to_go: .* use one of grpo,",
     ),
+    (
+        {"resample_flat": 1, "whiten_rewards": True},
+        "HANABI_RESAMPLE_FLAT=1 with HANABI_WHITEN_REWARDS=1: games of equal reward have a gradien",
+    ),
+    (
+        {"resample_flat": 1, "beta": 0.1, "kl_in": "reward"},
+        "HANABI_RESAMPLE_FLAT=1 with HANABI_KL_IN=reward: games of equal reward have a gradient",
+    ),
+    (
+        {"entropy_target": 0.5},
+        "HANABI_ENTROPY_TARGET=0.5 with HANABI_ENTROPY_BONUS=0: .*set HANABI_ENTROPY_BONUS",
+    ),
+    (
+        {"beta": 0.1, "kl_in": "reward", "teacher": ("iggi",), "reward_weight": 0.0},
+        "HANABI_KL_IN=reward with HANABI_REWARD_WEIGHT=0.0: .*player_0 would not learn from it",
+    ),
+    (
+        {"partners": ("player_1=iggi",), "partner_share": 1.0, "freeze": ("player_0",)},
+        "HANABI_FREEZE=player_0 and a partner in the seat of player_1 in every task: no player",
+    ),
 ]
 """Settings, and how the refusal begins."""
 

@@ -3,6 +3,7 @@
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.per_player import entries
+from hanabi_grpo.settings.teachers import parse_teachers
 from hanabi_grpo.training.estimators import (
     DISCOUNTED,
     ESTIMATORS,
@@ -37,6 +38,7 @@ def check_objective(settings: Settings) -> None:
     _check_minibatches(settings)
     _check_paid(settings)
     _check_kl(settings)
+    _check_entropy(settings)
     _check_token_filter(settings)
     _check_sequential(settings)
     _check_critic(settings)
@@ -138,12 +140,31 @@ def _check_kl(settings: Settings) -> None:
                     "weight of that term (with HANABI_KL_TARGET its initial value), e.g. 0.01, or "
                     "unset it."
                 )
+    if settings.kl_in == "reward":
+        for player in parse_teachers(settings):
+            if not settings.reward_weight_of(player):
+                raise SettingsError(
+                    f"HANABI_KL_IN=reward with HANABI_REWARD_WEIGHT={settings.reward_weight}: the "
+                    f"KL is part of the reward, so {player} would not learn from it; set "
+                    "HANABI_KL_IN=loss."
+                )
     if settings.kl_in == "reward" and ESTIMATORS[settings.advantage].needs.is_credit:
         raise SettingsError(
             f"HANABI_KL_IN=reward with HANABI_ADVANTAGE={settings.advantage}: this estimator "
             "divides the reward of the whole team, but the KL is a cost of one player; set "
             "HANABI_KL_IN=loss, or use another estimator."
         )
+
+
+def _check_entropy(settings: Settings) -> None:
+    """Refuse an entropy target that has no effect."""
+    if settings.entropy_target is None or settings.entropy_bonus:
+        return
+    raise SettingsError(
+        f"HANABI_ENTROPY_TARGET={settings.entropy_target:g} with HANABI_ENTROPY_BONUS=0: the "
+        "target ends a bonus, and there is none, so it has no effect; set HANABI_ENTROPY_BONUS, "
+        "e.g. 0.05, or unset the target."
+    )
 
 
 def _check_token_filter(settings: Settings) -> None:

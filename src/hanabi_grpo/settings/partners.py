@@ -223,6 +223,17 @@ def without_weight(entry: str) -> str:
     return split_weight(entry)[0]
 
 
+def replaced_player(settings: Settings) -> str | None:
+    """Return the player who never plays, because a partner takes its seat in every task.
+
+    None if all players have games: always with HANABI_ADAPTERS=shared, and with HANABI_SWAP_EVERY,
+    where players change seats.
+    """
+    if settings.adapters == SHARED_ADAPTER or settings.swap_every:
+        return None
+    return always_partner(read_pool(settings), settings.partner_share)
+
+
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
     """Return the player whose seat a partner takes in every task; None if there is no such seat."""
     seats = {partner.seat for partner in pool}

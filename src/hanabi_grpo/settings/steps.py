@@ -9,6 +9,7 @@ from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.settings.objective import check_objective, run_estimator
+from hanabi_grpo.settings.partners import replaced_player
 from hanabi_grpo.settings.per_player import check_per_player
 from hanabi_grpo.settings.teachers import VARIABLES_OF_TEACHERS, check_teacher, parse_teachers
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
@@ -235,11 +236,13 @@ def check_updates(settings: Settings) -> None:
 
 
 def trained_players(settings: Settings) -> tuple[str, ...]:
-    """Return the players that are not frozen, in turn order, e.g. ("player_0",).
+    """Return the players that can learn, in turn order, e.g. ("player_0",).
 
-    With HANABI_UPDATE=best_response only one of these is trained; see `training.phases`.
+    Those are neither frozen nor replaced by a partner in every task. With
+    HANABI_UPDATE=best_response only one of these is trained; see `training.phases`.
     """
-    return tuple(name for name in player_names(settings.players) if name not in settings.freeze)
+    resting = {*settings.freeze, replaced_player(settings)}
+    return tuple(name for name in player_names(settings.players) if name not in resting)
 
 
 def _check_players(settings: Settings) -> None:
@@ -270,9 +273,11 @@ def _check_players(settings: Settings) -> None:
                     "cannot be told apart; unset it, or set HANABI_ADAPTERS=per_player."
                 )
     if not trained_players(settings):
+        replaced = replaced_player(settings)
+        partner = f" and a partner in the seat of {replaced} in every task" if replaced else ""
         raise SettingsError(
-            f"HANABI_FREEZE={','.join(settings.freeze)}: no player is left to train; remove at "
-            "least one."
+            f"HANABI_FREEZE={','.join(settings.freeze)}{partner}: no player is left to train; "
+            "remove at least one."
         )
 
 
@@ -305,6 +310,17 @@ def _check_resampling(settings: Settings) -> None:
             "groups are flat, but the server would play the new ones with a newer version; unset "
             "one of them."
         )
+    changes = {
+        "HANABI_WHITEN_REWARDS=1": settings.whiten_rewards,
+        "HANABI_WHITEN_ADVANTAGES=1": settings.whiten_advantages,
+        "HANABI_KL_IN=reward": bool(settings.beta) and settings.kl_in == "reward",
+    }
+    for change, is_set in changes.items():
+        if is_set:
+            raise SettingsError(
+                f"{given} with {change}: games of equal reward have a gradient, too, so a step "
+                "without them is biased; unset one of them."
+            )
     if settings.advantage not in GROUP_ESTIMATORS:
         raise SettingsError(
             f"{given} with HANABI_ADVANTAGE={settings.advantage}: this estimator compares games of "

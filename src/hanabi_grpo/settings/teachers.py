@@ -13,10 +13,10 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.partners import (
     MAX_GUEST_ADAPTERS,
-    always_partner,
     num_adapters,
     num_kept_versions,
     read_pool,
+    replaced_player,
     seated,
 )
 from hanabi_grpo.settings.refs import (
@@ -198,9 +198,9 @@ def _check_unread(settings: Settings) -> None:
 def _resting(settings: Settings) -> dict[str, str]:
     """Return the players that do not learn, and the setting that says so."""
     resting = {name: f"HANABI_FREEZE={','.join(settings.freeze)}" for name in settings.freeze}
-    partner_seat = always_partner(read_pool(settings), settings.partner_share)
-    if partner_seat is not None and settings.adapters != SHARED_ADAPTER:
-        resting[partner_seat] = "HANABI_PARTNER_SHARE=1, where a partner always takes its seat"
+    replaced = replaced_player(settings)
+    if replaced is not None:
+        resting[replaced] = "HANABI_PARTNER_SHARE=1, where a partner always takes its seat"
     return resting
 
 

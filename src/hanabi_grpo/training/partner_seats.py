@@ -21,11 +21,11 @@ from hanabi_grpo.settings.partners import (
     MAX_GUEST_ADAPTERS,
     Draw,
     Partner,
-    always_partner,
     choose_step,
     describe_pool,
     draw,
     read_pool,
+    replaced_player,
 )
 from hanabi_grpo.settings.refs import NOT_HELD, CheckpointRef, Place, UrlRef, unknown_url
 from hanabi_grpo.settings.teachers import (
@@ -36,7 +36,7 @@ from hanabi_grpo.settings.teachers import (
 )
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.training.matchmaking import PartnerRecord
-from hanabi_grpo.types import SHARED_ADAPTER, player_name
+from hanabi_grpo.types import player_name
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class PartnerSeats:
                 logger.info("partner %s: %s", partner.spec, known[partner.spec])
             elif partner.place is not None:
                 self._load_checkpoint(partner, partner.place, facts)
-        name = always_partner(self.pool, self._settings.partner_share)
-        if name is not None and self._settings.adapters != SHARED_ADAPTER:
+        name = replaced_player(self._settings)
+        if name is not None:
             logger.warning(
                 "%s is not trained: HANABI_PARTNER_SHARE=1 and every partner takes its seat",
                 name,

@@ -403,6 +403,8 @@ class TrainingRun:
     def remaining_steps(self) -> Iterator[int]:
         """Yield the 0-based number of each step that is left, e.g. 0, 1, 2 for MAX_STEPS=3."""
         self._policy.trained_module.train()
+        if self._validation.ended_at(self.state.step):
+            return
         for step in range(self.state.step, self._parts.max_steps):
             self._step_started = time.perf_counter()
             self._events.begin_step()
@@ -701,6 +703,9 @@ class TrainingRun:
     def _kl_weights(self) -> dict[str, float]:
         """Return the weight of each player's KL term in this step."""
         weights = dict.fromkeys(player_names(self._settings.players), self._settings.beta)
+        if self._settings.kl_target is None:
+            # A fork may have another BETA than the run whose state it continues.
+            return weights
         return weights | dict(self.state.kl_weights)
 
     def _adapt_kl_weights(self, weights: Mapping[str, float], kl_of: Mapping[str, float]) -> None:

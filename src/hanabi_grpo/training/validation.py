@@ -205,9 +205,32 @@ class Validation:
             finished_player=phase.finished_player if is_validated else None,
         )
 
-    def _ends_without_phases(self, step: int) -> bool:
+    def ended_at(self, step: int) -> bool:
+        """Return whether the run ended with this step because of its last validation.
+
+        A run that is resumed then has nothing left to train.
+        """
+        rows = choosing(self.rows)
+        # The version of a step is validated before the step is made.
+        if not rows or rows[-1].step != step - 1:
+            return False
+        phase = self.phase
+        has_ended = self._is_out_of_patience() if phase is None else phase.ends_run
+        if has_ended:
+            logger.info(
+                "the run ended at step %d, because no version is better than %s; to go on, raise "
+                "HANABI_EVAL_PATIENCE",
+                step,
+                self.best,
+            )
+        return has_ended
+
+    def _is_out_of_patience(self) -> bool:
         patience = self._settings.eval_patience
-        if not patience or self.stale < patience:
+        return bool(patience) and self.stale >= patience
+
+    def _ends_without_phases(self, step: int) -> bool:
+        if not self._is_out_of_patience():
             return False
         logger.info("no version is better than %s: the run ends after step %d", self.best, step + 1)
         return True

@@ -12,7 +12,10 @@ Source: `reward_normalization` of ROLL and MARSHAL. Their `grouping` (state, tag
 from collections.abc import Sequence
 from enum import StrEnum
 
-from hanabi_grpo.training.estimators.arithmetic import divisor, mean
+from hanabi_grpo.training.estimators.arithmetic import deviation, divisor, mean
+
+_FLAT = 1e-6
+"""Deviation below which credits count as equal."""
 
 
 class Over(StrEnum):
@@ -69,4 +72,7 @@ def normalize(
         counted.extend(game[:1] if once_a_game else game)
     center = mean(counted) if method.is_centered else 0.0
     scale = divisor(counted, method.is_divided)
+    if not method.is_centered and deviation(counted) < _FLAT:
+        # Divided by a deviation of 0, equal credits would be the largest of the step.
+        scale = 1.0
     return [[(value - center) / scale for value in game] for game in values]
