@@ -1,9 +1,10 @@
 """Lineups as people type them, resolved against a server; models of a server in games here."""
 
 import asyncio
+import functools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hanabi_grpo.agents.remote_server import RemotePlayer
 from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
@@ -26,9 +27,9 @@ from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.runs.validation import FILE, Validated, write_validations
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import Role, ScriptRef
+from hanabi_grpo.settings.refs import AdapterRef, Role, ScriptRef
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply
-from server_app import running_app
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
 
 CONFIG = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/models/tiny"}
 
@@ -320,6 +321,58 @@ def play(client: Any, seat: str = "player_1@7", *, config: EnvConfig = LAPTOP) -
     script = make_script(setup, "hint-bot")
     model = RemotePlayer(client=client, name=seat, max_tokens=4, temperature=0.5)
     return asyncio.run(play_episode(setup.task("human", 3), [script, model]))
+
+
+@pytest.fixture
+def app() -> Iterator[RunningApp]:
+    with running_app() as running:
+        yield running
+
+
+def test_a_game_goes_on_with_the_version_that_a_trainer_pushes_meanwhile(app: RunningApp) -> None:
+    trainer = RolloutClient(app.url)
+    push_to(trainer, app, version=1)
+    client = RolloutClient(app.url)
+    resolver = SeatResolver(client, Settings())
+    setup = Setup(HANABI, LAPTOP)
+
+    def push(version: int) -> None:
+        bodies = {name: (adapter_bytes(float(version)), PEFT_CONFIG) for name in PLAYERS}
+        trainer.push(version, bodies)
+
+    class Pusher:
+        """Plays seat 0 at random; before its second move the trainer pushes."""
+
+        name = "pusher"
+
+        def seat(self, player: int, *, task: Any, game: int) -> Any:
+            inner = make_script(setup, "random").seat(player, task=task, game=game)
+            turns = iter(range(100))
+
+            class Seat:
+                async def reply(self, seen: Observation) -> Reply:
+                    if next(turns) == 1:
+                        push(2)
+                    return await inner.reply(seen)
+
+            return Seat()
+
+    ref = AdapterRef(adapter="player_1")
+    model = RemotePlayer(
+        client=client,
+        name=resolver.seat(ref, 1),
+        max_tokens=4,
+        temperature=1.0,
+        renew=functools.partial(resolver.renewed, ref, 1),
+    )
+    episode = asyncio.run(play_episode(setup.task("human", 3), [Pusher(), model]))
+    versions = [turn.version for turn in episode.trajectory(1)]
+    assert versions[0] == 1 and versions[-1] == 2
+    # Without it the game ends where the server no longer has the version.
+    push(3)
+    fixed = replace(model, name="player_1@2", renew=None)
+    with pytest.raises(ServerError, match="player_1@2 is required"):
+        asyncio.run(play_episode(setup.task("human", 3), [Pusher(), fixed]))
 
 
 @pytest.mark.parametrize(("memory", "kept"), [("game", 20), (2, 1)])

@@ -245,6 +245,12 @@ class SeatResolver:
                 return self._uploaded(local_folder(place), adapter, player)
         raise SettingsError(f"{ref}: not a policy that a server can play.")
 
+    def renewed(self, ref: Ref, player: int) -> str:
+        """Return the policy of one seat as `seat` does, at the server's present version."""
+        self._identity = None
+        self.forget_guests()
+        return self.seat(ref, player)
+
     def forget_guests(self) -> None:
         """Upload adapters again when they are next needed.
 

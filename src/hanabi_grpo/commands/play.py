@@ -5,6 +5,7 @@ Scripts or models have the other seats.
 
 import asyncio
 import contextlib
+import functools
 import io
 import secrets
 import shlex
@@ -136,6 +137,7 @@ def play(
                     name=seat_names[seat],
                     max_tokens=served.max_tokens,
                     temperature=served.temperature,
+                    renew=functools.partial(served.resolver.renewed, ref, seat),
                 )
                 seated.append(model)
         say(_title(game, number, specs))
