@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip(
@@ -199,3 +200,13 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
         Referee(Setup(environment, wrong).task("eval", 1))
     with pytest.raises(SettingsError, match=r"is not an OpenEnv server .* start it first"):
         registry.get("openenv:localhost:1")
+
+
+def test_a_mistake_over_http_is_answered_with_its_reason(url: str) -> None:
+    for path, body, reason in (
+        ("reset", {"seed": 3, "split": "test"}, "this server offers"),
+        ("step", {"action": {"reply": "Play 0"}}, "send reset first"),
+    ):
+        answer = httpx.post(f"{url}/{path}", json=body, trust_env=False)
+        assert answer.status_code == 422, answer.text
+        assert reason in answer.json()["detail"]

@@ -168,6 +168,14 @@ def test_each_game_is_evaluated_and_written_to_a_file_of_its_own(
     assert scalars(Path("result-figures"), "evaluate/kuhn_poker/random/score/mean") == [
         (2, pytest.approx(results[1].mean))
     ]
+    # A second call is recorded behind the first: W&B takes no step twice.
+    answer = run("evaluate", "random", "--tasks", "5,6", "--out", "result.json")
+    assert answer.exit_code == 0, answer.output
+    again = read_result(Path("result-laptop.json"))
+    assert scalars(Path("result-figures"), "evaluate/laptop/random/score/mean") == [
+        (1, pytest.approx(results[0].mean)),
+        (3, pytest.approx(again.mean)),
+    ]
 
 
 def test_the_json_of_several_games_is_one_document() -> None:

@@ -417,7 +417,8 @@ class RolloutClient:
             base: Fingerprint of its base model, if the server has several; None: its shapes decide.
 
         Returns:
-            The seat that names it in requests, e.g. "frozen_0123456789abcdef@50".
+            The seat that names it in requests, e.g. "frozen_0123456789abcdef@50". If the server
+            holds the same weights as another version, it is that version's.
 
         Raises:
             ServerError: The server refused it, or its receipt does not match the upload.
@@ -427,20 +428,15 @@ class RolloutClient:
         seat = f"{name}@{version}"
         what = f"uploading {seat}"
         receipt = self._upload(what, "/frozen/", version, weights, config, sha256=sha256, base=base)
-        sent = {
-            "seat": seat,
-            "name": name,
-            "version": version,
-            "sha256": sha256,
-            "config_sha256": config_digest(config),
-        }
+        sent = {"name": name, "sha256": sha256, "config_sha256": config_digest(config)}
         received = {key: receipt.get(key) for key in sent}
-        if received != sent:
+        held = receipt.get("seat")
+        if received != sent or held != f"{name}@{receipt.get('version')}":
             raise ServerError(
                 f"{self.url}: receipt for {seat} is {receipt}; the server does not hold what was "
                 "uploaded. Restart it."
             )
-        return seat
+        return str(held)
 
     def reply(self, request: ReplyRequest) -> Reply:
         """Sample one reply in a conversation; the server does not keep any state of it.

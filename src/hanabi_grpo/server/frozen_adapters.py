@@ -75,10 +75,11 @@ class FrozenAdapters:
     ) -> HeldAdapter:
         """Check an upload, load it and hold it under the name of its content.
 
-        An adapter that is already held is only touched. After the check, loading runs to its end
-        even when the caller is cancelled. To make room, the least recently used adapter that no
-        rollout uses is dropped first, and stays dropped if loading fails. A guest's upload never
-        drops an adapter of the session's trainer.
+        An adapter that is already held is only touched, also as another version: a player that does
+        not learn has the same weights in all checkpoints of its run. After the check, loading runs
+        to its end even when the caller is cancelled. To make room, the least recently used adapter
+        that no rollout uses is dropped first, and stays dropped if loading fails. A guest's upload
+        never drops an adapter of the session's trainer.
 
         Args:
             upload: The adapter.
@@ -105,18 +106,25 @@ class FrozenAdapters:
 
     async def _add(self, upload: Upload, is_session: bool) -> HeldAdapter:
         async with self._lock:
-            if upload.name not in self._held:
+            adapter = self._same_content(upload)
+            if adapter is None:
                 if self._is_full(is_session):
                     await self._make_room(upload.name, is_session)
-                self._held[upload.name] = await self._load(upload)
+                adapter = self._held[upload.name] = await self._load(upload)
                 logger.info(
                     "frozen adapter: %s (%d of %d held)", upload.name, len(self._held), MAX_FROZEN
                 )
             if is_session:
-                self._of_session.add(upload.name)
-            adapter = self._held[upload.name]
+                self._of_session.add(adapter.name)
             self.touch(adapter)
             return adapter
+
+    def _same_content(self, upload: Upload) -> HeldAdapter | None:
+        """Return the held adapter with the content of an upload; its name is a digest of that."""
+        for adapter in self._held.values():
+            if adapter.adapter == upload.adapter and adapter.base == upload.base:
+                return adapter
+        return None
 
     def _is_full(self, is_session: bool) -> bool:
         if len(self._held) >= MAX_FROZEN:

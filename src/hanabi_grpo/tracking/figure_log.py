@@ -47,6 +47,10 @@ class FigureLog:
         self._name = name
         self._last_step = last_step
         self._monitors = MonitorGroup([])
+        self._num_earlier = 0
+        """The last number that earlier calls with the same folder recorded."""
+        self._offset: int | None = None
+        """Added to every number; None: not known before the first."""
         self._started = time.time()
 
     def __enter__(self) -> Self:
@@ -69,9 +73,10 @@ class FigureLog:
             monitors.append(TensorBoardMonitor(self.folder))
         if "wandb" in settings.report_to and settings.wandb_mode != "disabled":
             monitors.append(WandbMonitor(self.folder))
-        done = max((row["step"] for row in read_history(self.folder / METRICS)), default=0)
+        rows = read_history(self.folder / METRICS)
+        self._num_earlier = max((row["step"] for row in rows), default=0)
         self._monitors = MonitorGroup(monitors)
-        self._monitors.start(done)
+        self._monitors.start(self._num_earlier)
         return self
 
     def __exit__(
@@ -86,14 +91,19 @@ class FigureLog:
     def add(self, step: int, figures: Mapping[str, float]) -> None:
         """Record figures.
 
+        A command that continues an earlier one goes on counting. One that begins anew in the same
+        folder is recorded behind it, because the monitors take no number twice.
+
         Args:
             step: Progress so far, e.g. the number of tasks.
             figures: Figures by name; `games` is the number of games that they cover.
         """
+        if self._offset is None:
+            self._offset = self._num_earlier if step <= self._num_earlier else 0
         self._monitors.log(
             StepRow(
-                step=step,
-                max_steps=self._last_step,
+                step=self._offset + step,
+                max_steps=self._offset + self._last_step,
                 seconds=time.time() - self._started,
                 metrics=figures,
             )

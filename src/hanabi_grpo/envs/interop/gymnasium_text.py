@@ -56,7 +56,8 @@ def gymnasium_game(name: str) -> Foreign:
     _, _, env_id = name.partition(":")
     try:
         env = gymnasium.make(env_id, disable_env_checker=True)
-    except gymnasium.error.Error as error:
+    # Its packages may raise anything, e.g. an ImportError for a simulator that is not installed.
+    except Exception as error:
         raise SettingsError(
             f"env={name!r}: {error} Packages register environments with an entry point in the "
             "group gymnasium.envs."

@@ -12,11 +12,13 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.interop.openenv_places import IDLE_SECONDS, Places
 from hanabi_grpo.envs.wrappers import SeatEnv
-from hanabi_grpo.errors import IllegalActionError, SettingsError, shown
+from hanabi_grpo.errors import HanabiGrpoError, IllegalActionError, SettingsError, shown
 from hanabi_grpo.types import player_name
 
 SPLITS = ("openenv", "train")
@@ -172,6 +174,11 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         )
 
 
+async def _answer_mistake(request: Request, error: Exception) -> JSONResponse:
+    """Answer a request that asks for what the environment refuses; nothing is logged."""
+    return JSONResponse({"detail": str(error)}, status_code=422)
+
+
 def openenv_app(
     setup: Setup[Any],
     seat: int,
@@ -205,4 +212,6 @@ def openenv_app(
     app = create_app(
         make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions
     )
+    # Over HTTP every request has an environment of its own, so a step without a reset is common.
+    app.add_exception_handler(HanabiGrpoError, _answer_mistake)
     return Places(app, sessions=sessions, idle_seconds=idle_seconds)
