@@ -401,6 +401,7 @@ def test_too_many_engines_and_a_gpu_in_use_fail(tmp_path: Path) -> None:
     checks = run_with_gpus(tmp_path, 8, free=40_000, **environ)
     assert checks["server gpus"]["status"] == "fail"
     assert "needs 8 GPUs" in checks["server gpus"]["finding"]
+    assert checks["server gpus"]["remedy"] == "export VLLM_DATA_PARALLEL_SIZE=1"
     assert checks["gpu memory"]["status"] == "fail"
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
 

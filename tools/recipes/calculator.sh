@@ -18,7 +18,8 @@ out=${TOOL_OUT:-outputs/calculator}
 mkdir -p "$out"
 export HANABI_PLAYERS=1 DEMO_ENV=vote-calculator DEMO_STEPS=${DEMO_STEPS:-150}
 default_env MAX_COMPLETION_LENGTH 16
-model=outputs/tiny-$DEMO_ENV-$HANABI_PLAYERS-players
+# The demo's own name for it.
+model=outputs/tiny-$DEMO_ENV-$HANABI_PLAYERS-players${DEMO_MODEL_SEED:+-seed-$DEMO_MODEL_SEED}
 for seed in ${TOOL_SEEDS:-0}; do
     for tools in calculator none; do
         folder=$out/$tools-$seed

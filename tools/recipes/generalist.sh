@@ -38,7 +38,7 @@ for one in "${trained[@]}"; do
 done
 HANABI_ENV=tic_tac_toe start_server
 
-# evaluate NAME POLICY: evaluate POLICY, base or served, on every game.
+# evaluate NAME POLICY: evaluate POLICY, base or a run, on every game.
 evaluate() {
     local who=$1 one lineups
     for one in "${trained[@]}" "${held_out[@]}"; do
@@ -57,16 +57,17 @@ evaluate() {
     done
 }
 
-# train NAME STEPS [VARIABLE=VALUE...]: train, then evaluate the served players.
+# train NAME STEPS [VARIABLE=VALUE...]: train, or continue an interrupted training, then evaluate the players of the run.
 train() {
     local who=$1 count=$2
     shift 2
     if [ -e "$folder/$who/done" ]; then return; fi
-    run "$folder/$who.log" env OUTPUT_DIR="$folder/$who" MAX_STEPS="$count" REPORT_TO=none WANDB_MODE=disabled \
-        NUM_GENERATIONS=8 HANABI_TASKS_PER_STEP=16 HANABI_ENTROPY_BONUS="${HANABI_ENTROPY_BONUS:-0.02}" \
+    run "$folder/$who.log" env OUTPUT_DIR="$folder/$who" MAX_STEPS="$count" REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
+        NUM_GENERATIONS="${NUM_GENERATIONS:-8}" HANABI_TASKS_PER_STEP="${HANABI_TASKS_PER_STEP:-16}" HANABI_ENTROPY_BONUS="${HANABI_ENTROPY_BONUS:-0.02}" \
         LEARNING_RATE="${LEARNING_RATE:-1e-3}" LR_SCHEDULER_TYPE="${LR_SCHEDULER_TYPE:-linear}" "$@" \
         bash tools/train/train_grpo_msswift.sh
-    evaluate "$who" served
+    # By its folder: after the last step, a trainer that was only continued has pushed no players.
+    evaluate "$who" "$folder/$who"
     touch "$folder/$who/done"
 }
 

@@ -185,14 +185,18 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
             "vllm_tensor_parallel_size",
         )
         sizes = f"VLLM_TENSOR_PARALLEL_SIZE={tensor} × VLLM_DATA_PARALLEL_SIZE={data}"
-        yield _check_sizes("server gpus", sizes, tensor * data, server_gpus, use_profile)
+        fitting = f"export VLLM_DATA_PARALLEL_SIZE={len(server_gpus) // tensor}"
+        if tensor > len(server_gpus):
+            fitting = f"export VLLM_TENSOR_PARALLEL_SIZE={len(server_gpus)}"
+        yield _check_sizes("server gpus", sizes, tensor * data, server_gpus, fitting)
         yield from _check_heads(context, tensor * data)
         measured = [gpu for gpu in gpus if gpu.number in server_gpus and gpu.total]
         yield _check_free_memory(context, measured)
     if "trainer" in gpus_of:
         processes = _size(context, "trainer", "nproc_per_node", gpus_of["trainer"])
         sizes = f"NPROC_PER_NODE={processes}"
-        yield _check_sizes("trainer gpus", sizes, processes, gpus_of["trainer"], use_profile)
+        fitting = f"export NPROC_PER_NODE={len(gpus_of['trainer'])}"
+        yield _check_sizes("trainer gpus", sizes, processes, gpus_of["trainer"], fitting)
 
 
 def _propose_profile(num_gpus: int) -> str:
@@ -265,9 +269,7 @@ def _check_shared(
     return ok("gpu split", finding)
 
 
-def _check_sizes(
-    name: str, sizes: str, needed: int, gpus: Sequence[str], use_profile: str
-) -> Check:
+def _check_sizes(name: str, sizes: str, needed: int, gpus: Sequence[str], fitting: str) -> Check:
     """Compare the number of GPUs that a terminal's sizes need with those that it has.
 
     Args:
@@ -275,15 +277,15 @@ def _check_sizes(
         sizes: The settings that determine how many are needed.
         needed: That number.
         gpus: The terminal's GPUs.
-        use_profile: What to type if they do not fit.
+        fitting: What to type if they do not fit: the size that does.
     """
     if needed > len(gpus):
         listed = ",".join(gpus)
         finding = f"{sizes} needs {needed} GPUs, but the terminal has {len(gpus)} ({listed})"
-        return fail(name, finding, use_profile)
+        return fail(name, finding, fitting)
     if needed < len(gpus):
         finding = f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle"
-        return warn(name, finding, use_profile)
+        return warn(name, finding, fitting)
     return ok(name, f"{sizes} fits {len(gpus)}")
 
 
