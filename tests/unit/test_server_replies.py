@@ -15,6 +15,7 @@ import pytest
 
 from doctor_machines import ROOT
 from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine, make_scheduler, sample, task
+from hanabi_grpo.client import rollout_client
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -378,6 +379,22 @@ def test_a_score_that_is_no_number_is_an_error_and_not_null(logprob: float) -> N
         ),
     ):
         client.score("base", prompts)
+
+
+def test_any_number_of_replies_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = tuple(f"Play {number}" for number in range(150))
+    prompts = [
+        ScoredPrompt(system="", prompt="life1", replies=many),
+        ScoredPrompt(system="", prompt="life2", replies=("Play 0",)),
+    ]
+    monkeypatch.setattr(rollout_client, "MAX_SCORED", 2)
+    with running_app(engine=ScoringEngine(-0.5)) as app, RolloutClient(app.url) as client:
+        scores = client.score("base", prompts)
+        assert [len(values) for values in scores] == [150, 1]
+        single = ScoredPrompt(system="", prompt="life1", replies=many[149:])
+        [[last]] = client.score("base", [single])
+        assert scores[0][149] == pytest.approx(last)
+        assert client.score("base", []) == ()
 
 
 CHAT_ASKED: dict[str, Any] = {

@@ -31,7 +31,7 @@ from hanabi_grpo.envs.posterior import (
 from hanabi_grpo.envs.questions import Question
 from hanabi_grpo.envs.texts import has_thought
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.messages import MAX_SCORED, ScoredPrompt
+from hanabi_grpo.rollout.messages import ScoredPrompt
 from hanabi_grpo.runs.task_statistics import clustered_error
 from hanabi_grpo.token_filter import ALL_TOKENS
 from hanabi_grpo.types import Episode, player_name
@@ -134,13 +134,11 @@ class ServedPlayer:
 
     def _scores(self, prompts: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[float, ...]]:
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
-        for start in range(0, len(new), MAX_SCORED):
-            batch = new[start : start + MAX_SCORED]
-            scored = []
-            for message, replies in batch:
-                scored.append(ScoredPrompt(system=self._system, prompt=message, replies=replies))
-            answer = self.client.score(self.seat, scored)
-            self._known.update(zip(batch, answer, strict=True))
+        scored = []
+        for message, replies in new:
+            scored.append(ScoredPrompt(system=self._system, prompt=message, replies=replies))
+        if scored:
+            self._known.update(zip(new, self.client.score(self.seat, scored), strict=True))
         return [self._known[prompt] for prompt in prompts]
 
 

@@ -13,7 +13,7 @@ import logging
 import secrets
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Self, TypeVar
@@ -41,6 +41,9 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import PROTOCOL, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.rollout.messages import (
+    MAX_REPLIES,
+    MAX_SCORED,
+    MAX_SCORES,
     ProbeAnswer,
     ReplyAnswer,
     ReplyRequest,
@@ -455,6 +458,8 @@ class RolloutClient:
     def score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
         """Return the log-probabilities of each prompt's replies, see `ScoreAnswer`.
 
+        Any number of prompts and replies; it makes as many requests as the server's limits need.
+
         Args:
             seat: The policy: "base" or an adapter at a version.
             prompts: The prompts, each with possible replies.
@@ -463,6 +468,24 @@ class RolloutClient:
             ServerError: The server refused, or the answer does not match this request, see
                 `answers.checked_scores`.
         """
+        # A prompt with many replies is sent several times, with some of them each.
+        parts = []
+        owners = []
+        for number, prompt in enumerate(prompts):
+            for start in range(0, len(prompt.replies), MAX_REPLIES):
+                replies = prompt.replies[start : start + MAX_REPLIES]
+                parts.append(msgspec.structs.replace(prompt, replies=replies))
+                owners.append(number)
+        answers: list[tuple[float, ...]] = []
+        for batch in _score_batches(parts):
+            answers += self._score(seat, batch)
+        scores: list[tuple[float, ...]] = [()] * len(prompts)
+        for owner, answer in zip(owners, answers, strict=True):
+            scores[owner] += answer
+        return tuple(scores)
+
+    def _score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
+        """Return the log-probabilities of a request within the server's limits."""
         request = ScoreRequest(seat=seat, prompts=tuple(prompts))
         answer = self._call(
             ScoreAnswer, f"scores of {seat}", "POST", "/score/", **self._long(request)
@@ -734,3 +757,19 @@ class RolloutClient:
             headers=sent_headers,
             timeout=timeout,
         )
+
+
+def _score_batches(prompts: Sequence[ScoredPrompt]) -> Iterator[list[ScoredPrompt]]:
+    """Yield prompts in batches that the server's limits on one request allow."""
+    batch: list[ScoredPrompt] = []
+    num_replies = 0
+    for prompt in prompts:
+        is_full = len(batch) == MAX_SCORED or num_replies + len(prompt.replies) > MAX_SCORES
+        if batch and is_full:
+            yield batch
+            batch = []
+            num_replies = 0
+        batch.append(prompt)
+        num_replies += len(prompt.replies)
+    if batch:
+        yield batch
