@@ -182,6 +182,11 @@ def test_what_is_not_newer_stays_served_for_the_same_run_and_for_no_other() -> N
     assert versions_to_drop(ownership.session, wanted(version=57), served) == {}
     assert versions_to_drop(ownership.session, wanted("other", version=57), served) == served
     assert versions_to_drop(None, wanted(), served) == {}
+    # Another process of the run that starts over may have another seed; the same one keeps all.
+    start = {"player_0": 0, "player_1": 0}
+    restarted = wanted(trainer_id=B, version=0)
+    assert versions_to_drop(ownership.session, restarted, start) == start
+    assert versions_to_drop(ownership.session, wanted(version=0), start) == {}
 
 
 @contextmanager

@@ -201,7 +201,8 @@ def versions_to_drop(
 
     Returns:
         The versions that are no longer served, by adapter. For the same run with the same adapters,
-        these are only the versions newer than the checkpoint that it resumes from; otherwise all.
+        these are only the versions newer than the checkpoint that it resumes from; otherwise, and
+        if it starts over at 0, all.
 
     Raises:
         VersionError: The server holds newer versions of the trainer's run, and the trainer does not
@@ -222,7 +223,9 @@ def versions_to_drop(
             f"repeated. To confirm, send replaces={newer} (got {given}). Or resume from a newer "
             "checkpoint, choose another OUTPUT_DIR, or restart the server."
         )
-    if session.serves_the_same(wanted):
+    # A new process without a checkpoint starts over, perhaps with another seed.
+    is_start = wanted.version == 0 and wanted.trainer_id != session.trainer.trainer_id
+    if session.serves_the_same(wanted) and not is_start:
         return newer
     return dict(served)
 
