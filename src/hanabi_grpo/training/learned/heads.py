@@ -144,9 +144,10 @@ class Learner:
             self.head.load_state_dict(parameters)
         except RuntimeError as error:
             raise RunFolderError(
-                "the critics or credit networks in the checkpoint do not match those of this "
-                f"version ({' '.join(str(error).split())}). Continue with the version that wrote "
-                "it, or start a new run with HANABI_START_FROM set to the checkpoint."
+                "the critics or credit networks in the checkpoint do not match those of these "
+                f"settings ({' '.join(str(error).split())}). Set HANABI_ADVANTAGE and "
+                "HANABI_CRITIC as in the run that wrote it and use its version, or start a new run "
+                "with HANABI_START_FROM set to the checkpoint."
             ) from error
         optimizer_state = self.optimizer.state_dict()
         optimizer_state["state"] = dict(moments)
