@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -301,6 +302,13 @@ def test_who_says_the_solution_as_it_is_written_is_right(solution: str) -> None:
     answer = read_answer(f"Answer: {solution}", "full")
     assert answer is not None
     assert is_same(solution, answer)
+
+
+def test_many_boxes_are_read_in_linear_time() -> None:
+    began = time.monotonic()
+    assert read_answer("\\boxed{\n" * 30_000, "full") is not None
+    assert read_answer("\\boxed{}\n" * 30_000, "full") is None
+    assert time.monotonic() - began < 10
 
 
 def test_a_variable_that_only_one_of_two_answers_names_does_not_matter() -> None:

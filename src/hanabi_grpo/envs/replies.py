@@ -93,7 +93,7 @@ class ChoiceReader:
     """Reads lines as choices."""
 
     def __init__(self, choices: Sequence[str]) -> None:
-        """Take the choices, among which none is a part of another's notation."""
+        """Take all choices, which decide together what a line has to say."""
         kept = set()
         for text in choices:
             bare = _ANNOTATION.sub("", text.strip())

@@ -55,7 +55,7 @@ def read_answer(text: str, style: str) -> str | None:
             beside = _without_marks_of(label, rest)
             return clean(beside) or clean("\n".join(reversed(lines_below)))
         if _BOX in line:
-            boxed = clean("\n".join((line[line.rindex(_BOX) :], *reversed(lines_below))))
+            boxed = clean(_from_last_box(line, lines_below))
             if boxed is not None:
                 return boxed
         lines_below.append(line)
@@ -198,6 +198,26 @@ def _inside_marks(text: str) -> str | None:
             continue
         return inner.strip()
     return None
+
+
+def _from_last_box(line: str, lines_below: Sequence[str]) -> str:
+    """Return a line from its last box on, with lines below it if the box is not closed before.
+
+    Args:
+        line: The line.
+        lines_below: The lines below it, last first.
+    """
+    text = line[line.rindex(_BOX) :]
+    if text.count("{") <= text.count("}"):
+        return text
+    parts = [text]
+    num_chars = len(text)
+    for below in reversed(lines_below):
+        if num_chars > MAX_CHARS:
+            break
+        parts.append(below)
+        num_chars += len(below)
+    return "\n".join(parts)
 
 
 def _box_content(text: str) -> str:
