@@ -71,7 +71,8 @@ case $game in
             default_env HANABI_MINIBATCHES 2
             default_env HANABI_ADVANTAGE rloo
             default_env HANABI_ENTROPY_BONUS 0.4
-            default_env HANABI_ENTROPY_TARGET 0.12
+            # A target needs a bonus.
+            [ "${HANABI_ENTROPY_BONUS:-}" = 0 ] || default_env HANABI_ENTROPY_TARGET 0.12
             default_env LEARNING_RATE 4e-3
             default_env LR_SCHEDULER_TYPE linear
             # These belong to the game, so commands that are typed later need them as well.

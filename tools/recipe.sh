@@ -49,7 +49,8 @@ single_turns() {
     default_env NUM_GENERATIONS 8
     # Without exploration, both small boards end at the first convention that they find; a constant bonus fades or takes over.
     default_env HANABI_ENTROPY_BONUS 0.4
-    default_env HANABI_ENTROPY_TARGET 0.2
+    # A target needs a bonus.
+    [ "${HANABI_ENTROPY_BONUS:-}" = 0 ] || default_env HANABI_ENTROPY_TARGET 0.2
 }
 
 thoughts_in_words() {

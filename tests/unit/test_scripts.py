@@ -21,7 +21,7 @@ import hanabi_grpo as hg
 from doctor_machines import ROOT
 from hanabi_grpo import __version__
 from hanabi_grpo.commands import demo as command
-from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings import batch_plan, load_settings
 from waiting import wait_until
 
 SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
@@ -815,6 +815,32 @@ def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
     answer = launch("recipes/strangers.sh", "turn", BOARD="full")
     assert answer.returncode == 2
     assert "'turn': with BOARD=full must be one of ippo other_play more_entr" in answer.stderr
+
+
+SINGLE_TURNS = {
+    "HANABI_MEMORY": "turn",
+    "HANABI_DEDUCTIONS": "counted",
+    "HANABI_TASKS_PER_STEP": "24",
+    "NUM_GENERATIONS": "8",
+    "HANABI_ADVANTAGE": "turn",
+    "HANABI_ENTROPY_BONUS": "0.4",
+    "HANABI_ENTROPY_TARGET": "0.2",
+}
+"""Settings of tools/recipe.sh that arms might contradict."""
+
+
+def test_the_settings_of_every_arm_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (ROOT / "tools/recipes/laptop_ablation.sh").read_text(encoding="utf-8")
+    arms = re.findall(r'^    \[(\w+)\]="([^"]*)"', script, flags=re.MULTILINE)
+    assert len(arms) > 20
+    for _, assignments in arms:
+        with monkeypatch.context() as patch:
+            for name, value in SINGLE_TURNS.items():
+                patch.setenv(name, value)
+            for assignment in assignments.split():
+                name, _, value = assignment.partition("=")
+                patch.setenv(name, value)
+            batch_plan(load_settings().settings)
 
 
 STEPS = {"laptop": 60, "full": 12}

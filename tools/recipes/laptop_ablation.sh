@@ -38,13 +38,13 @@ declare -A arms=(
     [sequential]="HANABI_UPDATE=sequential"
     [updates_1]="HANABI_UPDATES_PER_STEP=1"
     [updates_4]="HANABI_UPDATES_PER_STEP=4"
-    [no_bonus]="HANABI_ENTROPY_BONUS=0"
+    [no_bonus]="HANABI_ENTROPY_BONUS=0 HANABI_ENTROPY_TARGET="
     # The objective of MARSHAL's own configuration, with ROLL's clips: one game per task, returns of its turns minus the mean
     # of the board, whitening, dual clip (1 + 2 * .2), KL to the start in the reward, no entropy bonus.
     [marshal]="HANABI_ADVANTAGE=return_to_go HANABI_NORMALIZE_OVER=environment HANABI_NORMALIZE=mean HANABI_WHITEN_REWARDS=1
         HANABI_WHITEN_ADVANTAGES=1 HANABI_REWARD_CLIP=10 HANABI_ADVANTAGE_CLIP=4 HANABI_DUAL_CLIP=1.4 HANABI_KL_IN=reward
         BETA=0.01 HANABI_KL_TARGET=0.1 HANABI_REFERENCE=start HANABI_TRAIN_THOUGHTS=0 TOP_P=0.99 TOP_K=100
-        NUM_GENERATIONS=1 HANABI_TASKS_PER_STEP=192 HANABI_ENTROPY_BONUS=0"
+        NUM_GENERATIONS=1 HANABI_TASKS_PER_STEP=192 HANABI_ENTROPY_BONUS=0 HANABI_ENTROPY_TARGET="
     # For a start that has learned to answer: RECIPE_BELIEFS=0.3.
     [belief_loss]="HANABI_BELIEF_WEIGHT=0.05"
     # Against conventions that only the team itself understands, see strangers.sh.
