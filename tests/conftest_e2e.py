@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,18 @@ class Server:
         for name, value in variables.items():
             environment[name] = str(value)
         return environment
+
+
+def run_cli(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command of hanabi-grpo to its end, with exactly these variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "hanabi_grpo.cli", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TRAINER_SECONDS,
+        check=False,
+    )
 
 
 def clean_environment() -> dict[str, str]:

@@ -20,12 +20,12 @@ import pytest
 from conftest_e2e import (
     ROOT,
     SERVER_SECONDS,
-    TRAINER_SECONDS,
     Server,
     clean_environment,
     free_port,
     read_json_lines,
     read_metrics,
+    run_cli,
     start_server,
     stop,
     train,
@@ -92,25 +92,13 @@ def _is_up(port: int) -> bool:
     return answer.status_code == 200
 
 
-def run_command(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
-    return subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TRAINER_SECONDS,
-        check=False,
-    )
-
-
 def transcripts() -> set[Path]:
     """Return the files in which servers and evaluations record the calls to partners."""
     return set((ROOT / "outputs").glob("partner_calls-*.jsonl"))
 
 
 def assert_doctor_reaches_both(environment: dict[str, str]) -> None:
-    output = run_command(environment, "doctor", "--role", "server", "--json").stdout
+    output = run_cli(environment, "doctor", "--role", "server", "--json").stdout
     checks = json.loads(output)["checks"]
     partner_checks = [check for check in checks if check["name"] == "partner urls"]
     statuses = [check["status"] for check in partner_checks]
@@ -166,7 +154,7 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
         assert_only_the_runs_own_players_have_tokens(episodes)
 
         out = tmp_path / "result.json"
-        evaluation = run_command(
+        evaluation = run_cli(
             environment, "evaluate", "url:big,served", "--tasks", "4", "--out", str(out)
         )
         assert evaluation.returncode == 0, (evaluation.stdout + evaluation.stderr)[-4000:]

@@ -5,8 +5,6 @@ It is trained by both real processes, evaluated and shown.
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +13,11 @@ from safetensors.torch import load_file
 
 from conftest_e2e import (
     ROOT,
-    TRAINER_SECONDS,
     Server,
     clean_environment,
     read_json_lines,
     read_metrics,
+    run_cli,
     start_server,
     stop,
     train_by_script,
@@ -79,15 +77,7 @@ def trained_run(
 
 def run_command(environment: dict[str, str], *arguments: str) -> str:
     """Run a command of hanabi-grpo to its successful end and return what it printed."""
-    command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
-    process = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TRAINER_SECONDS,
-        check=False,
-    )
+    process = run_cli(environment, *arguments)
     assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
     return process.stdout
 

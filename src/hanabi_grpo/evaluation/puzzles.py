@@ -13,7 +13,6 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.parts.puzzle import Puzzle
 from hanabi_grpo.envs.workflows.answers import majority_worth
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served, start_numbers
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.teams import (
@@ -103,10 +102,7 @@ def evaluate_puzzle(
     answering = set(environment.reset(setup.config, split=suite, seed=0).answers())
     tokens_alone = sum(problems.cost(_answers(game, answering)) for game in games) / num_tasks
     if not tokens_alone:
-        raise SettingsError(
-            f"{setup.env}: no reply of {num_tasks} problems fits into HANABI_MAX_MODEL_LEN; raise "
-            "it, or lower MAX_COMPLETION_LENGTH."
-        )
+        raise problems.nothing_fits(setup)
     num_votes = max(LEAST_VOTES, round(team.tokens / tokens_alone))
 
     def count(done: int) -> None:

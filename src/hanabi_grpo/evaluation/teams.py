@@ -104,6 +104,13 @@ class Problems:
         has_url = any(isinstance(ref, UrlRef) for ref in self.lineup.refs)
         return "replies" if has_url else "tokens"
 
+    def nothing_fits(self, setup: Setup[Any]) -> SettingsError:
+        """Return the error for problems that all leave no room for a reply."""
+        return SettingsError(
+            f"{setup.env}: none of {self.num_tasks} problems fits into HANABI_MAX_MODEL_LEN beside "
+            "a reply of MAX_COMPLETION_LENGTH tokens; raise the one or lower the other."
+        )
+
     def cost(self, turns: Sequence[Turn]) -> int:
         """Return what some turns cost in `unit`; a script's reply counts as one."""
         if self.unit == "replies":
@@ -248,10 +255,7 @@ def evaluate_team(
         if num_answers:
             tokens_alone.append(problems.cost(problem_turns) / num_answers)
     if not tokens_alone:
-        raise SettingsError(
-            f"{setup.env}: none of {num_tasks} problems fits into HANABI_MAX_MODEL_LEN beside a "
-            "reply of MAX_COMPLETION_LENGTH tokens; raise the one or lower the other."
-        )
+        raise problems.nothing_fits(setup)
 
     team = problems.row(f"{setup.env} of {num_players}", finals, all_turns, results)
     alone = problems.row("one seat alone", firsts, first_turns)

@@ -336,8 +336,8 @@ def _setup(row: _ParsedRow, settings: Settings) -> Setup[Any]:
     if not setup.environment.knows_preset(setup.config.preset):
         presets = list(setup.environment.presets)
         raise ValueError(
-            f"preset {shown(setup.config.preset)}: {row.env} has no such preset"
-            f"{did_you_mean(setup.config.preset, presets)}; allowed are {', '.join(presets)}."
+            f"preset {shown(setup.config.preset)}: {row.env} has no such preset; "
+            f"{did_you_mean(setup.config.preset, presets)}allowed are {', '.join(presets)}."
         )
     return setup
 

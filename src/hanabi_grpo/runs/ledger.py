@@ -96,22 +96,20 @@ class Ledger:
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(self.path, len(whole))
-        if not whole:
-            self.add({"key": key})
-            return
-        stored_key, rows = self._parse(whole)
-        if stored_key != key and not rows:
-            # Stopped before its first piece: nothing is lost.
+        if whole:
+            stored_key, rows = self._parse(whole)
+            if stored_key == key:
+                self.rows = rows
+                return
+            if rows:
+                raise SettingsError(
+                    f"{self.path}: holds the finished part of a different job "
+                    f"({_describe_difference(stored_key, key)}). Finish that with its own command, "
+                    "choose another --out, or remove the file."
+                )
+            # That job was stopped before its first piece: nothing is lost.
             os.truncate(self.path, 0)
-            self.add({"key": key})
-            return
-        if stored_key != key:
-            raise SettingsError(
-                f"{self.path}: holds the finished part of a different job "
-                f"({_describe_difference(stored_key, key)}). Finish that with its own command, "
-                "choose another --out, or remove the file."
-            )
-        self.rows = rows
+        self.add({"key": key})
 
     def _parse(self, content: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the key and the rows of a file; a SettingsError if it is not a ledger."""

@@ -56,6 +56,14 @@ from hanabi_grpo.training.tasks import check_stamps
 
 logger = logging.getLogger(__name__)
 
+_PARTNER_RULE = (
+    "A partner may be drawn for every training game; choose one that plays all games of DATASET."
+)
+_TEACHER_RULE = (
+    "A teacher labels every training game; remove the rows of this environment from DATASET, or "
+    "choose a script that all environments in it have."
+)
+
 TRIES_ON_ONE_SERVER = 3
 """How often an unanswered call is repeated while the same server process reports that it is
 healthy."""
@@ -388,29 +396,20 @@ class ServerLink:
 
     def _check_scripts(self) -> None:
         """Raise a SettingsError if a game of the dataset lacks a teacher or partner."""
-        for setup in played_setups(training_rows(self.settings)):
-            for partner in self.partners.pool:
-                if not isinstance(partner.ref, ScriptRef):
+        settings = self.settings
+        partners = f"HANABI_PARTNERS={','.join(settings.partners)}"
+        needed = [(partners, partner.ref, _PARTNER_RULE) for partner in self.partners.pool]
+        teachers = f"HANABI_TEACHER={','.join(settings.teacher)}"
+        for teacher in parse_teachers(settings).values():
+            needed.append((teachers, teacher, _TEACHER_RULE))
+        for setup in played_setups(training_rows(settings)):
+            for given, ref, rule in needed:
+                if not isinstance(ref, ScriptRef):
                     continue
                 try:
-                    check_script(setup, partner.ref.name)
+                    check_script(setup, ref.name)
                 except SettingsError as error:
-                    raise SettingsError(
-                        f"HANABI_PARTNERS={','.join(self.settings.partners)}: {error} A partner "
-                        "may be drawn for every training game; choose one that plays all games of "
-                        "DATASET."
-                    ) from error
-            for teacher in parse_teachers(self.settings).values():
-                if not isinstance(teacher, ScriptRef):
-                    continue
-                try:
-                    check_script(setup, teacher.name)
-                except SettingsError as error:
-                    raise SettingsError(
-                        f"HANABI_TEACHER={','.join(self.settings.teacher)}: {error} A teacher "
-                        "labels every training game; remove the rows of this environment from "
-                        "DATASET, or choose a script that all environments in it have."
-                    ) from error
+                    raise SettingsError(f"{given}: {error} {rule}") from error
 
     def _introduce(self) -> None:
         run_id = run_identity(self.run_folder)

@@ -216,14 +216,15 @@ class Validation:
             return False
         phase = self.phase
         has_ended = self._is_out_of_patience() if phase is None else phase.ends_run
-        if has_ended:
-            logger.info(
-                "the run ended at step %d, because no version is better than %s; to go on, raise "
-                "HANABI_EVAL_PATIENCE",
-                step,
-                self.best,
-            )
-        return has_ended
+        if not has_ended:
+            return False
+        logger.info(
+            "the run ended at step %d, because no version is better than %s; to go on, raise "
+            "HANABI_EVAL_PATIENCE",
+            step,
+            self.best,
+        )
+        return True
 
     def _is_out_of_patience(self) -> bool:
         patience = self._settings.eval_patience

@@ -110,11 +110,11 @@ def is_same(solution: str, answer: str) -> bool:
     Example:
         is_same("$x = 1{,}200$", "1200")
     """
+    bare = clean(solution) or solution
     given = normalize(answer)
-    wanted = normalize(clean(solution) or solution)
-    if given in (wanted, normalize(solution)):
+    if given in (normalize(solution), normalize(bare), normalize(_value(bare))):
         return True
-    return normalize(_value(answer)) == wanted or given == normalize(_value(clean(solution) or ""))
+    return normalize(_value(answer)) == normalize(bare)
 
 
 def _value(text: str) -> str:

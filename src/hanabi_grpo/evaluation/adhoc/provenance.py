@@ -103,10 +103,11 @@ def history_of(
                 folders.setdefault(folder, relation)
         for start in records.starts():
             folders.setdefault(_folder_of_run(start), STARTED_FROM)
-            earlier = _read(start)
             if not start.is_dir():
                 missing.append(start)
-            elif earlier.checkpoint not in read:
+                continue
+            earlier = _read(start)
+            if earlier.checkpoint not in read:
                 read.add(earlier.checkpoint)
                 waiting.append(earlier)
     return History(
