@@ -162,6 +162,23 @@ choose_wheels() {
     fi
 }
 
+# A link to another checkout's .venv: installing into it would make that checkout run this one's code.
+refuse_borrowed_venv() {
+    local pointer owner
+    [ -L .venv ] || return 0
+    for pointer in .venv/lib/python*/site-packages/*hanabi_grpo*.pth; do
+        [ -f "$pointer" ] || continue
+        owner=$(cat "$pointer")
+        owner=${owner%/src}
+        if [ -d "$owner/src" ] && [ "$(cd "$owner" && pwd -P)" != "$(pwd -P)" ]; then
+            echo "set-up: .venv is a link to the environment of $owner, which would then run the code of this folder. Remove the" \
+                "link and run this script again, or keep it: put .venv/bin first on PATH and this folder's src on PYTHONPATH, and" \
+                "set SETUP_EXTRA=none." >&2
+            exit 2
+        fi
+    done
+}
+
 # With SETUP_EXTRA=none: check that the programs this checkout needs are on PATH.
 check_installed() {
     local program
@@ -198,6 +215,7 @@ if command -v flock >/dev/null; then
         exit 0
     fi
 fi
+refuse_borrowed_venv
 echo "set-up: engine extra '$extra' ($reason)"
 if [ "$extra" = cpu ] && [ -z "${SETUP_EXTRA:-}" ]; then name_login_node; fi
 [ "$extra" = cpu ] || [ -n "${SETUP_EXTRA:-}" ] || check_driver

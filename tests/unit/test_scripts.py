@@ -929,6 +929,30 @@ def test_setup_knows_a_checkout_behind_a_symbolic_link(
     assert len(fake_uv.read_text().splitlines()) == 2
 
 
+def test_setup_does_not_install_into_the_environment_of_another_checkout(
+    run: Runner, fake_uv: Path, checkout: Path, tmp_path: Path
+) -> None:
+    owner = tmp_path / "owner"
+    packages = owner / ".venv" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    pointer = packages / "_editable_impl_hanabi_grpo.pth"
+    pointer.write_text(f"{owner}/src")
+    (checkout / ".venv").symlink_to(owner / ".venv")
+    # The other checkout is gone, so nobody loses anything.
+    assert run("setup.sh", SETUP_EXTRA="cpu").returncode == 0
+    (packages.parents[2] / ".setup-stamp").unlink()
+    fake_uv.unlink()
+    (owner / "src").mkdir()
+    answer = run("setup.sh", SETUP_EXTRA="cpu")
+    assert answer.returncode == 2
+    assert f"set-up: .venv is a link to the environment of {owner}, which would" in answer.stderr
+    assert "set SETUP_EXTRA=none" in answer.stderr
+    assert not fake_uv.exists()
+    # A folder elsewhere, on a larger disk say, that is this checkout's own.
+    pointer.write_text(f"{checkout}/src")
+    assert run("setup.sh", SETUP_EXTRA="cpu").returncode == 0
+
+
 @pytest.mark.parametrize("script", ["cluster/rehearse.sh", "cluster/run.sh", "gpu/stubs.sh"])
 def test_scripts_that_install_nothing_show_their_help_too(run: Runner, script: str) -> None:
     _, first_comment, *_ = (ROOT / "tools" / script).read_text().splitlines()
