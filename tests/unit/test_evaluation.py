@@ -27,6 +27,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.hanabi.rules.deals import numbered_deck, sorted_deck
 from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.envs.starts import start_numbers
 from hanabi_grpo.errors import GameParameterError, ServerError, SettingsError
 from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.evaluate import (
@@ -38,7 +39,7 @@ from hanabi_grpo.evaluation.evaluate import (
     summarise,
     task_figures,
 )
-from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables, start_numbers
+from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables
 from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.registry import setup
+from hanabi_grpo.runs.task_statistics import estimate
 from hanabi_grpo.training import metrics
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 from made_games import made_episode as game
@@ -49,8 +51,8 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
             game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5)),
         ],
         [
-            game(turn(0), score_kept=2, bombed=1),
-            game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS),
+            game(turn(0), score_kept=2, bombed=1, seed=1),
+            game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS, seed=1),
         ],
     ]
     assert episode_metrics(groups, games_dropped=3, groups_dropped=1) == {
@@ -192,6 +194,49 @@ def test_a_step_without_games_has_counts_and_no_means_and_what_one_game_cannot_t
     assert found["player_1/samples"] == 0.0
     absent = {"score/se", "player_1/reward", "player_1/score/max", "player_1/entropy_estimate"}
     assert not absent & set(found)
+
+
+def test_the_error_of_a_step_s_score_is_over_its_tasks_not_over_their_games() -> None:
+    scores = (0, 2, 4)
+    groups = [[game(turn(0), score=score, seed=score)] * 8 for score in scores]
+    once = [group[:1] for group in groups]
+    expected = stdev(scores) / len(scores) ** 0.5
+    assert episode_metrics(groups)["score/se"] == pytest.approx(expected)
+    assert episode_metrics(once)["score/se"] == pytest.approx(expected)
+    # A single task has no error.
+    assert "score/se" not in episode_metrics(groups[:1])
+
+
+def test_games_of_one_start_are_a_cluster_where_a_suite_has_few_starts() -> None:
+    debate = setup("debate", {"preset": "debate"})
+    suite = "eval-validation"
+    seeds = range(40)
+    starts = [debate.environment.start_id(debate.config, split=suite, seed=seed) for seed in seeds]
+    assert len(set(starts)) < len(starts)
+    # Who is right depends on the problem alone.
+    scores = [float(start < sorted(starts)[20]) for start in starts]
+    episodes = []
+    for seed, score in zip(seeds, scores, strict=True):
+        spec = debate.spec
+        played = game(made_turn(0, 1, rewards={"correct": score}), env="debate", preset=spec.preset)
+        episodes.append(
+            replace(played, spec_hash=spec.hash, suite=suite, seed=seed, result={spec.score: score})
+        )
+    found = metrics.score_figures(episodes, {debate.spec.hash: debate})
+    number_of_start = {start: number for number, start in enumerate(dict.fromkeys(starts))}
+    expected = estimate(tuple(scores), tuple(number_of_start[start] for start in starts))
+    assert found["score/se"] == pytest.approx(expected.standard_error)
+    assert found["score/se"] > stdev(scores) / len(scores) ** 0.5
+
+
+def test_a_share_of_the_greatest_score_grows_with_the_score_where_no_score_is_positive() -> None:
+    spec = SETUPS["x"].spec
+    negative = replace(spec, return_range=(-10.0, -1.0), score="return", max_score=None)
+    flat = replace(spec, return_range=(-1.0, -1.0), score="return", max_score=None)
+    for score, share in ((-10.0, 0.0), (-1.0, 1.0)):
+        assert metrics._score_share(score, negative) == share
+    assert metrics._score_share(-1.0, flat) is None
+    assert metrics._score_share(2.0, spec) == 0.5
 
 
 def test_spread_is_of_any_player_s_reward_and_only_where_it_played() -> None:

@@ -31,8 +31,10 @@ def make_groups(*scores: int) -> list[list[Episode]]:
     """Return a game of a task of its own for each score, on the laptop board."""
     spec = LAPTOP.spec
     groups = []
-    for score in scores:
-        game = made_episode(made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash)
+    for seed, score in enumerate(scores):
+        game = made_episode(
+            made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash, seed=seed
+        )
         groups.append([game])
     return groups
 

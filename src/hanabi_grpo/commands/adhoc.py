@@ -25,6 +25,7 @@ from hanabi_grpo.commands.playing import (
     lineup_bars,
     result_folder,
 )
+from hanabi_grpo.envs.starts import HALF
 from hanabi_grpo.evaluation.adhoc.bounds import ExactBound, bounds_file, compute_bounds
 from hanabi_grpo.evaluation.adhoc.plan import (
     AdhocPlan,
@@ -39,7 +40,6 @@ from hanabi_grpo.evaluation.adhoc.summary import (
     summarise_adhoc,
 )
 from hanabi_grpo.evaluation.evaluate import check_tasks
-from hanabi_grpo.evaluation.matches import HALF
 from hanabi_grpo.report.adhoc_page import write_adhoc
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import ADHOC

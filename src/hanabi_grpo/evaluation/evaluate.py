@@ -14,9 +14,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out, reward_figures
+from hanabi_grpo.envs.starts import HALF, start_numbers
 from hanabi_grpo.envs.tools.figures import tool_figures
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
+from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
 from hanabi_grpo.runs.evaluation_result import (
     MIN_TASKS,

@@ -14,10 +14,8 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
-from hanabi_grpo.types import ALL_STARTS, DroppedGame, Episode, task_name
+from hanabi_grpo.types import DroppedGame, Episode, task_name
 
-HALF = "split-"
-"""Prefix of suites that have only some of the starts, in environments that can split them."""
 SCRIPTED_GAMES = 50
 """Games of scripts between two reports of progress."""
 SERVED_GAMES = 200
@@ -48,30 +46,6 @@ class Table(NamedTuple):
     seed: int
     refs: tuple[Ref, ...]
     """The players, in turn order."""
-
-
-def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[int, ...]:
-    """Return for each task the number of its cluster, counted from 0 in order of appearance.
-
-    Where a suite has only some of the starts, tasks of one start are one cluster. A suite that
-    draws from all starts has no other starts to generalize to: its tasks are independent draws from
-    the game itself. Where all starts are played, the tasks of one start are one cluster, see
-    `task_statistics.estimate_of_all_starts`.
-    """
-    num_starts = setup.environment.num_starts(setup.config)
-    if suite == ALL_STARTS and num_starts is not None:
-        # A start also fixes the chance events behind the first action, which `start_id` leaves out.
-        return tuple(seed % num_starts for seed in seeds)
-    has_some_starts = setup.spec.disjoint_splits or suite.startswith(HALF)
-    if not has_some_starts:
-        return tuple(range(len(seeds)))
-    number_of_start: dict[str, int] = {}
-    numbers = []
-    for seed in seeds:
-        start = setup.environment.start_id(setup.config, split=suite, seed=seed)
-        number = number_of_start.setdefault(start, len(number_of_start))
-        numbers.append(number)
-    return tuple(numbers)
 
 
 def play_tables(

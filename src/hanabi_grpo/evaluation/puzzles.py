@@ -12,8 +12,9 @@ from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.parts.puzzle import Puzzle
+from hanabi_grpo.envs.starts import start_numbers
 from hanabi_grpo.envs.workflows.answers import majority_worth
-from hanabi_grpo.evaluation.matches import Served, start_numbers
+from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.teams import (
     Problems,

@@ -14,10 +14,11 @@ from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.instructions import instruction_of_seats
+from hanabi_grpo.envs.starts import start_numbers
 from hanabi_grpo.envs.workflows.environment import VOTE, Workflow
 from hanabi_grpo.envs.workflows.game import VoteGame
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.matches import Served, Table, play_tables, start_numbers
+from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
 from hanabi_grpo.evaluation.tables import estimate_cells
 from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate

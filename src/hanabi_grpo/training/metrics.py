@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.base import EnvSpec, Setup
+from hanabi_grpo.envs.starts import start_numbers
 from hanabi_grpo.envs.thoughts import thought_figures
 from hanabi_grpo.envs.tools.figures import tool_figures
+from hanabi_grpo.runs.task_statistics import MIN_STARTS, clustered_error
 from hanabi_grpo.settings.gpus import find_card
 from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
@@ -35,9 +38,9 @@ def episode_metrics(
     """Return the step's metrics: scores, failures, and figures per player and per environment.
 
     The score of a game is the figure that `EnvSpec.score` names, or player 0's return. `score/se`
-    is its standard error over all games, `score/normalized` the mean of score / greatest score.
-    Rates are per game. `entropy_estimate` is the mean of −logprob over sampled tokens, in nats.
-    Figures of `Environment.metrics` are prefixed with the environment's name if a step has several
+    is its standard error, clustered by start, and `score/normalized` the mean of score / greatest
+    score. Rates are per game. `entropy_estimate` is the mean of −logprob over sampled tokens, in
+    nats. Figures of `Environment.metrics` are prefixed with the environment's name if a step has several
     environments. `tokens/prompts_per_game` and `tokens/replies_per_game` are the tokens in the
     players' conversations: with HANABI_MEMORY=game each token counts once, otherwise once for each
     turn that still sees it. Per player, `reward`, `score/max` and `score/min` are the mean, maximum
@@ -102,13 +105,16 @@ def score_figures(
 ) -> dict[str, float]:
     """Return the mean score of the games and its standard error, also per preset and normalized.
 
+    Games of one start are correlated, so errors are clustered by start, see
+    `task_statistics.estimate`; with a single start there is none.
+
     Args:
         episodes: The games.
         setups: The environments that are played, by the hash of their rules.
         own_seats: See `score_of`.
 
     Returns:
-        "score/mean", "score/se", "score/normalized" (share of the greatest score), per preset
+        "score/mean", "score/se", "score/normalized" (mean of `_score_share`), per preset
         "score/<preset>" and "games/<preset>", and with several boards "score/normalized_se".
     """
     scores: list[float] = []
@@ -118,10 +124,9 @@ def score_figures(
         score = score_of(episode, setups, own_seats)
         scores.append(score)
         by_preset.setdefault(episode.preset, []).append(score)
-        spec = setups[episode.spec_hash].spec
-        greatest = spec.return_range[1] if spec.max_score is None else spec.max_score
-        if greatest:
-            shares.append(score / greatest)
+        share = _score_share(score, setups[episode.spec_hash].spec)
+        if share is not None:
+            shares.append(share)
     figures: dict[str, float] = {}
     for preset, values in by_preset.items():
         figures[f"games/{preset}"] = float(len(values))
@@ -130,11 +135,14 @@ def score_figures(
         figures["score/normalized"] = fmean(shares)
     if scores:
         figures["score/mean"] = fmean(scores)
-    if len(scores) > 1:
-        figures["score/se"] = _standard_error(scores)
+    clusters = _start_clusters(episodes, setups)
+    if len(set(clusters)) < MIN_STARTS:
+        return figures
+    _, figures["score/se"], _ = clustered_error(np.asarray(scores), clusters)
     num_boards = len({episode.spec_hash for episode in episodes})
-    if num_boards > 1 and len(shares) > 1:
-        figures["score/normalized_se"] = _standard_error(shares)
+    # Without a share for every game, there is no mean over all boards that could have an error.
+    if num_boards > 1 and len(shares) == len(scores):
+        _, figures["score/normalized_se"], _ = clustered_error(np.asarray(shares), clusters)
     return figures
 
 
@@ -345,5 +353,41 @@ def _trains(episode: Episode, seat: int, own_seats: Sequence[str]) -> bool:
     return not own_seats or is_trained(episode, seat, own_seats)
 
 
-def _standard_error(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) / len(values) ** 0.5
+def _score_share(score: float, spec: EnvSpec) -> float | None:
+    """Return score / greatest score, so that scores of different boards can be averaged.
+
+    Where no score is positive, the share is counted from the least score, since a quotient would
+    grow with worse play. None: all games of the board score the same.
+    """
+    least, greatest = spec.score_range
+    if greatest > 0:
+        return score / greatest
+    if greatest > least:
+        return (score - least) / (greatest - least)
+    return None
+
+
+def _start_clusters(
+    episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]
+) -> NDArray[np.int64]:
+    """Return for each game the number of its start, counted from 0 in order of appearance.
+
+    If all tasks have the same start, they are numbered instead, as draws of that start.
+    """
+    seeds_by_suite: dict[tuple[str, str], dict[int, None]] = {}
+    for episode in episodes:
+        seeds = seeds_by_suite.setdefault((episode.spec_hash, episode.suite), {})
+        seeds[episode.seed] = None
+    start_of_task: dict[tuple[str, str, int], tuple[str, str, int]] = {}
+    for (spec_hash, suite), seeds in seeds_by_suite.items():
+        starts = start_numbers(setups[spec_hash], suite, tuple(seeds))
+        for seed, start in zip(seeds, starts, strict=True):
+            start_of_task[spec_hash, suite, seed] = (spec_hash, suite, start)
+    has_one_start = len(set(start_of_task.values())) == 1
+    numbers: dict[tuple[str, str, int], int] = {}
+    clusters = []
+    for episode in episodes:
+        task = (episode.spec_hash, episode.suite, episode.seed)
+        cluster = task if has_one_start else start_of_task[task]
+        clusters.append(numbers.setdefault(cluster, len(numbers)))
+    return np.asarray(clusters, dtype=np.int64)

@@ -10,9 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
-
-import numpy as np
 
 from hanabi_grpo.client.curves import Curve
 from hanabi_grpo.runs.validation import (
@@ -26,7 +23,7 @@ from hanabi_grpo.runs.validation import (
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import trained_players
 from hanabi_grpo.training.groups import flatten_groups
-from hanabi_grpo.training.metrics import score_figures, score_of
+from hanabi_grpo.training.metrics import score_figures
 from hanabi_grpo.training.phases import Phase, phase_after
 from hanabi_grpo.types import Episode
 
@@ -103,7 +100,8 @@ class Validation:
         rows = []
         for curve in self.curves:
             episodes = flatten_groups(groups_by_curve[curve.name])
-            figures = _figures(curve, episodes, own)
+            setups = {setup.spec.hash: setup for setup in curve.setups}
+            figures = score_figures(episodes, setups, own if curve.has_opponents else ())
             row = _row(curve, step, figures)
             if row is None:
                 continue
@@ -235,26 +233,6 @@ class Validation:
             return False
         logger.info("no version is better than %s: the run ends after step %d", self.best, step + 1)
         return True
-
-
-def _figures(curve: Curve, episodes: Sequence[Episode], own: Sequence[str]) -> dict[str, float]:
-    """Return the scores of a curve's games, see `metrics.score_figures`.
-
-    If a lineup plays in several seat orders, a task's score is the mean over them.
-    """
-    setups = {setup.spec.hash: setup for setup in curve.setups}
-    if not curve.has_opponents:
-        return score_figures(episodes, setups)
-    figures = score_figures(episodes, setups, own)
-    figures.pop("score/se", None)
-    by_task: dict[tuple[str, str, int], list[float]] = {}
-    for episode in episodes:
-        task = (episode.spec_hash, episode.suite, episode.seed)
-        by_task.setdefault(task, []).append(score_of(episode, setups, own))
-    scores = [fmean(values) for values in by_task.values()]
-    if len(scores) > 1:
-        figures["score/se"] = float(np.std(scores, ddof=1)) / len(scores) ** 0.5
-    return figures
 
 
 def _row(curve: Curve, step: int, figures: Mapping[str, float]) -> Validated | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hanabi_grpo.envs.starts import start_numbers
 from hanabi_grpo.evaluation.crossplay.plan import Plan
 from hanabi_grpo.evaluation.crossplay.ratings import (
     PartnerRatings,
@@ -17,7 +18,6 @@ from hanabi_grpo.evaluation.crossplay.ratings import (
 )
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, EntryFigures, Estimate, Matrix
 from hanabi_grpo.evaluation.evaluate import describe_sampling, played_facts, score_range
-from hanabi_grpo.evaluation.matches import start_numbers
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_shares, played_roles
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
