@@ -125,6 +125,43 @@ def test_latest_does_not_begin_anew_where_checkpoints_cannot_be_read_at_the_mome
     assert plan_of(resume="latest", output_dir=run).step == 9
 
 
+def refuse_to_read(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make the operating system refuse every file of a folder."""
+    real_open = os.open
+
+    def open_others(path: Path, *args: Any) -> int:
+        if Path(path).is_relative_to(folder):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real_open(path, *args)
+
+    monkeypatch.setattr(os, "open", open_others)
+
+
+def test_an_older_checkpoint_does_not_stand_in_for_one_that_cannot_be_read_at_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    with monkeypatch.context() as patch:
+        refuse_to_read(patch, run / "checkpoint-10")
+        with pytest.raises(UnreadableError, match=r"checkpoint-10.*cannot be read"):
+            plan_resume(Settings(resume="latest", output_dir=run))
+    assert plan_of(resume="latest", output_dir=run).step == 10
+
+
+def test_another_run_does_not_stand_in_for_one_that_cannot_be_read_at_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "outputs" / "old", 3)
+    newer = make_run(tmp_path / "outputs" / "new", 5)
+    with monkeypatch.context() as patch:
+        refuse_to_read(patch, Path("outputs/new"))
+        with pytest.raises(UnreadableError, match=r"so no other one is continued"):
+            plan_resume(Settings(resume="latest"))
+    tear(newer / "checkpoint-5")
+    assert plan_of(resume="latest").run_folder == Path("outputs/old")
+
+
 def test_latest_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     check_refused(
@@ -235,6 +272,20 @@ def test_a_fork_that_has_saved_nothing_yet_begins_with_its_checkpoint_again(tmp_
     plan = plan_of(resume="latest", output_dir=fork)
     assert (plan.checkpoint, plan.step) == (run / "checkpoint-10", 10)
     assert plan.skipped[0].startswith(f"{fork}/checkpoint-12: no manifest.json")
+
+
+def test_a_fork_that_was_killed_before_it_wrote_its_settings_begins_with_its_checkpoint_again(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    fork = tmp_path / "fork"
+    plan = plan_of(resume=str(run / "checkpoint-10"), output_dir=fork)
+    fork.mkdir()
+    write_resume(plan, fork)
+    for resume in ("latest", str(run / "checkpoint-10")):
+        again = plan_of(resume=resume, output_dir=fork)
+        assert (again.checkpoint, again.step, again.fork) == (run / "checkpoint-10", 10, True)
+        assert not again.needs_fresh_folder
 
 
 def test_a_fork_whose_checkpoint_is_gone_does_not_begin_at_step_0(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.commands.doctor.machine import run_folder_checks
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.resume import read_resume
+from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import LoadedSettings, load_settings, read_settings, settings_json
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.training import main as trainer
@@ -511,6 +512,24 @@ def test_a_finished_run_says_how_to_extend_it_and_ends_well(
     assert 'HANABI_API_KEY="$HANABI_API_KEY"' in output
     assert "topsecret" not in output
     assert (run_folder / "settings.json").read_text() == settings
+
+
+def test_a_finished_run_whose_last_validation_was_interrupted_makes_it_up(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    run_folder = tmp_path / "run"
+    settings = {"MAX_STEPS": "2", "HANABI_EVAL_STEPS": "2", "SAVE_STEPS": "2"}
+    train_command(**settings)
+    write_checkpoint_of(run_folder, 2)
+    write_validations(run_folder, [Validated(step=0, score=1.0, se=0.1)])
+    started = train_command(RESUME="latest", **settings)
+    assert "but its version was not validated: now" in started.result.output
+    assert len(started.commands) == 1
+    rows = [Validated(step=step, score=1.0, se=0.1) for step in (0, 2)]
+    write_validations(run_folder, rows)
+    started = train_command(RESUME="latest", **settings)
+    assert "nothing left to train: step 2 of 2 is done." in started.result.output
+    assert started.commands == []
 
 
 def test_a_fork_that_was_killed_before_its_first_checkpoint_begins_with_the_same_one_again(

@@ -15,7 +15,13 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import VALIDATION_SUITE, dataset_row
 from hanabi_grpo.rollout.datasets import write_dataset
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
-from hanabi_grpo.runs.validation import FILE, TRAINING_CURVE
+from hanabi_grpo.runs.validation import (
+    FILE,
+    TRAINING_CURVE,
+    cut_validations,
+    lacks_validation,
+    read_validations,
+)
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import check_updates
 from hanabi_grpo.training.validation import Validation
@@ -171,12 +177,75 @@ def test_a_resumed_run_stops_where_the_whole_run_stops(tmp_path: Path) -> None:
     assert [step for step in range(20) if whole.verdict(step).ends_run] == [10]
 
     resumed = made_validation(tmp_path, settings, first_step=10)
-    assert not resumed.is_due(10)
     assert resumed.verdict(10).ends_run
     assert not resumed.verdict(11).ends_run
 
     without_patience = made_validation(tmp_path, first_step=10)
     assert not without_patience.verdict(10).ends_run
+
+
+def test_a_resumed_run_validates_the_version_it_begins_with_again(tmp_path: Path) -> None:
+    # Its figures were in the row of the next step, which was moved aside.
+    whole = made_validation(tmp_path)
+    for step in (0, 10):
+        add(whole, step, make_groups(1, 3))
+    rows = list(whole.rows)
+    resumed = made_validation(tmp_path, first_step=10)
+    assert not resumed.is_due(0)
+    assert resumed.is_due(10)
+    assert resumed.rows == rows
+    assert "validation/score/mean" in add(resumed, 10, make_groups(1, 3))
+    assert resumed.rows == rows
+    assert not resumed.is_due(10)
+
+
+def test_a_run_that_ended_after_the_validation_of_every_step_stays_ended(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"eval_steps": 1, "save_steps": 1, "eval_patience": 2})
+    whole = made_validation(tmp_path, settings)
+    for step, score in ((0, 3), (1, 2), (2, 2)):
+        add(whole, step, make_groups(score, score))
+    assert whole.verdict(2).ends_run
+    # The last version is validated, too, after the step that ended the run.
+    add(whole, 3, make_groups(2, 2))
+    assert made_validation(tmp_path, settings, first_step=3).ended_at(3)
+    assert not made_validation(tmp_path, settings, first_step=2).ended_at(2)
+
+
+def test_versions_after_the_resumed_one_are_not_validated_any_more(tmp_path: Path) -> None:
+    whole = made_validation(tmp_path)
+    for step in (0, 10, 20):
+        add(whole, step, make_groups(1, 3))
+    cut_validations(tmp_path, 10)
+    assert [row.step for row in read_validations(tmp_path)] == [0, 10]
+    # A run that starts over may be another one.
+    cut_validations(tmp_path, 0)
+    assert read_validations(tmp_path) == []
+    cut_validations(tmp_path, 0)
+
+
+def test_a_last_version_without_validation_is_noticed(tmp_path: Path) -> None:
+    whole = made_validation(tmp_path)
+    add(whole, 0, make_groups(1, 3))
+    assert lacks_validation(tmp_path, 10, 10)
+    assert not lacks_validation(tmp_path, 11, 10)
+    assert not lacks_validation(tmp_path, 10, 0)
+    add(whole, 10, make_groups(1, 3))
+    assert not lacks_validation(tmp_path, 10, 10)
+
+
+def test_two_ways_to_show_one_board_have_scores_that_can_be_averaged(tmp_path: Path) -> None:
+    path = tmp_path / "styles.jsonl"
+    rows = [
+        dataset_row("laptop", suite="train", num_tasks=0, observation=style)
+        for style in ("compact", "full")
+    ]
+    write_dataset(path, rows)
+    settings = Settings(eval_steps=10, eval_tasks=5, save_steps=10, dataset=str(path))
+    validation = made_validation(tmp_path, settings)
+    add(validation, 0, make_groups(1, 4))
+    [row] = validation.rows
+    assert row.metric == "score/mean"
+    assert row.score == 2.5
 
 
 def test_the_best_checkpoint_outlives_its_turn(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from hanabi_grpo.runs.run_folder import (
     prepare_run_folder,
     write_json_atomic,
 )
+from hanabi_grpo.runs.validation import cut_validations, lacks_validation
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
 from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.defaults import tiny_model_command
@@ -116,7 +117,7 @@ def train(
         say(f"run folder: {folder}")
         for line in resume_lines(resume, loaded.settings, plan.num_steps):
             say(line)
-        if resume is not None and resume.step >= plan.num_steps:
+        if _has_ended(resume, loaded.settings, plan.num_steps, say):
             longer = resume_command(loaded, folder, extra_args, max_steps=2 * plan.num_steps)
             say(f"To continue: {longer}")
             return
@@ -141,10 +142,29 @@ def train(
         with _writing(folder):
             if resume is not None:
                 _set_later_records_aside(resume, say)
-            write_json_atomic(settings_path, document)
+            # First, so that a fork that is killed here still knows what it begins with.
             write_resume(resume, folder)
+            write_json_atomic(settings_path, document)
         # Inside the block: the trainer inherits the lock.
         _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
+
+
+def _has_ended(
+    resume: ResumePlan | None, settings: Settings, num_steps: int, say: Callable[[str], None]
+) -> bool:
+    """Tell whether a resumed run has nothing left to do.
+
+    Its last version is validated after its checkpoint was saved, so that can be missing.
+    """
+    if resume is None or resume.step < num_steps:
+        return False
+    if resume.step == num_steps and lacks_validation(
+        resume.run_folder, num_steps, settings.eval_steps
+    ):
+        say(f"step {num_steps} of {num_steps} is done, but its version was not validated: now")
+        return False
+    say(f"nothing left to train: step {resume.step} of {num_steps} is done.")
+    return True
 
 
 def _wait_for_all_servers(loaded: LoadedSettings, say: Callable[[str], None], nodes: Nodes) -> None:
@@ -207,6 +227,7 @@ def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> 
             f"records after step {resume.step} moved aside: {num_rows} rows to "
             f"metrics.discarded.jsonl, {num_files} files to episodes/discarded/"
         )
+    cut_validations(resume.run_folder, resume.step)
     kept = keep_settings(resume.run_folder, resume.step)
     if kept:
         say(f"earlier settings kept in {kept}")

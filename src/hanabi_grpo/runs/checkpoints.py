@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,10 +132,10 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
 
     Raises:
         RunFolderError: There is none; the message says why each cannot be used.
-        UnreadableError: There may be one, but the operating system refuses to read it.
+        UnreadableError: The operating system refuses to read a newer one, perhaps only for a
+            moment. It may be intact, and an older one would repeat its steps.
     """
     skipped: list[str] = []
-    is_unreadable = False
     for candidate in _candidates(run_folder):
         folder = candidate.folder
         if folder.is_symlink():
@@ -152,16 +152,21 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
             manifest = check_checkpoint(folder)
         except RunFolderError as error:
             skipped.append(str(error))
-            is_unreadable = is_unreadable or isinstance(error, UnreadableError)
+            if isinstance(error, UnreadableError):
+                raise UnreadableError(_no_checkpoint(run_folder, skipped)) from error
             continue
         if not needs or _has_folder(manifest, needs):
             return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
         skipped.append(f"{folder}: is complete but has no {needs}/.")
-    reasons = skipped or ["there is no checkpoint-N in it."]
+    raise RunFolderError(_no_checkpoint(run_folder, skipped))
+
+
+def _no_checkpoint(run_folder: Path, skipped: Sequence[str]) -> str:
+    """Return the message that a run has no checkpoint to resume from, with the reasons."""
     message = f"{run_folder}: no valid checkpoint to resume from."
-    for reason in reasons:
+    for reason in skipped or ["there is no checkpoint-N in it."]:
         message += f"\n  {reason}"
-    raise UnreadableError(message) if is_unreadable else RunFolderError(message)
+    return message
 
 
 def _has_folder(manifest: Manifest, name: str) -> bool:
@@ -173,12 +178,20 @@ def last_saved(run_folder: Path) -> str:
     """Return when the newest checkpoint of a run was saved, by its manifest.
 
     Returns:
-        The time in ISO 8601, which sorts chronologically; "" without a readable checkpoint.
+        The time in ISO 8601, which sorts chronologically; "" without a valid manifest.
+
+    Raises:
+        UnreadableError: The operating system refuses to read a manifest.
     """
     newest = ""
     for folder in _visible_checkpoints(run_folder):
-        with contextlib.suppress(RunFolderError):
-            newest = max(newest, read_manifest(folder).created)
+        try:
+            created = read_manifest(folder).created
+        except UnreadableError:
+            raise
+        except RunFolderError:
+            continue
+        newest = max(newest, created)
     return newest
 
 

@@ -159,8 +159,6 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
         notes = check_compatible(saved, settings, fork=resume.fork)
         for note in notes:
             lines.append(f"    changed since: {note}")
-    if resume.step >= steps:
-        lines.append(f"nothing left to train: step {resume.step} of {steps} is done.")
     return lines
 
 
@@ -182,7 +180,8 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
     if not used:
         return _from_zero(run_folder, f"nothing to resume in {run_folder} yet")
     has_checkpoint = any(map(CHECKPOINT_NAME.fullmatch, used))
-    if SETTINGS_FILE not in used and not has_checkpoint:
+    # A fork writes `_RESUME_FILE` first.
+    if SETTINGS_FILE not in used and _RESUME_FILE not in used and not has_checkpoint:
         raise RunFolderError(
             f"OUTPUT_DIR={str(run_folder)!r}: holds {some_of(used)} but neither {SETTINGS_FILE} "
             "nor a checkpoint, so it is not the folder of a run. Choose another OUTPUT_DIR."
@@ -247,15 +246,29 @@ def _plan_latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
     """Return the plan for RESUME=latest without OUTPUT_DIR: continue the run that saved last."""
     runs = [path.parent for path in OUTPUTS.glob(f"*/{SETTINGS_FILE}")]
     # Copies, checkouts and editors change the times of files, but not the content of a manifest.
-    runs.sort(key=lambda run: (last_saved(run), run.name), reverse=True)
     skipped: list[str] = []
+    try:
+        runs.sort(key=lambda run: (last_saved(run), run.name), reverse=True)
+    except UnreadableError as error:
+        raise _unreadable_newest(error) from error
     for run_folder in runs:
         try:
             return _from_newest(run_folder, run_folder, skipped)
+        except UnreadableError as error:
+            raise _unreadable_newest(error) from error
         except RunFolderError as error:
             skipped += _stripped_lines(error)
     new_folder = OUTPUTS / run_folder_name(settings, now)
     return _from_zero(new_folder, f"no run in {OUTPUTS}/ has a valid checkpoint", skipped=skipped)
+
+
+def _unreadable_newest(error: UnreadableError) -> UnreadableError:
+    """Return the error of RESUME=latest if it cannot be told which run was saved last."""
+    return UnreadableError(
+        f"{error}\nThe run that was saved last may be this one, so no other one is continued. Make "
+        f"it readable, move it out of {OUTPUTS}/, or name the run: RESUME=latest OUTPUT_DIR=(its "
+        "folder)."
+    )
 
 
 def _stripped_lines(error: Exception) -> list[str]:
@@ -282,16 +295,18 @@ def _plan_named(named: Path, output_dir: Path | None) -> ResumePlan:
     has_checkpoint_name = CHECKPOINT_NAME.fullmatch(named.name) is not None
     is_checkpoint = has_checkpoint_name or (named / MANIFEST).exists()
     source = named.parent if is_checkpoint else named
-    target = source
     if output_dir is not None and output_dir.resolve() != source.resolve():
-        target = output_dir
-        _check_fork(target, named)
+        is_begun = _check_fork(output_dir, named)
+        if is_checkpoint:
+            plan = _from_checkpoint(output_dir, named, _check_resumable(named), (), fork=True)
+        else:
+            plan = _from_newest(source, output_dir)
+        return replace(plan, is_begun=is_begun)
     if not is_checkpoint:
-        return _from_newest(source, target)
+        return _from_newest(source, source)
     manifest = _check_resumable(named)
-    is_fork = target is not source
-    skipped = () if is_fork else _check_newest(named, manifest)
-    return _from_checkpoint(target, named, manifest, skipped, fork=is_fork)
+    skipped = _check_newest(named, manifest)
+    return _from_checkpoint(source, named, manifest, skipped, fork=False)
 
 
 def _check_resumable(checkpoint: Path) -> Manifest:
@@ -310,20 +325,26 @@ def _check_resumable(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def _check_fork(target: Path, named: Path) -> None:
+def _check_fork(target: Path, named: Path) -> bool:
     """Refuse to start a new run in a folder that holds another one.
 
     Args:
         target: The new run's folder.
         named: The folder that RESUME names.
+
+    Returns:
+        Whether a fork was killed there while it wrote its first files.
     """
     used = used_entries(target) if target.is_dir() else []
+    if used == [_RESUME_FILE]:
+        return True
     if used:
         raise RunFolderError(
             f"OUTPUT_DIR={str(target)!r}: already holds another run ({some_of(used)}), so "
             f"RESUME={named} cannot start a new one in it. Continue the run in it with "
             "RESUME=latest, or choose another OUTPUT_DIR."
         )
+    return False
 
 
 def _check_newest(named: Path, manifest: Manifest) -> tuple[str, ...]:

@@ -80,6 +80,41 @@ def write_validations(run_folder: Path, rows: Sequence[Validated]) -> None:
     write_text_atomic(run_folder / FILE, json.dumps(data, indent=1))
 
 
+def cut_validations(run_folder: Path, step: int) -> None:
+    """Remove the validations of versions after the checkpoint of `step`, which are made again.
+
+    A run that starts over (`step` 0) may have other settings, so it keeps none.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+        OSError: It cannot be written.
+    """
+    if step == 0:
+        (run_folder / FILE).unlink(missing_ok=True)
+        return
+    rows = read_validations(run_folder)
+    kept = [row for row in rows if row.step <= step]
+    if len(kept) < len(rows):
+        write_validations(run_folder, kept)
+
+
+def lacks_validation(run_folder: Path, step: int, every: int) -> bool:
+    """Tell whether a run ended before the validation of its last version did.
+
+    Args:
+        run_folder: The run's folder.
+        step: Steps of the whole run, all of which are done.
+        every: HANABI_EVAL_STEPS; 0: the run is not validated.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    if not every or step % every:
+        return False
+    rows = choosing(read_validations(run_folder))
+    return all(row.step != step for row in rows)
+
+
 def choosing(rows: Sequence[Validated]) -> list[Validated]:
     """Return the validations of the curve that chooses the best version."""
     return [row for row in rows if row.chooses]

@@ -40,11 +40,11 @@ def episode_metrics(
     The score of a game is the figure that `EnvSpec.score` names, or player 0's return. `score/se`
     is its standard error, clustered by start, and `score/normalized` the mean of score / greatest
     score. Rates are per game. `entropy_estimate` is the mean of −logprob over sampled tokens, in
-    nats. Figures of `Environment.metrics` are prefixed with the environment's name if a step has several
-    environments. `tokens/prompts_per_game` and `tokens/replies_per_game` are the tokens in the
-    players' conversations: with HANABI_MEMORY=game each token counts once, otherwise once for each
-    turn that still sees it. Per player, `reward`, `score/max` and `score/min` are the mean, maximum
-    and minimum return of its games, and `samples` is their number.
+    nats. Figures of `Environment.metrics` are prefixed with the environment's name if a step has
+    several environments. `tokens/prompts_per_game` and `tokens/replies_per_game` are the tokens in
+    the players' conversations: with HANABI_MEMORY=game each token counts once, otherwise once for
+    each turn that still sees it. Per player, `reward`, `score/max` and `score/min` are the mean,
+    maximum and minimum return of its games, and `samples` is their number.
 
     A figure is absent if the games do not determine it. Scores and rates cover all games and all
     seats. Figures of training progress (a player's reward, replies and games without a turn,

@@ -69,6 +69,9 @@ class Validation:
                 # HANABI_EVAL_BEST may have changed.
                 chooses = chosen.get(row.curve, False) if chosen else row.chooses
                 self.rows.append(replace(row, chooses=chooses))
+        self._repeated_step = first_step or None
+        """The version that the resumed run begins with, until it is validated again: its figures
+        are in the row of the step after it, which was moved aside."""
         self._is_written = True
         """Whether `validation.json` has all rows."""
 
@@ -77,6 +80,8 @@ class Validation:
         every = self._settings.eval_steps
         if not every or step % every:
             return False
+        if step == self._repeated_step:
+            return True
         return all(row.step != step for row in choosing(self.rows))
 
     def add(
@@ -117,6 +122,8 @@ class Validation:
         # If the deciding curve could not be measured earlier, the other curves' rows are replaced.
         self.rows = [row for row in self.rows if row.step != step]
         self.rows += rows
+        if step == self._repeated_step:
+            self._repeated_step = None
         self._is_written = False
         self.write()
         metrics["validation/stale"] = float(self.stale)
@@ -161,22 +168,19 @@ class Validation:
     def stale(self) -> int:
         """Number of validations since the best one of the run, or of the phase."""
         phase = self.phase
-        if phase is not None:
-            return phase.stale
-        best = self.best
-        if best is None:
-            return 0
-        rows = choosing(self.rows)
-        newest = len(rows) - 1
-        return newest - rows.index(best)
+        return _num_stale(self.rows) if phase is None else phase.stale
 
     @property
     def phase(self) -> Phase | None:
         """The current phase with HANABI_UPDATE=best_response; None otherwise."""
+        return self._phase_after(self.rows)
+
+    def _phase_after(self, rows: Sequence[Validated]) -> Phase | None:
+        """Return the phase that follows from these validations; see `phase`."""
         if self._settings.update != "best_response":
             return None
-        rows = choosing(self.rows)
-        return phase_after(rows, trained_players(self._settings), self._settings.eval_patience)
+        players = trained_players(self._settings)
+        return phase_after(choosing(rows), players, self._settings.eval_patience)
 
     def verdict(self, step: int) -> Verdict:
         """Return the decisions for the step that the version of `step` plays."""
@@ -208,12 +212,13 @@ class Validation:
 
         A run that is resumed then has nothing left to train.
         """
-        rows = choosing(self.rows)
-        # The version of a step is validated before the step is made.
+        # The version of a step is validated before the step is made, and the last one afterwards.
+        before = [row for row in self.rows if row.step < step]
+        rows = choosing(before)
         if not rows or rows[-1].step != step - 1:
             return False
-        phase = self.phase
-        has_ended = self._is_out_of_patience() if phase is None else phase.ends_run
+        phase = self._phase_after(before)
+        has_ended = self._is_out_of_patience(before) if phase is None else phase.ends_run
         if not has_ended:
             return False
         logger.info(
@@ -224,22 +229,32 @@ class Validation:
         )
         return True
 
-    def _is_out_of_patience(self) -> bool:
+    def _is_out_of_patience(self, rows: Sequence[Validated]) -> bool:
         patience = self._settings.eval_patience
-        return bool(patience) and self.stale >= patience
+        return bool(patience) and _num_stale(rows) >= patience
 
     def _ends_without_phases(self, step: int) -> bool:
-        if not self._is_out_of_patience():
+        if not self._is_out_of_patience(self.rows):
             return False
         logger.info("no version is better than %s: the run ends after step %d", self.best, step + 1)
         return True
+
+
+def _num_stale(rows: Sequence[Validated]) -> int:
+    """Return the number of validations since the best one."""
+    best = best_of(rows)
+    if best is None:
+        return 0
+    deciding = choosing(rows)
+    newest = len(deciding) - 1
+    return newest - deciding.index(best)
 
 
 def _row(curve: Curve, step: int, figures: Mapping[str, float]) -> Validated | None:
     """Return a curve's row of `validation.json`; None if too few games were played."""
     metric = "score/mean"
     error = "score/se"
-    if len(curve.setups) > 1:
+    if len({setup.spec.hash for setup in curve.setups}) > 1:
         # Scores of different games cannot be averaged; shares of the greatest score can.
         metric = "score/normalized"
         error = "score/normalized_se"
