@@ -42,7 +42,7 @@ def _beginning(value: Any, size: int) -> Any:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return "did you mean 'laptop'? " for a misspelled name, "" if no known name is close."""
-    close = difflib.get_close_matches(str(name), known, n=1)
+    close = difflib.get_close_matches(str(name)[:_MAX_SHOWN], known, n=1)
     if not close:
         return ""
     return f"did you mean {close[0]!r}? "

@@ -1,5 +1,6 @@
 """Connections: idle and slow ones are ended, and many of them keep nobody out."""
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.server import connections, door
@@ -225,3 +227,45 @@ def test_a_server_may_open_as_many_files_as_the_machine_allows() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert output.stdout.strip() == "(200, 200)"
+
+
+class StalledTransport(asyncio.Transport):
+    """A connection whose client has stopped reading."""
+
+    unread = 9000
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.was_aborted = asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self.was_aborted.is_set()
+
+    def abort(self) -> None:
+        self.was_aborted.set()
+
+
+def test_a_client_that_stops_reading_near_the_end_of_its_answer_is_closed_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What is left is less than what the timer of slow readers watches.
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+
+    async def stall() -> None:
+        config = uvicorn.Config(
+            lambda: None, http=connections.limited_protocol(), ws="none", log_config=None
+        )
+        config.load()
+        protocol = config.http_protocol_class(
+            config=config, server_state=uvicorn.server.ServerState(), app_state={}
+        )
+        transport = StalledTransport()
+        protocol.connection_made(transport)
+        protocol.pause_writing()
+        protocol.resume_writing()
+        await asyncio.wait_for(transport.was_aborted.wait(), 5)
+
+    asyncio.run(stall())

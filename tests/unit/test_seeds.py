@@ -20,7 +20,7 @@ from fake_engine import task as task_request
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.dataset_rows import TaskRow
-from hanabi_grpo.rollout.datasets import FURTHER_APART
+from hanabi_grpo.rollout.datasets import FURTHER_APART, REPLACEMENT
 from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
 from hanabi_grpo.rollout.seeds import SEED_LIMIT, reply_seed, request_seed, seat_seed
@@ -85,6 +85,14 @@ def test_each_servers_share_of_a_step_has_the_seed_of_the_step(further: int) -> 
     shares = (of_step[:1], of_step[1:], of_step[2:])
     assert {training_seed(settings, share) for share in shares} == {
         training_seed(settings, of_step)
+    }
+
+
+def test_a_share_with_nothing_but_the_replacement_of_a_late_task_has_the_seed_of_the_step() -> None:
+    settings = Settings(tasks_per_step=3)
+    of_step = rows(6, REPLACEMENT * FURTHER_APART + 7, 8)
+    assert {training_seed(settings, [task]) for task in of_step} == {
+        training_seed(settings, rows(6, 7, 8))
     }
 
 

@@ -1,13 +1,15 @@
 """Episodes as JSON, both ways."""
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
+from hanabi_grpo.rollout.messages import RolloutRequest
+from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json, read_struct
 from hanabi_grpo.types import EpisodeStatus, Turn
 from made_games import made_episode, made_turn
 
@@ -96,3 +98,23 @@ def test_a_malformed_row_is_refused_by_field(path: str, value: object, message: 
     with pytest.raises(ServerError) as caught:
         episode_from_json(put(row, path, value))
     assert str(caught.value).startswith(message)
+
+
+def seconds_to_refuse(name: str) -> float:
+    """Return the time that a request with an unknown field of this name takes to be refused."""
+    body = json.dumps({name: 1}).encode()
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="no such field"):
+        read_struct(RolloutRequest, body)
+    return time.perf_counter() - start
+
+
+def test_the_name_of_an_unknown_field_is_not_searched_for_what_it_looks_like() -> None:
+    # A search through all places where an error's location might begin took quadratic time.
+    small = min(seconds_to_refuse(" - at `$" * 500 + "\n") for _ in range(3))
+    large = seconds_to_refuse(" - at `$" * 50_000 + "\n")
+    assert large < 1000 * max(small, 1e-4)
+    for name in ("x" * 10**6 + "\n", " - at `$" * 10**5):
+        with pytest.raises(ValueError, match="field") as caught:
+            read_struct(RolloutRequest, json.dumps({name: 1}).encode())
+        assert len(str(caught.value)) < 500

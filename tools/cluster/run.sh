@@ -34,7 +34,8 @@ on() { # on MACHINE LINE
     elif [ -n "${SLURM_JOB_ID:-}" ]; then
         srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" bash -c "$2"
     else
-        ssh -o BatchMode=yes "$1" "$2"
+        # A machine without power sends nothing: without these questions, ssh would wait for hours.
+        ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=3 "$1" "$2"
     fi
 }
 

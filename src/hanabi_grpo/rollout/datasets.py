@@ -43,6 +43,8 @@ MAX_BLOCK = 10_000
 """Maximum length of a list of tasks with exact shares; 0.9999 and 0.0001 just fit."""
 FURTHER_APART = SEEDS_APART // 16
 """Distance between the number of a task and those of its up to 15 possible replacements."""
+REPLACEMENT = 15
+"""Round of the further task that replaces a task that timed out; resampling uses rounds from 1."""
 
 
 def training_rows(settings: Settings) -> list[DatasetRow]:

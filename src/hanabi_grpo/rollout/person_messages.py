@@ -19,6 +19,7 @@ MAX_MOVE = 8192
 """Characters of a move; an answer in free text may be long."""
 _MAX_SPEC = 80
 _MAX_TOKEN = 100
+_MAX_HASH = 200
 
 _Token = Annotated[str, Meta(min_length=1, max_length=_MAX_TOKEN)]
 _ConfigName = Annotated[str, Meta(max_length=100)]
@@ -49,6 +50,11 @@ class NewGameRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Name of the environment, see `envs.registry`."""
     env_config: _Config
     """Fields of the environment's Config."""
+    rules: Annotated[str, Meta(max_length=_MAX_HASH)] | None = None
+    """Hash of the rules of a game that the server was started with, see `EnvSpec.hash`: that game
+    is played, with the instruction that `env_config` does not disclose. None: the game is exactly
+    what the other fields say.
+    """
     seats: Annotated[tuple[_Spec, ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
     """The player in each seat: human once; otherwise a script, served, base or an adapter."""
     seed: Annotated[int, Meta(ge=0, le=SEED_LIMIT - 1)] | None = None
@@ -78,6 +84,6 @@ class MoveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class TokenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identifies a game, to leave it or to get its record."""
+    """Identifies a game, to leave it, to get its record, or to play another one like it."""
 
     token: _Token

@@ -29,14 +29,17 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 _Kind = TypeVar("_Kind")
 _Path = list[str | int]
 """Field names and list positions that lead to a value."""
-_LOCATION_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
+_LOCATION_MARK = " - at "
+_LOCATION_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[\w.\[\]]*)`")
 """End of an error message of msgspec, e.g. " - at `$.tasks[0].seed`"."""
 _STEP_PATTERN = re.compile(r"\.(?P<name>[A-Za-z_]\w*)|\[(?P<index>\d+)\]")
 _FIELD_PATTERN = re.compile(
-    r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`"
+    r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL
 )
 _MAX_FIELD_NAME = 80
 """Characters of an unknown field's name that an error quotes."""
+_MAX_MESSAGE = 400
+"""Characters of msgspec's message that an error quotes; the message may contain a whole name."""
 _UNKNOWN = object()
 """Stands for a value that cannot be shown."""
 _MAX_QUOTED_BYTES = 1 << 20
@@ -74,7 +77,10 @@ def read_struct(kind: type[_Kind], data: Any, *, secret_fields: Container[str] =
 def _describe(message: str, data: Any, secret_fields: Container[str]) -> str:
     """Return msgspec's message, preceded by the name of the field and its value."""
     path: _Path = []
-    location = _LOCATION_PATTERN.search(message)
+    # The message quotes names of unknown fields in full, whatever they contain: a search would try
+    # each of their " - at ", and take time that grows with the square of their number.
+    end = max(message.rfind(_LOCATION_MARK), 0)
+    location = _LOCATION_PATTERN.fullmatch(message, end)
     if location is not None:
         message = message[: location.start()]
         path = _read_path(location["path"])
@@ -83,6 +89,7 @@ def _describe(message: str, data: Any, secret_fields: Container[str]) -> str:
         path.append(field["name"][:_MAX_FIELD_NAME])
         is_missing = field["problem"] == "missing required"
         message = "this field is missing" if is_missing else "no such field"
+    message = message[:_MAX_MESSAGE]
     name = ".".join(map(str, path)) or "all of it"
     is_key = location is not None and location["key"] is not None
     value = _UNKNOWN if is_key or name in secret_fields else _value_at(data, path)

@@ -141,8 +141,9 @@ def limited_protocol() -> type[H11Protocol]:
             self._clock = self.loop.call_later(HEAD_SECONDS, self._on_no_head)
 
         def _on_no_head(self) -> None:
-            if self.transport.get_write_buffer_size():
-                # The client still reads its last answer, which the other timer watches.
+            if self._reading_clock is not None:
+                # The client still reads its last answer, which the other timer watches. It stops
+                # when little is left: the client had this timer's time to read that.
                 self._start_clock()
             else:
                 self.transport.abort()

@@ -148,7 +148,7 @@ class FrozenAdapters:
             raise BusyError(
                 f"{name}: all {len(replaceable)} slots for frozen adapters that it may use are "
                 f"in use ({users_of(replaceable)}){kept}. Wait for those games or end their "
-                "clients, then upload it again."
+                "clients, then send it again."
             )
         # Removed from the map before anything is awaited, so that no rollout can take it anymore.
         del self._held[idle.name]

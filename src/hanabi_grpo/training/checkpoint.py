@@ -13,7 +13,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -31,7 +31,7 @@ from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.training.matchmaking import PartnerRecord
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import Policy
-from hanabi_grpo.training.state import StepState
+from hanabi_grpo.training.state import LossScale, StepState
 
 OPTIMIZER = "optimizer.safetensors"
 GROUPS = "groups.json"
@@ -44,6 +44,7 @@ PHASE_BEST = "phase_best.safetensors"
 KL_WEIGHTS = "kl_weights.json"
 REFERENCE = "reference.safetensors"
 PARTNERS = "partners.json"
+LOSS_SCALE = "loss_scale.json"
 SAVED_OF_A_GROUP = ("player", "updates", "lr")
 """What is saved of an optimizer group: its player, its number of updates, and its rate."""
 SAVE_TRIES = 3
@@ -54,6 +55,8 @@ RETRY_SECONDS = 15.0
 """Seconds between a failed save and the next try, or until the end of the step if that is later."""
 _MASTER = "master"
 """Key of a parameter's float32 copy, which DeepSpeed keeps for 16-bit weights."""
+_DTYPES_WITH_A_COPY = (torch.bfloat16, torch.float16)
+"""Types of the weights of which DeepSpeed keeps float32 copies."""
 
 
 class ResumeState(Protocol):
@@ -112,6 +115,8 @@ class TrainingState:
             (folder / KL_WEIGHTS).write_text(json.dumps(dict(self.step_state.kl_weights)))
         if self.step_state.partners.games:
             (folder / PARTNERS).write_text(json.dumps(self.step_state.partners.to_json()))
+        if self.step_state.loss_scale is not None:
+            (folder / LOSS_SCALE).write_text(json.dumps(asdict(self.step_state.loss_scale)))
         if self.step_state.reference:
             save_tensors(self.step_state.reference, folder / REFERENCE)
         if self.step_state.critics:
@@ -126,6 +131,7 @@ class TrainingState:
         """Read the folder of a step's checkpoint; anything without a file is empty."""
         groups = json.loads((folder / GROUPS).read_text())
         random_states = json.loads((folder / RANDOM).read_text())
+        loss_scale = _read_json(folder / LOSS_SCALE)
         step_state = StepState(
             step=step,
             baselines=_read_json(folder / BASELINES),
@@ -136,6 +142,7 @@ class TrainingState:
             kl_weights=_read_json(folder / KL_WEIGHTS),
             partners=PartnerRecord.from_json(_read_json(folder / PARTNERS)),
             reference=read_tensors(folder / REFERENCE),
+            loss_scale=LossScale(**loss_scale) if loss_scale else None,
         )
         return cls(
             moments=load_file(folder / OPTIMIZER),
@@ -146,7 +153,13 @@ class TrainingState:
 
 
 class OptimizerState:
-    """Moments and step counters of every trained parameter, with or without DeepSpeed."""
+    """What an optimizer keeps between updates, with or without DeepSpeed.
+
+    This is the moments and step counters of every trained parameter and, in float16, the loss
+    scale. With 16-bit weights, it is also the float32 copy of every parameter: DeepSpeed trains in
+    the format of the base model and updates copies, while torch's optimizer updates the adapters
+    themselves, which are float32 then.
+    """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: Any) -> None:
         """Bind parameters and their optimizer.
@@ -166,6 +179,8 @@ class OptimizerState:
         is_zero = not self._has_whole_weights or hasattr(inner, "single_partition_of_fp32_groups")
         self._zero = inner if is_zero else None
         self._torch: torch.optim.Optimizer = inner.optimizer if is_zero else inner
+        self._torch_scaler: torch.amp.GradScaler | None = getattr(optimizer, "scaler", None)
+        """Scales the loss in float16 without DeepSpeed, which scales it itself."""
         if not isinstance(self._torch, torch.optim.Optimizer):
             raise RunFolderError(
                 f"the optimizer state of {type(inner).__name__} cannot be saved; allowed: torch's "
@@ -188,19 +203,25 @@ class OptimizerState:
         return moments
 
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Restore moments and step counters exactly; the weights must be gathered meanwhile.
+        """Restore moments, step counters and float32 copies of 16-bit weights exactly.
+
+        The weights must have been restored before, and be gathered to be written meanwhile.
 
         Args:
-            saved: Returned by `collect`.
+            saved: Returned by `collect`, with the same or another DEEPSPEED.
 
         Raises:
             RunFolderError: They belong to another model or other adapters.
         """
         by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        copies: dict[str, torch.Tensor] = {}
         for key, value in saved.items():
             name, _, moment = key.rpartition("|")
-            by_parameter[name][moment] = value
-        unknown = sorted(set(by_parameter) - set(dict(self._parameters)))
+            if moment == _MASTER:
+                copies[name] = value
+            else:
+                by_parameter[name][moment] = value
+        unknown = sorted({*by_parameter, *copies} - set(dict(self._parameters)))
         if unknown:
             raise RunFolderError(
                 f"the optimizer state names the parameter {unknown[0]!r}, which this model does "
@@ -211,9 +232,14 @@ class OptimizerState:
         for name, parameter in self._parameters:
             for key, value in by_parameter.get(name, {}).items():
                 self._put_moment(parameter, key, value)
-        # The float32 copies of 16-bit weights were restored above: they are more precise.
-        whole = [name for name, value in self._parameters if value.dtype == torch.float32]
-        self.adopt_weights(whole)
+        without_copy = []
+        for name, parameter in self._parameters:
+            copy = copies.get(name)
+            if copy is not None and _is_rounded(copy, parameter):
+                self._put_copy(parameter, copy)
+            else:
+                without_copy.append(name)
+        self.adopt_weights(without_copy)
 
     def restore_counts(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Restore each player's number of updates.
@@ -224,6 +250,46 @@ class OptimizerState:
         updates = {group["player"]: group["updates"] for group in saved}
         for group in self.groups:
             group["updates"] = updates[group["player"]]
+
+    def loss_scale(self) -> LossScale | None:
+        """Return the loss scale; None without one, or if it never changes."""
+        if self._zero is not None:
+            scaler = self._zero.loss_scaler
+            if not scaler.dynamic:
+                return None
+            return LossScale(
+                scale=float(scaler.cur_scale),
+                good_updates=scaler.cur_iter - scaler.last_overflow_iter - 1,
+                hysteresis=scaler.cur_hysteresis,
+            )
+        if self._torch_scaler is None or not self._torch_scaler.is_enabled():
+            return None
+        state = self._torch_scaler.state_dict()
+        return LossScale(scale=state["scale"], good_updates=state["_growth_tracker"])
+
+    def restore_loss_scale(self, saved: LossScale | None) -> None:
+        """Restore a loss scale exactly, or as exactly as another DEEPSPEED allows.
+
+        Args:
+            saved: Returned by `loss_scale`. None leaves the initial scale; checkpoints of versions
+                up to 0.2 have no scale.
+        """
+        if saved is None or self.loss_scale() is None:
+            return
+        if self._zero is not None:
+            scaler = self._zero.loss_scaler
+            scaler.cur_scale = saved.scale
+            # DeepSpeed uses only the difference of the two numbers.
+            scaler.cur_iter = saved.good_updates
+            scaler.last_overflow_iter = -1
+            if saved.hysteresis is not None:
+                scaler.cur_hysteresis = saved.hysteresis
+        elif self._torch_scaler is not None:
+            state = self._torch_scaler.state_dict()
+            state["scale"] = saved.scale
+            # torch counts from 0 again when the scale grows, DeepSpeed does not.
+            state["_growth_tracker"] = saved.good_updates % state["growth_interval"]
+            self._torch_scaler.load_state_dict(state)
 
     def adopt_weights(self, names: Collection[str]) -> None:
         """Set DeepSpeed's float32 copies of some parameters to the parameters' current values.
@@ -263,10 +329,14 @@ class OptimizerState:
         if self._zero is None:
             device = parameter.device if value.dim() else self._counter_device(parameter)
             self._torch.state[parameter][key] = value.to(device, copy=True)
-        elif key == _MASTER:
-            self._scatter(parameter, None, value)
         elif value.dim():
             self._scatter(parameter, key, value)
+
+    def _put_copy(self, parameter: Any, copy: torch.Tensor) -> None:
+        """Restore a parameter and its float32 copy, which without DeepSpeed are the same."""
+        parameter.data.copy_(copy)
+        if self._zero is not None:
+            self._scatter(parameter, None, copy)
 
     def _holder(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the tensor under which the torch optimizer stores a parameter's state."""
@@ -309,8 +379,6 @@ class OptimizerState:
         for name, parameter in self._parameters:
             holder = self._holder(parameter)
             for key, value in saved.get(name, {}).items():
-                if key == _MASTER:
-                    continue
                 if value.dim() == 0:
                     device = self._counter_device(holder)
                     self._torch.state[holder][key] = value.to(device, copy=True)
@@ -555,6 +623,21 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 def _bytes_tensor(hexadecimal: str) -> torch.Tensor:
     return torch.frombuffer(bytearray.fromhex(hexadecimal), dtype=torch.uint8)
+
+
+def _is_rounded(copy: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Tell whether a parameter is its float32 copy, rounded to 16 bits.
+
+    If it is not, the copy is out of date: without DeepSpeed, versions up to 0.2 saved the copies
+    that they had resumed from once more, while the parameters moved on.
+
+    Args:
+        copy: The saved float32 copy.
+        parameter: The restored parameter, of any type.
+    """
+    weights = parameter.detach().float()
+    exact = copy.to(weights.device)
+    return any(torch.equal(exact.to(dtype).float(), weights) for dtype in _DTYPES_WITH_A_COPY)
 
 
 def _on_cpu(value: Any) -> torch.Tensor:

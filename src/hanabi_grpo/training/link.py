@@ -39,7 +39,7 @@ from hanabi_grpo.errors import (
     VersionError,
 )
 from hanabi_grpo.rollout.dataset_rows import TaskRow
-from hanabi_grpo.rollout.datasets import FURTHER_APART, played_setups, training_rows
+from hanabi_grpo.rollout.datasets import FURTHER_APART, REPLACEMENT, played_setups, training_rows
 from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.runs.history import IncidentLog
@@ -571,6 +571,9 @@ def training_seed(settings: Settings, tasks: Sequence[TaskRow]) -> int:
         tasks: Tasks of one step and one round, at least one.
     """
     round_of_step, number = divmod(tasks[0].number, FURTHER_APART)
+    if round_of_step == REPLACEMENT:
+        # It stands in for a task of the first round, perhaps in this server's share alone.
+        round_of_step = 0
     step = number // settings.tasks_per_step
     return request_seed(settings.seed, "training", step, round_of_step)
 

@@ -365,9 +365,10 @@ class TrainingRun:
         saved = TrainingState.load(folder / TRAINER_STATE, self._parts.first_step)
         parameters = self._policy.adapter_parameters
         optimizer = OptimizerState(parameters, self._parts.optimizer)
-        with self._policy.whole_adapters():
+        with self._policy.whole_adapters(written=True):
             optimizer.restore(saved.moments)
         optimizer.restore_counts(saved.groups)
+        optimizer.restore_loss_scale(saved.step_state.loss_scale)
         self._parts.schedule.refresh()
         self.state = saved.step_state
         self._next_state = self.state
@@ -408,6 +409,8 @@ class TrainingRun:
         for step in range(self.state.step, self._parts.max_steps):
             self._step_started = time.perf_counter()
             self._events.begin_step()
+            # Before any part of the step gives the adapters other weights for a while.
+            self._earlier.keep(step)
             yield step
             if self._events.should_stop:
                 return
@@ -440,7 +443,6 @@ class TrainingRun:
             if self._accelerator.is_main_process:
                 self._parts.link.push(self._policy.model, self._policy.adapter_names, version)
         self._pushed_version = version
-        self._earlier.keep(version)
         return version
 
     def validate(self, version: int) -> None:
@@ -1014,10 +1016,12 @@ class TrainingRun:
         # By each player's own count of updates, which the guard increments.
         self._parts.schedule.refresh()
         self._return_to_phase_best()
+        optimizer = OptimizerState(self._policy.adapter_parameters, self._parts.optimizer)
         self.state = replace(
             self._next_state,
             step=self.state.step + 1,
             earlier=self._earlier.weights(self.state.step),
+            loss_scale=optimizer.loss_scale(),
         )
         self._next_state = self.state
         self._guard.end_step()
@@ -1071,6 +1075,9 @@ class TrainingRun:
             )
         self._validation.write()
         if not folder.exists():
+            # The interrupt may have left other weights in the adapters, see `adapters.holding`.
+            own_weights = self._earlier.weights(step)
+            adapters.fill(self._policy.adapter_parameters, own_weights)
             self._saver.save(self.state)
         if self._saver.num_failed:
             return f"step {step} could not be saved; the earlier checkpoints are complete"

@@ -12,6 +12,24 @@ Evidence = Mapping[str, Sequence[Sequence[float]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """The factor of the loss in float16, without which small gradients would be rounded to 0.
+
+    It starts at 65,536. An update whose gradient becomes infinite is dropped and halves it, and a
+    long series of updates without a drop doubles it.
+    """
+
+    scale: float
+    """The factor."""
+    good_updates: int
+    """Number of updates since the last dropped one; without DeepSpeed, since the scale's last
+    change."""
+    hysteresis: int | None = None
+    """With DeepSpeed, which of the next dropped updates is the first to halve the scale, e.g. 2 for
+    the second one; None without DeepSpeed, where each halves it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
     """The state after a number of finished steps.
 
@@ -38,6 +56,8 @@ class StepState:
     """Weights of HANABI_REFERENCE=start or every:K; empty if the base model is the reference."""
     partners: PartnerRecord = field(default_factory=PartnerRecord)
     """Games with each partner of HANABI_PARTNERS; empty without partners."""
+    loss_scale: LossScale | None = None
+    """The loss scale of float16; None with other types."""
     phase_best: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """With HANABI_UPDATE=best_response, the trained player's weights at the phase's best
     validation; empty otherwise."""

@@ -6,12 +6,9 @@ from torch.utils.data import Dataset
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow
-from hanabi_grpo.rollout.datasets import further_task, tasks
+from hanabi_grpo.rollout.datasets import REPLACEMENT, further_task, tasks
 from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, UrlRef, parse_seat
 from hanabi_grpo.types import Episode, Turn, player_name
-
-_REPLACEMENT = 15
-"""Round of the further task that replaces a task that timed out; resampling uses rounds from 1."""
 
 
 class TaskDataset(Dataset[TaskRow]):
@@ -40,7 +37,7 @@ class TaskDataset(Dataset[TaskRow]):
 
     def __getitem__(self, number: int) -> TaskRow:
         if number in self._replaced:
-            return further_task(self._rows, number, _REPLACEMENT)
+            return further_task(self._rows, number, REPLACEMENT)
         return tasks(self._rows, number, 1)[0]
 
     def of_step(self, step: int, tasks_per_step: int) -> list[TaskRow]:

@@ -400,7 +400,11 @@ def fill(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tens
 def holding(
     parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
 ) -> Iterator[None]:
-    """Temporarily give parameters other values; the present ones are restored bit for bit."""
+    """Temporarily give parameters other values; the present ones are restored bit for bit.
+
+    A signal that arrives while they are restored raises its exception there, so it leaves some of
+    the other values behind. Fill the parameters again before they are used after an interrupt.
+    """
     present = copy_parameters(parameters)
     try:
         fill(parameters, values)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from hanabi_grpo.errors import GameParameterError, did_you_mean
+from hanabi_grpo.errors import GameParameterError, did_you_mean, shown
 
 MAX_PLAYERS = 5
 MAX_COLORS = 5
@@ -339,8 +339,8 @@ def _named_board(preset: str, num_players: int | None, *, is_other_size: bool) -
     if board is None:
         hint = did_you_mean(preset, PRESETS)
         raise GameParameterError(
-            f"preset={preset!r}: no such board; {hint}known presets: {', '.join(PRESETS)}; name "
-            "any other board by its sizes, e.g. 4x3-hand4-info8-life3 (colours x ranks)."
+            f"preset={shown(preset)}: no such board; {hint}known presets: {', '.join(PRESETS)}; "
+            "name any other board by its sizes, e.g. 4x3-hand4-info8-life3 (colours x ranks)."
         )
     if num_players is None:
         num_players = board.players[0]
