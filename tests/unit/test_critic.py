@@ -9,6 +9,7 @@ import torch
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import EnvSpec
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.training.estimators import (
     EstimatorContext,
     LearnedValues,
@@ -130,6 +131,53 @@ def test_what_a_call_of_a_tool_has_brought_is_not_taken_off_the_call() -> None:
     places = [TurnPlace(game, turn) for game in range(2) for turn in range(2)]
     targets = lambda_targets(games, places, values, [1.0, 1.0], decay=1.0, gamma=1.0)
     assert targets.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_penalty_of_one_player_of_a_team_reaches_no_advantage_of_another() -> None:
+    # Both games pay the same; in the second, player 1's reply is penalized after player 0's.
+    games = []
+    for own_parts in ({}, {"illegal": -1.0, "kl": -0.5}):
+        paid = {"score": 1.0}
+        first = replace(made_turn(0, 5, rewards=paid), step=0, rewards=(paid, paid))
+        second = replace(made_turn(1, 6), step=1, rewards=(paid, {**paid, **own_parts}))
+        third = replace(made_turn(0, 7), step=2, rewards=(paid, paid))
+        games.append(made_episode(first, second, third, spec_hash=TEAM.hash))
+    values = CriticValues(
+        episodes=games,
+        # Exact critics of a player that expects its own penalties.
+        by_episode={
+            id(games[0]): {0: 3.0, 1: 2.0, 2: 1.0},
+            id(games[1]): {0: 3.0, 1: 2.0, 2: 1.0},
+        },
+        team_boards=frozenset({TEAM.hash}),
+    )
+    estimator = run_estimator(Settings(advantage="ippo", gae_lambda=0.5, advantage_scale="none"))
+    context = EstimatorContext(values=values)
+    of_player_0 = estimator.credits(games, 0, context)
+    assert of_player_0[0] == of_player_0[1]
+    of_player_1 = estimator.credits(games, 1, context)
+    assert of_player_1[1][0] == pytest.approx(of_player_1[0][0] - 1.5)
+    # What the values learn does not contain it either.
+    places = [TurnPlace(game, turn) for game in range(2) for turn in range(3)]
+    targets = lambda_targets(games, places, values, [1.0, 1.0], decay=0.5, gamma=1.0)
+    assert targets[:3].tolist() == targets[3:].tolist()
+
+
+def test_with_swapped_seats_no_central_critic_learns_from_two_players() -> None:
+    settings = Settings(advantage="mappo", swap_every=2)
+    critics = Critics(settings, NAMES, {RIVALS.hash: RIVALS}, WIDTH)
+    assert set(critics.by_name) == {
+        "player_0/seat_0",
+        "player_0/seat_1",
+        "player_1/seat_0",
+        "player_1/seat_1",
+    }
+    game = made_episode(made_turn(0, 5), made_turn(1, 6), spec_hash=RIVALS.hash)
+    seats = ["player_1", "player_0"]
+    assert [critics._critic_of(seats[turn], game, turn) for turn in range(2)] == [
+        "player_1/seat_0",
+        "player_0/seat_1",
+    ]
 
 
 def test_the_state_of_another_seat_is_what_it_was_before_its_calls() -> None:

@@ -2,13 +2,16 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
+import loop_parts
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -20,8 +23,10 @@ from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.mismatch import TokenGaps
+from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.run import PlayedStep
+from hanabi_grpo.training.state import LossScale
 from hanabi_grpo.training.updates import (
     game_log_ratios,
     game_weights,
@@ -405,6 +410,64 @@ def test_an_interrupted_step_saves_the_state_of_the_step_before(tmp_path: Path) 
         assert "an optimizer update was interrupted" in run.save_interrupted()
 
 
+def interrupt_second_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a signal arrive when the weights that a block has replaced are half restored."""
+    fill = adapters.fill
+    calls = []
+
+    def fill_or_stop(
+        parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
+    ) -> None:
+        calls.append(values)
+        if len(calls) != 2:
+            fill(parameters, values)
+            return
+        names = list(values)[: len(values) // 2]
+        fill(parameters, {name: values[name] for name in names})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adapters, "fill", fill_or_stop)
+
+
+@pytest.mark.parametrize("place", ["probe", "reference", "mismatch check"])
+def test_an_interrupt_amid_other_weights_saves_those_of_the_last_finished_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    settings = {"beta": 0.1, "reference": "start", "kl_in": "loss"} if place == "reference" else {}
+    made = RunOfATest(tmp_path, **settings)
+    run = made.run
+    steps = run.remaining_steps()
+    play_and_learn(made, next(steps))
+    finished = {player: made.weights(player) for player in NAMES}
+    step = next(steps)
+    if place == "probe":
+        # A server was replaced. The probe comes before the new version is pushed.
+        made.link.instances = ("another server",)
+        interrupt_second_fill(monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            run.probe_adapters()
+    else:
+        version = run.push_adapters()
+        run.validate(version)
+        games = run.play(step, version)
+        if place == "reference":
+            interrupt_second_fill(monkeypatch)
+            with pytest.raises(KeyboardInterrupt):
+                run.build_batches(games)
+        else:
+            batches = run.build_batches(games)
+            interrupt_second_fill(monkeypatch)
+            with pytest.raises(KeyboardInterrupt):
+                run.check_logprobs(batches, games)
+    assert any(not same_weights(finished[player], made.weights(player)) for player in NAMES)
+    assert "step 1 is saved in" in run.save_interrupted()
+    again = RunOfATest(
+        tmp_path / "again", resume_folder=tmp_path / "checkpoint-1", first_step=1, **settings
+    )
+    for player in NAMES:
+        assert same_weights(finished[player], again.weights(player))
+
+
 def play_and_learn(made: RunOfATest, step: int) -> None:
     """Make one step as the loop does."""
     run = made.run
@@ -435,6 +498,38 @@ def test_a_resumed_run_ends_where_the_whole_one_does_bit_by_bit(tmp_path: Path) 
         assert same_weights(whole.weights(player), resumed.weights(player))
     assert whole.run.state == resumed.run.state
     assert resumed.link.pushed == [2, 3]
+
+
+def test_a_resumed_run_in_float16_goes_on_with_its_loss_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def accelerator_with_loss_scale(cpu: bool) -> Accelerator:
+        accelerator = Accelerator(cpu=cpu)
+        # As accelerate does in float16, which it refuses on a CPU.
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        return accelerator
+
+    monkeypatch.setattr(loop_parts, "Accelerator", accelerator_with_loss_scale)
+    whole = RunOfATest(tmp_path / "whole", num_steps=4)
+    whole.events.save_every = 1
+    train(whole.run)
+    # It was doubled after two updates, and after two more.
+    assert whole.run.state.loss_scale == LossScale(scale=32.0, good_updates=0)
+    checkpoint = tmp_path / "whole" / "checkpoint-3"
+
+    def resumed(folder: Path) -> RunOfATest:
+        made = RunOfATest(folder, num_steps=4, resume_folder=checkpoint, first_step=3)
+        train(made.run)
+        return made
+
+    made = resumed(tmp_path / "resumed")
+    assert made.run.state == whole.run.state
+    for player in NAMES:
+        assert same_weights(whole.weights(player), made.weights(player))
+    # A checkpoint of an earlier version has no scale, and the run begins with the initial one.
+    (checkpoint / "trainer" / "loss_scale.json").unlink()
+    made = resumed(tmp_path / "of an earlier version")
+    assert made.run.state.loss_scale == LossScale(scale=8.0, good_updates=1)
 
 
 def without_player_1(step: int) -> list[list[Episode]]:
@@ -681,6 +776,16 @@ def test_a_fork_has_its_own_beta(tmp_path: Path) -> None:
         # The state of the run that it continues.
         made.run.state = replace(made.run.state, kl_weights={"player_0": 0.01})
         assert made.run._kl_weights() == {"player_0": weight, "player_1": 0.5}
+
+
+def test_a_run_without_a_kl_target_leaves_no_weights_to_a_fork_that_has_one(
+    tmp_path: Path,
+) -> None:
+    for target, saved in ((None, set()), (0.1, {"player_0", "player_1"})):
+        made = RunOfATest(tmp_path / str(target), beta=0.5, kl_target=target)
+        weights = made.run._kl_weights()
+        made.run._adapt_kl_weights(weights, dict.fromkeys(weights, 0.2))
+        assert set(made.run._next_state.kl_weights) == saved
 
 
 def test_an_entropy_target_falls_with_the_rate_of_the_player_whose_bonus_it_is(

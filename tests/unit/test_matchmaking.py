@@ -96,6 +96,22 @@ def test_the_newest_tasks_count_and_those_of_the_step_in_progress_do_not() -> No
     )
 
 
+def test_games_of_replacements_count_as_played_but_not_as_results() -> None:
+    own = group(OWN[0], "iggi", scores=(1, 2))
+    replacement = group(OWN[0], "iggi", scores=(3, 3))
+    record = PartnerRecord().with_games(
+        [own],
+        SETUPS,
+        step=0,
+        own_seats=OWN,
+        names={"iggi": "iggi"},
+        specs={},
+        further=[replacement, []],
+    )
+    assert record.games == {"iggi": 4}
+    assert len(record.recent["iggi player_1"]) == 1
+
+
 def games_with_iggi(step: int) -> list[list[Episode]]:
     """Return a step's games, the first group of which has iggi in seat 1, ever better."""
     first, second = written_games(step)

@@ -188,6 +188,19 @@ def test_one_adapter_under_two_names_is_refused_where_scores_decide_the_draw(
         partners.load({}, "here")
 
 
+def test_tasks_with_partners_have_some_before_there_is_an_earlier_version(tmp_path: Path) -> None:
+    for way in ("uniform", "worst"):
+        partners = make(tmp_path, "iggi", "earlier", partner_draw=way)
+        assert all(seats is not None and "iggi" in seats for seats in seated(partners))
+    # Nobody else could play: it is self-play until the first checkpoint.
+    assert not any(seated(make(tmp_path, "earlier")))
+    save(tmp_path / "run", 10)
+    both = make(tmp_path, "iggi", "earlier")
+    taken = [set(seats or ()) & {"iggi"} for seats in seated(both, version=17)]
+    assert any(taken)
+    assert not all(taken)
+
+
 def test_a_damaged_earlier_version_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

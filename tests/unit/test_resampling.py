@@ -133,9 +133,13 @@ def test_without_rounds_nothing_is_measured_or_replaced() -> None:
     assert used.metrics == {}
 
 
-def test_where_all_is_flat_the_step_has_its_own_games() -> None:
+def test_where_all_is_flat_the_step_has_its_own_games_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     link = Link(always("flat"))
     used = play_and_resample(link)
+    assert "all 4 groups are flat, also after 2 rounds of further tasks" in caplog.text
+    assert len(used.further) == 8
     assert len(link.asked) == 3
     assert task_numbers(used.groups) == [12, 13, 14, 15]
     assert used.metrics["resample/flat_before"] == 1

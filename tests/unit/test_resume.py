@@ -16,6 +16,7 @@ from hanabi_grpo.runs.manifest import manifest_sha256
 from hanabi_grpo.runs.resume import ResumePlan, ResumePoint, plan_resume, read_resume, write_resume
 from hanabi_grpo.runs.resume_settings import (
     check_compatible,
+    check_new_teacher,
     dataset_sha256,
     keep_settings,
     read_saved_settings,
@@ -388,6 +389,17 @@ def test_a_fork_may_change_what_is_optimised_but_not_what_the_tensors_fit() -> N
     ]
     with pytest.raises(SettingsError, match="LORA_RANK: was 8, is 16"):
         check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5), Settings(), fork=True)
+
+
+def test_a_new_teacher_whose_steps_are_over_is_refused() -> None:
+    before = {"settings": settings_values(Settings())}
+    taught = Settings(teacher=("iggi",), teacher_steps=100, resume="outputs/run/checkpoint-100")
+    with pytest.raises(SettingsError, match=r"its weight is 0 from step 100 on, and the run cont"):
+        check_new_teacher(before, taught, 100)
+    check_new_teacher(before, taught, 99)
+    check_new_teacher(before, taught.model_copy(update={"teacher_steps": 0}), 100)
+    # A run may go on after its teacher.
+    check_new_teacher({"settings": settings_values(taught)}, taught, 100)
 
 
 def test_what_may_change_is_told_but_places_and_keys_are_not() -> None:

@@ -21,6 +21,7 @@ from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.taught import TaughtPlayer, with_lesson_ids, with_teachers
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.commands.training_plan import plan_training
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import (
     MixedScript,
@@ -41,6 +42,7 @@ from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.report.played import game_texts
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
 from hanabi_grpo.rollout.sampler import AdapterHandle
@@ -1041,3 +1043,11 @@ def test_a_replay_shows_among_what_a_teacher_draws() -> None:
     shown = game_texts(Recording(episode=replace(episode, turns=(told, *others))))
     expected = "teacher: Play 0 50 %, Play 1 25 %, Play 2 12 %, Play 3 6 %, 1 more"
     assert expected in shown["moves"][0]["facts"]
+
+
+def test_a_teacher_that_ends_before_the_epochs_do_is_refused_too() -> None:
+    settings = Settings(
+        teacher=("iggi",), teacher_steps=5, reward_weight=0.0, num_train_epochs=6, max_steps=None
+    )
+    with pytest.raises(SettingsError, match=r"in a run of 6 steps: player_0 would learn nothing"):
+        plan_training(settings, training_rows(settings), {})

@@ -10,6 +10,7 @@ from hanabi_grpo.rollout.dataset_rows import DatasetRow
 from hanabi_grpo.rollout.datasets import check_payoffs, num_steps, played_setups, steps_reason
 from hanabi_grpo.settings import BatchPlan, Settings, batch_plan
 from hanabi_grpo.settings.steps import plan_line
+from hanabi_grpo.settings.teachers import check_something_teaches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ def plan_training(
     batch = batch_plan(settings)
     check_payoffs(settings, played_setups(rows))
     steps = num_steps(settings, rows)
+    check_something_teaches(settings, steps)
     curves = validation_curves(settings)
     nodes = read_nodes(environ)
     check_nodes(nodes, settings, batch)

@@ -17,7 +17,11 @@ from hanabi_grpo.runs.restored_run import (
     names_artifact,
     restored_folder,
 )
-from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
+from hanabi_grpo.runs.resume_settings import (
+    check_compatible,
+    check_new_teacher,
+    read_saved_settings,
+)
 from hanabi_grpo.runs.run_folder import (
     OUTPUTS,
     holder_of,
@@ -157,6 +161,7 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
     if resume.checkpoint is not None:
         saved = read_saved_settings(resume.checkpoint.parent)
         notes = check_compatible(saved, settings, fork=resume.fork)
+        check_new_teacher(saved, settings, resume.step)
         for note in notes:
             lines.append(f"    changed since: {note}")
     return lines

@@ -86,6 +86,32 @@ def check_compatible(
     return differences.allowed
 
 
+def check_new_teacher(saved: Mapping[str, Any], settings: Settings, step: int) -> None:
+    """Refuse a new teacher whose weight would be 0 from the first step on.
+
+    The weight falls from the first step of the run whose checkpoint is continued.
+
+    Args:
+        saved: The result of `read_saved_settings`.
+        settings: The current settings.
+        step: Step of the checkpoint.
+
+    Raises:
+        SettingsError: The teacher would teach nothing.
+    """
+    before = saved.get(VALUES)
+    had_teacher = isinstance(before, Mapping) and bool(before.get("HANABI_TEACHER"))
+    if not settings.teacher or had_teacher or not settings.teacher_steps:
+        return
+    if settings.teacher_steps <= step:
+        raise SettingsError(
+            f"RESUME={settings.resume}: HANABI_TEACHER is new, but with HANABI_TEACHER_STEPS="
+            f"{settings.teacher_steps} its weight is 0 from step {settings.teacher_steps} on, and "
+            f"the run continues at step {step}: steps count from the start of the run that it "
+            f"continues. Set HANABI_TEACHER_STEPS to more than {step}, or 0 for a constant weight."
+        )
+
+
 def read_saved_settings(run_folder: Path) -> dict[str, Any]:
     """Return the content of a run folder's `settings.json`.
 

@@ -181,7 +181,8 @@ def check_teacher(settings: Settings) -> None:
         )
     _check_models(settings, teachers)
     _check_plays(settings, teachers)
-    _check_something_teaches(settings, teachers)
+    # With NUM_TRAIN_EPOCHS the number of steps follows from the dataset, and is checked with it.
+    check_something_teaches(settings, settings.max_steps or 0)
 
 
 def _check_unread(settings: Settings) -> None:
@@ -260,10 +261,18 @@ def _check_plays(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
         )
 
 
-def _check_something_teaches(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
-    """Refuse to switch off the reward if the teacher is switched off too."""
+def check_something_teaches(settings: Settings, num_steps: int) -> None:
+    """Refuse to switch off the reward if the teacher is switched off too.
+
+    Args:
+        settings: Settings of the run.
+        num_steps: Steps of the whole run.
+
+    Raises:
+        SettingsError: A player would learn from neither.
+    """
     steps = settings.teacher_steps
-    for player in teachers:
+    for player in parse_teachers(settings):
         if settings.reward_weight_of(player):
             continue
         given = f"HANABI_REWARD_WEIGHT={settings.reward_weight}"
@@ -272,12 +281,11 @@ def _check_something_teaches(settings: Settings, teachers: Mapping[str, Teacher]
                 f"{given} with HANABI_TEACHER_WEIGHT={settings.teacher_weight}: {player} would "
                 "learn from neither; set one of them above 0."
             )
-        if steps and settings.max_steps is not None and steps < settings.max_steps:
+        if steps and steps < num_steps:
             raise SettingsError(
-                f"{given} with HANABI_TEACHER_STEPS={steps} MAX_STEPS={settings.max_steps}: "
+                f"{given} with HANABI_TEACHER_STEPS={steps} in a run of {num_steps} steps: "
                 f"{player} would learn nothing from step {steps + 1} on; set "
-                f"HANABI_TEACHER_STEPS=0, or at least {settings.max_steps}, or a reward weight "
-                "above 0."
+                f"HANABI_TEACHER_STEPS=0, or at least {num_steps}, or a reward weight above 0."
             )
 
 

@@ -55,20 +55,23 @@ class PartnerRecord:
         own_seats: Sequence[str],
         names: Mapping[str, str],
         specs: Mapping[str, str],
+        further: Sequence[Sequence[Episode]] = (),
     ) -> "PartnerRecord":
         """Return the record including a step's games.
 
         Args:
-            groups: Per task, its games.
+            groups: Per task of the step, its games.
             setups: The environments that are played, by the hash of their rules.
             step: Number of steps before this one.
             own_seats: Per seat, the run's own adapter, e.g. "player_0@7".
             names: The name of each partner by its seat reference.
             specs: The partner as HANABI_PARTNERS names it, by the partner's name.
+            further: The games of tasks that replaced others. They count as games with their
+                partners, but not as results: they were played because others had been flat.
         """
         recent = {key: list(results) for key, results in self.recent.items()}
         games = dict(self.games)
-        for group in groups:
+        for number, group in enumerate([*groups, *further]):
             if not group:
                 continue
             scores = [_share(episode, setups, own_seats) for episode in group]
@@ -76,7 +79,8 @@ class PartnerRecord:
                 name = names.get(reference)
                 if name is None or is_trained(group[0], seat, own_seats):
                     continue
-                recent.setdefault(_key(name, seat), []).append((step, fmean(scores)))
+                if number < len(groups):
+                    recent.setdefault(_key(name, seat), []).append((step, fmean(scores)))
                 spec = specs.get(name, name)
                 games[spec] = games.get(spec, 0) + len(group)
         kept = {key: _newest(results, step) for key, results in recent.items()}

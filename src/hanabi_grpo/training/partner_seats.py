@@ -193,11 +193,12 @@ class PartnerSeats:
         if not self.pool:
             return task.request()
         settings = self._settings
+        pool = self._pool_at(version)
         chances = None
         if settings.partner_draw == "worst":
-            chances = self.record.chances(self.pool, settings.players, settings.partner_power)
+            chances = self.record.chances(pool, settings.players, settings.partner_power)
         drawn = draw(
-            self.pool,
+            pool,
             task.number,
             share=settings.partner_share,
             seed=settings.seed,
@@ -213,6 +214,29 @@ class PartnerSeats:
         seats = list(own)
         seats[drawn.seat] = partner_seat
         return task.request(seats)
+
+    def _pool_at(self, version: int) -> Sequence[Partner]:
+        """Return the partners that exist at a version: without "earlier" while there is none.
+
+        "earlier" alone stays, and its tasks are self-play until the first checkpoint.
+        """
+        if self._earlier_steps(version):
+            return self.pool
+        others = [partner for partner in self.pool if not partner.is_earlier]
+        return others or self.pool
+
+    def _earlier_steps(self, version: int) -> list[int]:
+        """Return the steps of the checkpoints that may be partners of a version.
+
+        Only regular checkpoints count: one that was saved on an interrupt must not change the draws
+        of a resumed run.
+        """
+        steps = []
+        for step, folder in checkpoints_of(self._run_folder).items():
+            is_regular = step < version and step % self._settings.save_steps == 0
+            if is_regular and folder not in self._damaged:
+                steps.append(step)
+        return steps
 
     def _seat_of(self, drawn: Draw, own: str, version: int, task: int) -> str | None:
         """Return a partner's seat in wire format; None if no earlier version is left.
@@ -242,14 +266,8 @@ class PartnerSeats:
     def _earlier_version(self, adapter: str, version: int, task: int) -> str | None:
         """Return the seat of an earlier version of an adapter; None if there is no checkpoint."""
         checkpoints = checkpoints_of(self._run_folder)
-        # Only regular checkpoints: one that was saved on an interrupt must not change the draws of
-        # a resumed run.
-        regular_steps = []
-        for step in checkpoints:
-            if step < version and step % self._settings.save_steps == 0:
-                regular_steps.append(step)
         while True:
-            steps = [step for step in regular_steps if checkpoints[step] not in self._damaged]
+            steps = self._earlier_steps(version)
             if not steps:
                 return None
             folder = checkpoints[choose_step(steps, task, seed=self._settings.seed)]

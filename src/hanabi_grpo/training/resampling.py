@@ -13,6 +13,7 @@ Source: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), which samples un
 full.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from hanabi_grpo.training.groups import flatten_groups, trained_groups
 from hanabi_grpo.training.rewards import clip_returns
 from hanabi_grpo.types import Episode
 
+logger = logging.getLogger(__name__)
+
 _ROUNDING = 1e-9
 """An advantage below this share of its group's largest reward counts as rounding error."""
 
@@ -47,6 +50,8 @@ class UsedGames:
     """A sentence for each task that lost games."""
     metrics: dict[str, float]
     """`resample/…` and `time/resample` (seconds); empty without HANABI_RESAMPLE_FLAT."""
+    further: Sequence[Sequence[Episode]] = ()
+    """The groups of all further tasks, whether used or not."""
 
 
 class _Worth(IntEnum):
@@ -129,7 +134,19 @@ def resample(
         if usable:
             num_flat = worth_of(usable).count(_Worth.FLAT)
             metrics[f"resample/flat_{when}"] = num_flat / len(usable)
-    return UsedGames(drawn=drawn, groups=used, problems=problems, metrics=metrics)
+    if metrics.get("resample/flat_after") == 1:
+        logger.warning(
+            "all %d groups are flat, also after %d rounds of further tasks: the step learns "
+            "nothing from the reward",
+            len(used),
+            len(answers) - 1,
+        )
+    further_groups: list[list[Episode]] = []
+    for answer in answers[1:]:
+        further_groups += answer.groups
+    return UsedGames(
+        drawn=drawn, groups=used, problems=problems, metrics=metrics, further=further_groups
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

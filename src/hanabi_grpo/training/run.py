@@ -580,6 +580,7 @@ class TrainingRun:
             own_seats=played.seats.seats,
             names=played.partner_names,
             specs={partner.name: partner.spec for partner in self._pool},
+            further=played.used.further,
         )
         self._next_state = replace(self._next_state, partners=partners)
 
@@ -706,7 +707,6 @@ class TrainingRun:
         """Return the weight of each player's KL term in this step."""
         weights = dict.fromkeys(player_names(self._settings.players), self._settings.beta)
         if self._settings.kl_target is None:
-            # A fork may have another BETA than the run whose state it continues.
             return weights
         return weights | dict(self.state.kl_weights)
 
@@ -714,10 +714,11 @@ class TrainingRun:
         """Record the KL of the step, and set the weights of the next step."""
         for player, kl in kl_of.items():
             self._metrics.add({f"{player}/kl": kl, f"{player}/kl_weight": weights[player]})
+        target = self._settings.kl_target
+        # A constant weight is BETA, which a fork may change.
+        adapted = {} if target is None else adapted_weights(weights, kl_of, target)
         self._next_state = replace(
-            self._next_state,
-            kl_weights=adapted_weights(weights, kl_of, self._settings.kl_target),
-            reference=self._reference.weights,
+            self._next_state, kl_weights=adapted, reference=self._reference.weights
         )
 
     def _add_entropy_bonus(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import hypot
 
-from hanabi_grpo.types import Episode, Turn
+from hanabi_grpo.types import TURN_PARTS, Episode, Turn
 
 TurnValues = list[list[float]]
 """One number per episode and turn of one player; an empty list for an episode without its turns.
@@ -53,6 +53,8 @@ def lambda_advantages(
     chain: Mapping[int, float],
     decay: float,
     gamma: float = 1.0,
+    *,
+    of_team: bool = False,
 ) -> dict[int, float]:
     """Return A_k = Σ_j (γλ)^j δ_{k+j} at the turns of a chain.
 
@@ -68,6 +70,9 @@ def lambda_advantages(
         chain: V(s_k) by the number of the turn taken in s_k, see `LearnedValues.chain`.
         decay: λ, from 0 to 1.
         gamma: γ, the discount per state of the chain.
+        of_team: Whether the chain consists of a team's turns. r_k then has only the rewards that
+            all players share, without `TURN_PARTS`: values of other players' states do not estimate
+            this player's own penalties, and would carry theirs into its advantages.
 
     Returns:
         The advantage of each turn of the chain, by turn number.
@@ -77,7 +82,8 @@ def lambda_advantages(
     value_after = 0.0
     advantage = 0.0
     for turns in _steps_backwards(episode):
-        reward += sum(turn.reward(player) for _, turn in turns)
+        for _, turn in turns:
+            reward += shared_reward(turn, player) if of_team else turn.reward(player)
         asked = [number for number, _ in turns if number in chain]
         if not asked:
             continue
@@ -90,6 +96,12 @@ def lambda_advantages(
         value_after = value
         reward = 0.0
     return advantages
+
+
+def shared_reward(turn: Turn, player: int) -> float:
+    """Return a player's reward in a turn without `TURN_PARTS`, which concern this player alone."""
+    parts = turn.rewards[player].items()
+    return sum(value for part, value in parts if part not in TURN_PARTS)
 
 
 def state_value(values: Sequence[tuple[int, float]], player: int) -> float:

@@ -72,6 +72,10 @@ class LearnedValues:
         turns = enumerate(episode.turns)
         return {number: 0.0 for number, turn in turns if turn.player == player}
 
+    def is_team_chain(self, episode: Episode) -> bool:
+        """Tell whether `chain` has the turns of all players of a team."""
+        return False
+
     def token_chain(self, episode: Episode, player: int) -> Mapping[int, Sequence[float]] | None:
         """Return the values before each token of the player's replies, in points.
 
@@ -279,6 +283,6 @@ class Estimator:
         """
         if self.credits_within_group:
             return False
-        if self.method is Method.NONE:
+        if self.method is not None and not self.method.is_centered:
             return True
         return self.over in (Over.ENVIRONMENT, Over.STEP)

@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from hanabi_grpo.training.estimators.arithmetic import lambda_advantages, token_advantages
+from hanabi_grpo.training.estimators.arithmetic import (
+    lambda_advantages,
+    shared_reward,
+    token_advantages,
+)
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
     Estimator,
@@ -11,7 +15,8 @@ from hanabi_grpo.training.estimators.base import (
     Pool,
     TurnValues,
 )
-from hanabi_grpo.types import Episode
+from hanabi_grpo.training.estimators.returns import returns_to_go
+from hanabi_grpo.types import Episode, Turn
 
 
 class Ippo(Estimator):
@@ -19,8 +24,9 @@ class Ippo(Estimator):
 
     With HANABI_GAE_UNIT=token, t runs over the tokens of the player's replies (`token_advantages`).
     Otherwise A_it comes from `lambda_advantages` along the player's chain of turns. HANABI_GAMMA
-    discounts along that chain, which in a team game consists of all turns. Mean and standard
-    deviation are over all turns of this player in the step.
+    discounts along that chain, which in a team game consists of all turns. There the player's own
+    penalties are not part of the chain: their return-to-go, without a baseline, is added. Mean and
+    standard deviation are over all turns of this player in the step.
 
     An imperfect critic (`training.learned.critic`) introduces bias if λ < 1. Along a team's chain,
     even a perfect critic does, as explained there.
@@ -52,16 +58,29 @@ class Ippo(Estimator):
             if tokens is not None:
                 values.append(self._token_credits(episode, player, tokens))
                 continue
-            chain = context.values.chain(episode, player)
-            by_turn = lambda_advantages(
-                episode, player, chain, self.options.gae_lambda, self.options.gamma
-            )
-            game_values = []
-            for number, turn in enumerate(episode.turns):
-                if turn.player == player:
-                    game_values.append(by_turn.get(number, 0.0))
-            values.append(game_values)
+            values.append(self._turn_credits(episode, player, context))
         return values
+
+    def _turn_credits(
+        self, episode: Episode, player: int, context: EstimatorContext
+    ) -> list[float]:
+        """Return the advantage of each turn of the player, in order."""
+        gamma = self.options.gamma
+        of_team = context.values.is_team_chain(episode)
+        by_turn = lambda_advantages(
+            episode,
+            player,
+            context.values.chain(episode, player),
+            self.options.gae_lambda,
+            gamma,
+            of_team=of_team,
+        )
+        own_turns = [number for number, turn in enumerate(episode.turns) if turn.player == player]
+        credits = [by_turn.get(number, 0.0) for number in own_turns]
+        if not of_team:
+            return credits
+        [own_parts] = returns_to_go([episode], player, gamma, reward_of=_own_reward)
+        return [credit + own for credit, own in zip(credits, own_parts, strict=True)]
 
     def _token_credits(
         self, episode: Episode, player: int, tokens: Mapping[int, Sequence[float]]
@@ -75,3 +94,8 @@ class Ippo(Estimator):
             if turn.player == player:
                 credits.extend(by_turn.get(number, [0.0] * len(turn.reply_ids)))
         return credits
+
+
+def _own_reward(turn: Turn, player: int) -> float:
+    """Return the part of a player's reward that the other players of a team do not get."""
+    return turn.reward(player) - shared_reward(turn, player)

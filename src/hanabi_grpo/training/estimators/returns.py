@@ -8,26 +8,33 @@ the player does not choose the turns of others or their number. A tool call has 
 that it belongs to. With γ = 1, these are plain sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hanabi_grpo.training.estimators.arithmetic import TurnValues
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import Episode, Turn
 
 
-def returns_to_go(episodes: Sequence[Episode], player: int, gamma: float = 1.0) -> TurnValues:
+def returns_to_go(
+    episodes: Sequence[Episode],
+    player: int,
+    gamma: float = 1.0,
+    *,
+    reward_of: Callable[[Turn, int], float] = Turn.reward,
+) -> TurnValues:
     """Return G_k of each of a player's turns: its discounted reward from that turn on.
 
     Args:
         episodes: The episodes.
         player: Number of the seat.
         gamma: HANABI_GAMMA.
+        reward_of: (turn, player) -> the reward that counts; by default all of it.
     """
     returns: TurnValues = []
     for episode in episodes:
         total = 0.0
         last_first = []
         for turn in reversed(episode.turns):
-            total += turn.reward(player)
+            total += reward_of(turn, player)
             if turn.player == player:
                 last_first.append(total)
                 if not turn.follows_call:

@@ -7,7 +7,9 @@ the turn's prompt (`features`), detached: a critic never changes the model.
 
 s_k are the states in which a player was asked for a reply. If all players get the same reward
 (`EnvSpec.payoff`), every value estimates the same return, so the team's turns form one chain;
-otherwise a player's chain consists of its own turns.
+otherwise a player's chain consists of its own turns. Values of a team leave out what concerns one
+player alone (`TURN_PARTS`: penalties of its replies, the KL): they would carry it into the other
+players' advantages. A player's own parts are added to its advantages as returns-to-go.
 
 - `ippo`: one critic per adapter, which sees that player's conversation (for HANABI_CRITIC=adapter
   see `adapter_critic`): independent PPO (arXiv 2011.09533), over turns instead of tokens as in
@@ -117,13 +119,17 @@ class CriticValues(LearnedValues):
     def chain(self, episode: Episode, player: int) -> Mapping[int, float]:
         """Return the values on a player's chain by turn number: the team's turns, or its own."""
         values = self.by_episode[id(episode)]
-        if episode.spec_hash in self.team_boards:
+        if self.is_team_chain(episode):
             return values
         own_values = {}
         for number, value in values.items():
             if episode.turns[number].player == player:
                 own_values[number] = value
         return own_values
+
+    def is_team_chain(self, episode: Episode) -> bool:
+        """See `LearnedValues.is_team_chain`."""
+        return episode.spec_hash in self.team_boards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +164,7 @@ class Critics(Learners):
         self._adapters = adapters
         self._specs = specs
         self._num_seats = settings.players
+        self._swaps_seats = settings.swap_every > 0
         self._gae_lambda = settings.gae_lambda
         self._gamma = settings.gamma
         self._is_central = ESTIMATORS[settings.advantage].needs is Learned.CENTRAL_CRITIC
@@ -180,8 +187,13 @@ class Critics(Learners):
         names = []
         if self._team_boards:
             names.append(TEAM)
-        if len(self._team_boards) < len(self._specs):
-            names.extend(_seat_critic(seat) for seat in range(self._num_seats))
+        if len(self._team_boards) == len(self._specs):
+            return names
+        for seat in range(self._num_seats):
+            if self._swaps_seats:
+                names.extend(_seat_critic(seat, adapter) for adapter in self._adapters)
+            else:
+                names.append(_seat_critic(seat))
         return names
 
     def observe(
@@ -239,7 +251,10 @@ class Critics(Learners):
             return adapter_of(player, self._adapters)
         if episode.spec_hash in self._team_boards:
             return TEAM
-        return _seat_critic(episode.turns[turn].player)
+        seat = episode.turns[turn].player
+        if self._swaps_seats:
+            return _seat_critic(seat, adapter_of(player, self._adapters))
+        return _seat_critic(seat)
 
     def _evaluate(
         self, episodes: Sequence[Episode], critic_turns: Sequence[_CriticTurns]
@@ -291,7 +306,8 @@ def lambda_targets(
             continue
         done.add((place.game, player))
         chain = values.chain(episode, player)
-        advantages = lambda_advantages(episode, player, chain, decay, gamma)
+        of_team = values.is_team_chain(episode)
+        advantages = lambda_advantages(episode, player, chain, decay, gamma, of_team=of_team)
         value_of_step: dict[int, float] = {}
         for turn, value in sorted(chain.items()):
             if episode.turns[turn].player == player:
@@ -301,9 +317,12 @@ def lambda_targets(
     return torch.tensor([targets[place] for place in places])
 
 
-def _seat_critic(seat: int) -> str:
-    """Return the name of a seat's central critic, for boards that reward seats differently."""
-    return f"seat_{seat}"
+def _seat_critic(seat: int, adapter: str = "") -> str:
+    """Return the name of a seat's central critic, for boards that reward seats differently.
+
+    With HANABI_SWAP_EVERY, each adapter has its own: critics must not learn from other players.
+    """
+    return f"{adapter}/seat_{seat}" if adapter else f"seat_{seat}"
 
 
 def joint_features(
