@@ -60,6 +60,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "board_hashes": [LAPTOP.spec().hash],
         "model": str(model),
         "model_fingerprint": model_fingerprint(model),
+        "taught_by": {"player_0": {"teacher": "save-bot", "labels": "reply"}},
+        "trained_with": {"iggi": 40, f"{place}/other/checkpoint-3": 8},
+        "started_from": {"player_0": {"folder": f"{place}/first/checkpoint-9", "step": 9}},
     }
     run = tracked_run(place / "run", steps=50, MODEL=str(model))
     write_checkpoint(run, 50, fill, facts, needed_bytes=1_000_000)
@@ -150,6 +153,10 @@ def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: 
     assert len(names) == 1
     assert team.facts["model_fingerprint"] == model_fingerprint(trained / "model")
     assert parse_lineup("./hub:player_1,iggi", 2).needs_server
+    # Whom the players have met goes with them, without the folders of this machine.
+    assert team.facts["taught_by"] == before.facts["taught_by"]
+    assert team.facts["trained_with"] == {"iggi": 40, "other/checkpoint-3": 8}
+    assert team.facts["started_from"]["player_0"]["folder"] == "first/checkpoint-9"
     assert "HANABI_OBSERVATION" in Path("one/README.md").read_text()
 
 

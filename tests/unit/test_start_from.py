@@ -125,7 +125,20 @@ def test_a_resumed_run_keeps_its_weights_and_hands_on_what_it_started_from(tmp_p
     fresh = _model(seed=1)
     start_adapters(fresh, settings, resume)
     assert _equal(_tensors(fresh, "player_0"), _tensors(_model(seed=1), "player_0"))
-    assert recorded_start(_settings(), resume) == recorded
+    own = _settings().model_copy(update={"output_dir": tmp_path / "run"})
+    assert recorded_start(own, resume) == recorded
+    # A fork started from the checkpoint itself, whose record says where that started.
+    fork = _settings().model_copy(update={"output_dir": tmp_path / "fork"})
+    of_fork = recorded_start(fork, resume)
+    assert set(of_fork) == {"player_0", "player_1"}
+    for name, start in of_fork.items():
+        weights = (later / name / "adapter_model.safetensors").read_bytes()
+        assert start == {
+            "folder": str(later),
+            "adapter": name,
+            "step": 20,
+            "sha256": hashlib.sha256(weights).hexdigest(),
+        }
     assert read_manifest(later).facts["started_from"] == recorded
     check_base(_settings("outputs/gone"), resume, FACTS)
 

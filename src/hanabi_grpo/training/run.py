@@ -25,7 +25,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ParityError, SettingsError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
-from hanabi_grpo.runs.manifest import checkpoints_of
+from hanabi_grpo.runs.manifest import checkpoints_of, read_manifest, spec_hashes
 from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.runs.validation import best_of
 from hanabi_grpo.settings import Settings, batch_plan
@@ -237,6 +237,8 @@ class TrainingRun:
             logger.info("replacing %d tasks whose games timed out earlier in this run", len(late))
         self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks, late)
         self._loss = PolicyLoss(settings)
+        self._boards_before: tuple[str, ...] = ()
+        """Hashes of the boards that were played before this process started."""
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
         self._metrics = StepMetrics()
         self._may_skip_thoughts = set(parse_teachers(settings))
@@ -370,6 +372,7 @@ class TrainingRun:
         optimizer.restore_counts(saved.groups)
         optimizer.restore_loss_scale(saved.step_state.loss_scale)
         self._parts.schedule.refresh()
+        self._boards_before = spec_hashes(read_manifest(folder).facts)
         self.state = saved.step_state
         self._next_state = self.state
         self._earlier.restore(self.state.step - 1, self.state.earlier)
@@ -1129,7 +1132,7 @@ class TrainingRun:
         """Return the facts that a checkpoint's manifest records besides its files."""
         link = self._parts.link
         facts: dict[str, object] = {
-            "spec_hashes": link.spec_hashes,
+            "spec_hashes": sorted({*self._boards_before, *link.spec_hashes}),
             "model": self._settings.model,
         }
         tools = {tool.name for setup in self._parts.setups.values() for tool in setup.tools}

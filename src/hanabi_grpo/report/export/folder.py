@@ -14,7 +14,7 @@ For software without PEFT, merge the adapter into the base model:
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,12 @@ _NOT_OF_LORA = ("peft_type", "inference_mode")
 """Keys of a stored configuration that `LoraConfig` does not take, or that are set here."""
 _KEPT_FACTS = ("spec_hashes", "board_hashes", *SAME_FACTS)
 """Facts of the checkpoint's manifest that are repeated."""
+_MET_FACTS = ("taught_by", "trained_with", "started_from")
+"""Facts about teachers, partners and starts, by which `adhoc` tells who is a stranger. They are
+repeated with shortened paths: others should not read folders of this machine.
+"""
+_SHOWN_PARTS = 2
+"""Last parts of an absolute path that are shown, e.g. "run/checkpoint-50"."""
 
 
 def export(
@@ -133,9 +139,21 @@ def _write_manifest(folder: Path, origin: Origin, players: Sequence[str]) -> Non
     for name in _KEPT_FACTS:
         if name in origin.saved.facts:
             facts[name] = origin.saved.facts[name]
+    for name in _MET_FACTS:
+        if name in origin.saved.facts:
+            facts[name] = _with_short_paths(origin.saved.facts[name])
     model, is_on_hub = base_name(origin.model)
     if is_on_hub:
         facts["model"] = model
     facts["adapters"] = list(players)
     facts[PUBLISHED] = dict(origin.settings)
     write_manifest(folder, step=origin.saved.step, facts=facts)
+
+
+def _with_short_paths(value: Any) -> Any:
+    """Return a JSON value in which each absolute path is only its last parts."""
+    if isinstance(value, Mapping):
+        return {_with_short_paths(key): _with_short_paths(item) for key, item in value.items()}
+    if isinstance(value, str) and value.startswith("/"):
+        return "/".join(Path(value).parts[-_SHOWN_PARTS:])
+    return value

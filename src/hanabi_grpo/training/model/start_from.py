@@ -16,6 +16,7 @@ from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.runs.saved_adapters import (
+    WEIGHTS,
     SavedAdapters,
     check_same_base,
     check_same_base_of_each,
@@ -208,11 +209,14 @@ def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, 
 
     Args:
         settings: The run's settings.
-        resume: Where the run resumes, in which case the checkpoint's record is kept.
+        resume: Where the run resumes. A checkpoint of its own keeps its record; another run's is
+            itself where the adapters started.
 
     Returns:
         {adapter: {"folder", "adapter", "step", "sha256"}}.
     """
+    if resume is not None and _is_fork(settings, resume):
+        return _start_of_fork(resume)
     if resume is not None:
         return dict(read_manifest(resume.checkpoint).facts.get(_STARTED_FROM, {}))
     record = {}
@@ -223,5 +227,27 @@ def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, 
             "adapter": start.adapter,
             "step": start.saved.step,
             "sha256": hashlib.sha256(weights).hexdigest(),
+        }
+    return record
+
+
+def _is_fork(settings: Settings, resume: ResumePoint) -> bool:
+    """Tell whether a run continues from the checkpoint of another one."""
+    if settings.output_dir is None:
+        return False
+    return resume.checkpoint.resolve().parent != settings.output_dir.resolve()
+
+
+def _start_of_fork(resume: ResumePoint) -> dict[str, Any]:
+    """Return where the adapters of a fork started; see `recorded_start`."""
+    manifest = read_manifest(resume.checkpoint)
+    record = {}
+    for name in manifest.facts.get("adapters", ()):
+        weights = manifest.files.get(f"{name}/{WEIGHTS}")
+        record[name] = {
+            "folder": str(resume.checkpoint),
+            "adapter": name,
+            "step": manifest.step,
+            "sha256": weights.sha256 if weights is not None else "",
         }
     return record
