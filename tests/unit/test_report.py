@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_lineup
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -28,6 +29,7 @@ from hanabi_grpo.evaluation.tables import (
     reference_results,
 )
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures
+from hanabi_grpo.report.played import has_rivals
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
@@ -479,6 +481,26 @@ def test_evaluations_of_other_tasks_get_tables_of_their_own_and_damaged_ones_a_n
     assert len(titles) == 2
     assert "10 tasks" in titles[0]
     assert "6 tasks" in titles[1]
+
+
+def test_evaluations_by_other_rules_do_not_lead_whatever_their_number_of_tasks(
+    tmp_path: Path,
+) -> None:
+    run = tracked_run(tmp_path / "train", steps=1, games=False)
+    short_games = registry.setup("hanabi", {"preset": "laptop", "max_turns": 3})
+    write_result(run / "own.json", evaluate_scripted("hint-bot", LAPTOP, 10))
+    write_result(run / "short.json", evaluate_scripted("hint-bot", short_games, 40))
+    own, short = read_report(run).evaluations
+    assert own.results[0].label == "own: hint-bot"
+    assert own.is_only_game
+    assert not short.is_own_game
+
+
+def test_a_run_knows_that_its_players_are_rivals_also_from_its_dataset() -> None:
+    assert has_rivals({"HANABI_ENV": "kuhn_poker", "HANABI_PRESET": "kuhn_poker"}, [])
+    assert has_rivals({"HANABI_ENV": "kuhn_poker", "DATASET": "kuhn.jsonl"}, ["kuhn_poker"])
+    assert has_rivals({"DATASET": "games.jsonl"}, ["laptop", "kuhn_poker"])
+    assert not has_rivals({"DATASET": "games.jsonl"}, ["laptop", "mini"])
 
 
 def test_references_play_the_same_tasks_and_count_through() -> None:

@@ -2,7 +2,7 @@
 
 import importlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,31 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
         return registry.setup(env, config)
     except HanabiGrpoError:
         return None
+
+
+def has_rivals(settings: Mapping[str, Any], presets: Iterable[str]) -> bool:
+    """Tell whether a run's players play against each other in any of its games.
+
+    Args:
+        settings: Settings of the run, by variable.
+        presets: The presets that were trained on, by name, which a dataset's rows chose.
+    """
+    setups = [run_setup(settings)]
+    if setups == [None]:
+        setups = [_setup_named(preset, settings) for preset in presets]
+    return any(setup is not None and not setup.spec.has_common_score for setup in setups)
+
+
+def _setup_named(preset: str, settings: Mapping[str, Any]) -> Setup[Any] | None:
+    """Return the game of a preset: of the run's environment, or of another that has the preset."""
+    setup = run_setup({**settings, "HANABI_PRESET": preset})
+    if setup is not None:
+        return setup
+    for env in registry.OWN:
+        environment = registry.get(env)
+        if preset in environment.presets:
+            return Setup(environment, environment.presets[preset])
+    return None
 
 
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:

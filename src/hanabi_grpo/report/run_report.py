@@ -18,7 +18,7 @@ from hanabi_grpo.evaluation.tables import (
 )
 from hanabi_grpo.report.charts.run import Point, RunPictures
 from hanabi_grpo.report.gains import Gain, find_gain
-from hanabi_grpo.report.played import run_setup
+from hanabi_grpo.report.played import has_rivals, run_setup
 from hanabi_grpo.report.run_views.run_watch import RunState, read_run
 from hanabi_grpo.report.versus import versus_lead
 from hanabi_grpo.runs.alarms import Reading
@@ -155,8 +155,7 @@ class RunReport:
     @property
     def is_versus(self) -> bool:
         """Whether the run's players play against each other, so that they have no common score."""
-        setup = run_setup(self.state.settings)
-        return setup is not None and not setup.spec.has_common_score
+        return has_rivals(self.state.settings, trained_presets(self.state.rows))
 
     @property
     def results(self) -> list[EvaluationResult]:
@@ -365,11 +364,17 @@ def evaluations_by_tasks(
             group.references.append(replace(reference, label=visible(label)))
     home = run_home(folder)
     num_players, presets = _trained_games(settings, rows)
+    own_hash = _own_hash(settings)
+    # A version with other hashes may have recorded the evaluations.
+    has_own_rules = any(group.last.spec_hash == own_hash for group in groups.values())
     with_gains = []
     for group in groups.values():
         gain = find_gain(group.results, home, starts_from_base=starts_from_base)
         is_own_game = not presets or group.last.preset in presets
         if num_players is not None and group.last.num_players != num_players:
+            is_own_game = False
+        if has_own_rules and group.last.spec_hash != own_hash:
+            # Other turns, deductions or instructions: scores are not those of the run's game.
             is_own_game = False
         is_only_game = is_own_game and len(presets) <= 1
         with_gains.append(
@@ -418,6 +423,12 @@ def _trained_games(
     if setup is None:
         return None, presets
     return setup.spec.num_players, presets or [setup.spec.preset]
+
+
+def _own_hash(settings: Mapping[str, Any]) -> str | None:
+    """Return the hash of the rules of a run's game; None if a dataset's rows name its games."""
+    setup = None if settings.get("DATASET") else run_setup(settings)
+    return None if setup is None else setup.spec.hash
 
 
 def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]:

@@ -23,9 +23,10 @@ from hanabi_grpo.report.charts.canvas import (
     save_figure,
     tidy,
 )
-from hanabi_grpo.report.played import run_setup
+from hanabi_grpo.report.played import has_rivals, run_setup
 from hanabi_grpo.report.run_views.figures import EXPLOITABILITY, SCORE, phases, series
 from hanabi_grpo.runs.alarms import alarms_of
+from hanabi_grpo.runs.history import trained_presets
 from hanabi_grpo.runs.validation import TRAINING_CURVE, Validated, curves_of
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import MAX_PLAYERS, player_names
@@ -244,8 +245,7 @@ class RunPictures:
         return "The curve shows sampled training games."
 
     def _is_versus(self) -> bool:
-        setup = run_setup(self.settings)
-        return setup is not None and not setup.spec.has_common_score
+        return has_rivals(self.settings, trained_presets(self.rows))
 
     def _curve_name(self) -> str:
         return "player_0 in training" if self._is_versus() else "training games"
@@ -254,7 +254,7 @@ class RunPictures:
         """Return the name of the axis, with the range where the game is known."""
         setup = run_setup(self.settings)
         if setup is None:
-            return "mean score"
+            return "mean return of player_0" if self._is_versus() else "mean score"
         least, greatest = score_range(setup.spec)
         if not setup.spec.has_common_score:
             return f"mean return of player_0, {least:g} to {greatest:g}"

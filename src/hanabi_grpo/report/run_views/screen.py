@@ -14,7 +14,7 @@ from rich.text import Text
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
 from hanabi_grpo.evaluation.tables import BEST_KNOWN
-from hanabi_grpo.report.played import run_setup
+from hanabi_grpo.report.played import has_rivals, run_setup
 from hanabi_grpo.report.run_views.figures import (
     EXPLOITABILITY,
     SCORE,
@@ -30,6 +30,7 @@ from hanabi_grpo.report.run_views.figures import (
     team_figures,
 )
 from hanabi_grpo.report.run_views.run_watch import RunState
+from hanabi_grpo.runs.history import trained_presets
 from hanabi_grpo.runs.validation import validation_lines
 from hanabi_grpo.settings.base_models import short_names
 from hanabi_grpo.texts import visible
@@ -160,7 +161,7 @@ class RunScreen:
         levels = dict(self.levels)
         setup = run_setup(self.state.settings)
         metric = SCORE
-        if setup is not None and not setup.spec.has_common_score:
+        if has_rivals(self.state.settings, trained_presets(self.state.rows)):
             if series(self.state.rows, EXPLOITABILITY)[0]:
                 metric = EXPLOITABILITY
                 title = "exploitability, 0 in an equilibrium"
