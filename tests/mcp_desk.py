@@ -2,12 +2,21 @@
 
 import os
 import time
+from typing import Annotated
 
 from mcp import MCPError
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult
+from pydantic import BaseModel
 
 desk = MCPServer("desk", version="1.5")
+
+
+class Weather(BaseModel):
+    """What `forecast` says it returns."""
+
+    celsius: float
 
 
 @desk.tool()
@@ -33,6 +42,12 @@ def refuse() -> str:
 def crash() -> str:
     """Ends in an error of the protocol."""
     raise MCPError(-32603, "an internal error")
+
+
+@desk.tool()
+def forecast() -> Annotated[CallToolResult, Weather]:
+    """Returns a text where its schema has a number."""
+    return CallToolResult(content=[], structured_content={"celsius": "12"})
 
 
 @desk.tool()

@@ -1,8 +1,10 @@
 """HANABI_JUDGE: what it is asked, what it pays, and what its faults lead to."""
 
+import asyncio
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +16,16 @@ from bad_server import bad_server, silent
 from doctor_machines import find, free_port
 from fake_engine import LAPTOP, task
 from hanabi_grpo.agents import url_calls
-from hanabi_grpo.agents.judge import Judge, fill_template, read_score
+from hanabi_grpo.agents.judge import FailedCalls, Judge, fill_template, read_score
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.doctor.server import partner_url_checks
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.envs.rewards import with_rewards
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import PartnerDownError, PartnerError, ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings.judge import judge_description
@@ -184,6 +186,120 @@ def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
             played = client.play([row], num_games=5, max_tokens=4, temperature=0.5)
             assert [judged(game) for game in played.groups[0]] == [[0.5, 0.5]] * 5
         assert len(judge.bodies) == 1
+
+
+def debated(answer: str) -> tuple[Task[Any], Episode]:
+    """A finished game, and its task; other answers lead to another question."""
+    setup = registry.setup("debate", {"preset": "debate", "style": "full", "rounds": 1})
+    start = setup.task("train", 0)
+    referee = Referee(start)
+    replies = {}
+    for player in range(2):
+        replies[player] = Reply(text=answer, prompt=referee.see(player).message())
+    referee.step(replies)
+    return start, referee.episode()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, for a limited time."""
+    async with asyncio.timeout(20.0):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def ask_one_at_a_time(
+    folder: Path, answer: Answer, ask: Callable[[Judge, Partner], Coroutine[Any, Any, None]]
+) -> None:
+    """Ask a judge that answers one call at a time."""
+    with served(Partner(answer)) as service:
+        judge = Judge(settings_of(service.entry(), judge_requests=1), folder / "calls.jsonl")
+        asyncio.run(ask(judge, service))
+
+
+def test_a_question_for_which_no_game_waits_any_more_is_cancelled(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def held(body: dict[str, Any]) -> Any:
+        released.wait(20.0)
+        return completion("Score: 5")
+
+    async def ask(judge: Judge, service: Partner) -> None:
+        failed = FailedCalls()
+        games = []
+        for number in range(3):
+            score = judge.score(*debated(f"Answer: {number}"), failed)
+            games.append(asyncio.create_task(score))
+        await until(lambda: len(service.bodies) == 1)
+        for game in games:
+            game.cancel()
+        await asyncio.wait(games)
+        released.set()
+        # The resumed run asks the first question again, and waits behind no other.
+        assert await judge.score(*debated("Answer: 0"), FailedCalls()) == 0.5
+        assert len(service.bodies) == 2
+
+    ask_one_at_a_time(tmp_path, held, ask)
+    cancelled, scored = read_calls(tmp_path)
+    assert cancelled["error"] == "cancelled: nobody waits for the reply any more."
+    assert (cancelled["reply"], cancelled["spent"]) == ("", 0)
+    assert (scored["error"], scored["reply"], scored["spent"]) == ("", "Score: 5", 10)
+
+
+def test_a_question_of_several_games_goes_on_while_one_of_them_waits(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def held(body: dict[str, Any]) -> Any:
+        released.wait(20.0)
+        return completion("Score: 5")
+
+    async def ask(judge: Judge, service: Partner) -> None:
+        game = debated("Answer: 7")
+        first = asyncio.create_task(judge.score(*game, FailedCalls()))
+        second = asyncio.create_task(judge.score(*game, FailedCalls()))
+        await until(lambda: len(service.bodies) == 1)
+        first.cancel()
+        await asyncio.wait([first])
+        released.set()
+        assert await second == 0.5
+        assert first.cancelled()
+        assert len(service.bodies) == 1
+
+    ask_one_at_a_time(tmp_path, held, ask)
+
+
+def test_a_judge_is_not_called_after_its_failures_have_ended_the_request(tmp_path: Path) -> None:
+    async def ask(judge: Judge, service: Partner) -> None:
+        failed = FailedCalls()
+        games = []
+        for number in range(6):
+            games.append(judge.score(*debated(f"Answer: {number}"), failed))
+        errors = await asyncio.gather(*games, return_exceptions=True)
+        down = PartnerDownError
+        assert [type(error) for error in errors] == [PartnerError] * 2 + [down] * 4
+        assert "it answered 500" in str(errors[5])
+        assert "3 calls in a row failed like this" in str(errors[5])
+        # Three calls of three tries.
+        assert len(service.bodies) == 9
+
+    ask_one_at_a_time(tmp_path, lambda body: (500, "ill"), ask)
+
+
+def test_a_failure_counts_in_every_request_that_waits_for_the_question(tmp_path: Path) -> None:
+    async def ask(judge: Judge, service: Partner) -> None:
+        game = debated("Answer: 7")
+        ending, going_on = FailedCalls(number=2), FailedCalls()
+        errors = await asyncio.gather(
+            judge.score(*game, ending),
+            judge.score(*game, ending),
+            judge.score(*game, going_on),
+            return_exceptions=True,
+        )
+        down = PartnerDownError
+        assert [type(error) for error in errors] == [down, down, PartnerError]
+        assert (ending.number, going_on.number) == (3, 1)
+        assert len(service.bodies) == 3
+
+    ask_one_at_a_time(tmp_path, lambda body: (500, "ill"), ask)
 
 
 class Every:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hanabi_grpo.envs.tools import mcp_client
 from hanabi_grpo.envs.tools.calls import call_rules, describe_tools, read_call, write_call
 from hanabi_grpo.envs.tools.mcp_client import end_servers, mcp_tools
 from hanabi_grpo.envs.tools.tool import Outcome, Tool, run_tool
@@ -26,16 +28,21 @@ COMMAND = (sys.executable, str(SERVER))
 SECONDS = 60.0
 
 
-def desk_processes() -> set[int]:
-    """Return the servers that are children of this process."""
+def children_with(argument: str) -> set[int]:
+    """Return the running children of this process that have an argument."""
     running = set()
     for child in psutil.Process().children(recursive=True):
         try:
-            if str(SERVER) in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+            if argument in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                 running.add(child.pid)
         except psutil.NoSuchProcess:
             continue
     return running
+
+
+def desk_processes() -> set[int]:
+    """Return the servers that are children of this process."""
+    return children_with(str(SERVER))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +62,15 @@ def call(tool: Tool, **arguments: object) -> Outcome:
 def test_tools_are_listed_with_their_arguments_and_calls_bring_results(
     tools: dict[str, Tool],
 ) -> None:
-    assert list(tools) == ["add", "shout", "refuse", "crash", "process", "sleep_for"]
+    assert list(tools) == [
+        "add",
+        "shout",
+        "refuse",
+        "crash",
+        "forecast",
+        "process",
+        "sleep_for",
+    ]
     add = tools["add"]
     assert add.parameters == ("first", "second")
     assert add.description == "Adds two whole numbers."
@@ -118,6 +133,19 @@ def test_a_call_that_times_out_or_fails_ends_no_other_call(tools: dict[str, Tool
     assert call(tools["process"]).text == pid
 
 
+def test_a_result_that_does_not_match_the_schema_of_its_tool_ends_no_other_call(
+    tools: dict[str, Tool],
+) -> None:
+    pid = call(tools["process"]).text
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        slow = pool.submit(run_tool, tools["sleep_for"], '{"seconds": 2}', SECONDS)
+        forecast = call(tools["forecast"])
+        assert forecast.error is CallError.FAILED
+        assert "Invalid structured content returned by tool forecast" in forecast.text
+        assert slow.result().text == "awake"
+    assert call(tools["process"]).text == pid
+
+
 def test_starting_the_server_does_not_count_as_time_of_the_call() -> None:
     [process] = mcp_tools(COMMAND, names=["process"])
     # The server has listed its tools and ended; starting it takes longer than this call may.
@@ -167,6 +195,28 @@ def test_a_server_that_hangs_is_replaced(tools: dict[str, Tool]) -> None:
     finally:
         if psutil.pid_exists(pid):
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def silent_program() -> Iterator[tuple[str, str]]:
+    """A program that never speaks MCP, and does not end when its input does."""
+    seconds = "300.25"
+    yield "sleep", seconds
+    for pid in children_with(seconds):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.rest
+def test_a_program_that_does_not_respond_at_its_start_is_stopped(
+    silent_program: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_client, "_START_SECONDS", 1.0)
+    for _ in range(2):
+        with pytest.raises(SettingsError, match=r"it does not start \(TimeoutError\)"):
+            mcp_tools(silent_program)
+        assert children_with(silent_program[1]) == set()
+        names = [thread.name for thread in threading.enumerate()]
+        assert "MCP server sleep" not in names
 
 
 @pytest.mark.rest

@@ -1,7 +1,8 @@
 """Ratings of cross-play: opponents by Bradley and Terry, partners by row and column, methods."""
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from crossplay_parts import plan_of, play, summary_of
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.evaluation.crossplay import ratings as ratings_module
 from hanabi_grpo.evaluation.crossplay.ratings import rate_partners, rate_players
 from hanabi_grpo.evaluation.crossplay.statistics import Matrix
 from hanabi_grpo.evaluation.crossplay.summary import (
@@ -23,6 +25,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from toy_kuhn import KUHN
 
 ROLES = ("first", "second")
+STARTS = tuple(range(200))
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +38,13 @@ def cell(
     example: EvaluationResult, first: float, second: float, draws: float = 0.0
 ) -> EvaluationResult:
     """Return a cell whose row wins these shares of 200 games as first and as second."""
-    figures: dict[str, float] = {}
+    outcomes = {}
     for role, wins in zip(ROLES, (first, second), strict=True):
-        figures |= {
-            f"win as {role}": wins,
-            f"draw as {role}": draws,
-            f"loss as {role}": 1 - wins - draws,
-            f"bad-reply win as {role}": 0.0,
-        }
-    return replace(example, figures=figures, seeds=tuple(range(200)))
+        num_wins = round(200 * wins)
+        num_draws = round(200 * draws)
+        signs = [1] * num_wins + [0] * num_draws + [-1] * (200 - num_wins - num_draws)
+        outcomes[role] = tuple(signs)
+    return replace(example, outcomes=outcomes, seeds=STARTS, starts=STARTS)
 
 
 def cells_of(
@@ -54,7 +55,8 @@ def cells_of(
 
 
 def test_odds_of_three_to_one_are_191_points_and_seats_are_told_apart(kuhn: Summary) -> None:
-    ratings = rate_players(cells_of(kuhn, {"0-1": (0.75, 0.75), "1-0": (0.25, 0.25)}), 2, ROLES)
+    two_cells = cells_of(kuhn, {"0-1": (0.75, 0.75), "1-0": (0.25, 0.25)})
+    ratings = rate_players(two_cells, 2, ROLES, STARTS)
     assert ratings is not None
     better, worse = ratings.entries
     # 400 log10(3) = 190.8, a little less by the drawn game against a player of rating 0.
@@ -65,7 +67,8 @@ def test_odds_of_three_to_one_are_191_points_and_seats_are_told_apart(kuhn: Summ
     # The two cells are one set of games, in which the one loses what the other wins.
     assert ratings.num_games == 400
     # Whoever is first wins three of four games: equal players.
-    ratings = rate_players(cells_of(kuhn, {"0-1": (0.75, 0.25), "1-0": (0.75, 0.25)}), 2, ROLES)
+    two_cells = cells_of(kuhn, {"0-1": (0.75, 0.25), "1-0": (0.75, 0.25)})
+    ratings = rate_players(two_cells, 2, ROLES, STARTS)
     assert ratings is not None
     assert [entry.mean for entry in ratings.entries] == pytest.approx([0.0, 0.0], abs=1e-6)
     # Odds of three to one for the first against an equal.
@@ -75,41 +78,129 @@ def test_odds_of_three_to_one_are_191_points_and_seats_are_told_apart(kuhn: Summ
 def test_the_two_cells_of_a_pair_are_the_same_games_and_count_once(kuhn: Summary) -> None:
     one_cell = {"0-1": kuhn.cells["0-1"]}
     assert [-score for score in kuhn.cells["1-0"].scores] == list(kuhn.cells["0-1"].scores)
-    ratings = rate_players(kuhn.cells, 2, ROLES)
+    starts = range(60)
+    ratings = rate_players(kuhn.cells, 2, ROLES, starts)
     assert ratings is not None
     # Twice as many games would make the intervals narrower by a factor of 1.41.
-    assert ratings == rate_players(one_cell, 2, ROLES)
-    assert ratings == rate_players({"1-0": kuhn.cells["1-0"]}, 2, ROLES)
+    assert ratings == rate_players(one_cell, 2, ROLES, starts)
+    assert ratings == rate_players({"1-0": kuhn.cells["1-0"]}, 2, ROLES, starts)
     assert ratings.num_games == 120
 
 
 def test_who_has_won_every_game_is_not_certain_to_win_the_next_one(kuhn: Summary) -> None:
     example = next(iter(kuhn.cells.values()))
-    ratings = rate_players({"0-1": cell(example, 1.0, 1.0)}, 2, ROLES)
+    ratings = rate_players({"0-1": cell(example, 1.0, 1.0)}, 2, ROLES, STARTS)
     assert ratings is not None
     winner = ratings.entries[0]
     assert winner.low < winner.mean - 50
     # Who is first wins every game: the odds are those of 400 wins and a draw, 801 to 1.
-    ratings = rate_players({"0-1": cell(example, 1.0, 0.0)}, 2, ROLES)
+    ratings = rate_players({"0-1": cell(example, 1.0, 0.0)}, 2, ROLES, STARTS)
     assert ratings is not None
     assert ratings.seat_effect.mean == pytest.approx(400 * math.log10(801), abs=1)
     assert ratings.seat_effect.low < ratings.seat_effect.mean - 50
 
 
+def lucky_cells(example: EvaluationResult, starts: Sequence[int]) -> dict[str, EvaluationResult]:
+    """Return the cells of three equal entries, in which the deal mostly decides for a seat.
+
+    Whether the first or the second player wins is the same for most pairs and both seats, and
+    mostly the same for the tasks of a start.
+    """
+    rng = random.Random(11)
+    num_tasks = len(starts)
+    luck = {start: rng.choice((1, -1)) for start in starts}
+    cells = {}
+    for name in ("0-1", "0-2", "1-2"):
+        outcomes = {}
+        for role, sign in zip(ROLES, (1, -1), strict=True):
+            signs = []
+            for task in range(num_tasks):
+                is_usual = rng.random() < 0.8
+                signs.append(sign * luck[starts[task]] * (1 if is_usual else -1))
+            outcomes[role] = tuple(signs)
+        cells[name] = replace(
+            example, outcomes=outcomes, seeds=tuple(range(num_tasks)), starts=tuple(starts)
+        )
+    return cells
+
+
+@pytest.mark.parametrize("tasks_per_start", [1, 3])
+def test_intervals_resample_starts_with_all_pairs_and_both_seats(
+    kuhn: Summary, monkeypatch: pytest.MonkeyPatch, tasks_per_start: int
+) -> None:
+    """All pairs play the same deals from both seats: their luck is one observation, not six."""
+    starts = [task // tasks_per_start for task in range(60 * tasks_per_start)]
+    example = next(iter(kuhn.cells.values()))
+    cells = lucky_cells(example, starts)
+    ratings = rate_players(cells, 3, ROLES, starts)
+    assert ratings is not None
+    # Each sample is a cross-play of its own, of 60 of the 60 starts and one whose games are draws.
+    rng = random.Random(4)
+    monkeypatch.setattr(ratings_module, "RESAMPLES", 1)
+    seat_effects = []
+    first_entries = []
+    for _ in range(400):
+        drawn_tasks: list[int | None] = []
+        for start in rng.choices(range(61), k=60):
+            for place in range(tasks_per_start):
+                drawn_tasks.append(None if start == 60 else start * tasks_per_start + place)
+        sample = {}
+        for name, cell_of_all in cells.items():
+            outcomes = {}
+            for role in ROLES:
+                signs = cell_of_all.outcomes[role]
+                drawn_signs = [0 if task is None else signs[task] for task in drawn_tasks]
+                outcomes[role] = tuple(drawn_signs)
+            sample[name] = replace(cell_of_all, outcomes=outcomes)
+        fitted = rate_players(sample, 3, ROLES, range(len(drawn_tasks)))
+        assert fitted is not None
+        seat_effects.append(fitted.seat_effect.mean)
+        first_entries.append(fitted.entries[0].mean)
+    for rating, values in (
+        (ratings.seat_effect, seat_effects),
+        (ratings.entries[0], first_entries),
+    ):
+        low, high = np.quantile(values, (0.025, 0.975))
+        width = high - low
+        assert rating.low == pytest.approx(low, abs=0.15 * width)
+        assert rating.high == pytest.approx(high, abs=0.15 * width)
+
+
+def test_the_seat_effect_of_lucky_deals_is_as_uncertain_as_their_number(kuhn: Summary) -> None:
+    """60 deals that decide all six games: log odds with an error of sqrt(1/w + 1/(60 - w))."""
+    example = next(iter(kuhn.cells.values()))
+    luck = [1] * 36 + [-1] * 24
+    outcomes = {"first": tuple(luck), "second": tuple(-sign for sign in luck)}
+    cells = {}
+    for name in ("0-1", "0-2", "1-2"):
+        cells[name] = replace(
+            example, outcomes=outcomes, seeds=tuple(range(60)), starts=tuple(range(60))
+        )
+    ratings = rate_players(cells, 3, ROLES, range(60))
+    assert ratings is not None
+    effect = ratings.seat_effect
+    assert effect.mean == pytest.approx(400 * math.log10(1.5), abs=1)
+    error = 400 / math.log(10) * math.sqrt(1 / 36 + 1 / 24)
+    assert effect.high - effect.low == pytest.approx(2 * 1.96 * error, rel=0.12)
+    # What wins as first loses as second, in every task: the entries are exactly equal.
+    for entry in ratings.entries:
+        assert (entry.low, entry.high) == pytest.approx((0.0, 0.0), abs=1e-6)
+
+
 def test_an_entry_that_wins_every_game_has_a_rating_and_draws_are_half_wins(kuhn: Summary) -> None:
     shares = {"0-1": (1.0, 1.0), "1-2": (0.75, 0.75), "0-2": (1.0, 1.0)}
-    ratings = rate_players(cells_of(kuhn, shares), 3, ROLES)
+    ratings = rate_players(cells_of(kuhn, shares), 3, ROLES, STARTS)
     assert ratings is not None
     best, middle, last = (entry.mean for entry in ratings.entries)
     assert math.isfinite(best) and best > middle > last
     assert middle - last == pytest.approx(190.8, abs=3)
     assert best + middle + last == pytest.approx(0.0, abs=1e-6)
     example = next(iter(kuhn.cells.values()))
-    drawn = rate_players({"0-1": cell(example, 0.5, 0.5, draws=0.5)}, 2, ROLES)
-    won = rate_players({"0-1": cell(example, 0.75, 0.75)}, 2, ROLES)
+    drawn = rate_players({"0-1": cell(example, 0.5, 0.5, draws=0.5)}, 2, ROLES, STARTS)
+    won = rate_players({"0-1": cell(example, 0.75, 0.75)}, 2, ROLES, STARTS)
     assert drawn is not None and won is not None
     assert drawn.entries[0].mean == pytest.approx(won.entries[0].mean)
-    assert rate_players({}, 2, ROLES) is None
+    assert rate_players({}, 2, ROLES, STARTS) is None
 
 
 def test_a_zero_sum_cross_play_has_ratings_and_no_partners(kuhn: Summary) -> None:

@@ -13,10 +13,12 @@ from fake_engine import StubSampler
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.memory import past_turn, remembered_requests
 from hanabi_grpo.agents.served_model import Model, ServedPlayer
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.tools.figures import tool_figures
+from hanabi_grpo.evaluation.evaluate import lineup_key, summarise, task_figures
 from hanabi_grpo.rollout.chat import ChatFormat, Exchange
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
@@ -317,6 +319,65 @@ def test_calls_beyond_the_limit_are_bad_replies_that_are_counted() -> None:
         "tools/error_share": 0.0,
         "tools/timeout_share": 0.0,
     }
+
+
+def with_errors(episode: Episode, error: CallError | None, seed: int) -> Episode:
+    """Return a game of another task, all of whose calls had this error."""
+    turns = []
+    for turn in episode.turns:
+        call = turn.call
+        turns.append(turn if call is None else replace(turn, call=replace(call, error=error)))
+    return replace(episode, turns=tuple(turns), seed=seed)
+
+
+def test_shares_of_calls_are_absent_without_calls_and_count_every_call_of_an_evaluation() -> None:
+    setup = calculator_setup()
+    lineup = parse_lineup("solver", 1, env="revise")
+    call = f"calculator {SUM}"
+    without_call = play(SayingEngine("1", "-1"))
+    one_call = play(SayingEngine(call, "1", "-1"))
+    three_calls = play(two_turns())
+    games = [
+        with_errors(without_call, None, 0),
+        with_errors(one_call, CallError.TIMEOUT, 1),
+        with_errors(three_calls, CallError.BAD_CALL, 2),
+        with_errors(one_call, None, 3),
+        with_errors(without_call, None, 4),
+    ]
+    assert tool_figures(games[:1]) == {
+        "tools/calls_per_turn": 0.0,
+        "tools/turn_share": 0.0,
+        "tools/over_limit_per_turn": 0.0,
+    }
+
+    def evaluated(*kept: Episode) -> dict[str, float]:
+        tasks = [task_figures(setup, [game]) for game in kept]
+        return summarise(lineup, setup, tasks, key=lineup_key(lineup, setup)).figures
+
+    figures = evaluated(*games)
+    # Of five calls one timed out and three were bad.
+    errors = []
+    for game in games:
+        errors += [turn.call.error for turn in game.turns if turn.call is not None]
+    assert len(errors) == 5
+    assert figures["tools/error_share"] == pytest.approx(4 / 5)
+    assert figures["tools/timeout_share"] == pytest.approx(1 / 5)
+    assert figures["tools/calls_per_turn"] == pytest.approx(5 / 10)
+    # A step of training has the same figures.
+    step = tool_figures(games)
+    for name in ("tools/error_share", "tools/timeout_share"):
+        assert figures[name] == pytest.approx(step[name])
+    # Three of four tasks without a call, and every call is late.
+    late = evaluated(games[0], games[1], games[4], with_errors(without_call, None, 5))
+    assert late["tools/error_share"] == late["tools/timeout_share"] == 1.0
+    # Finished tasks of an earlier version have shares of 0 where there are no calls.
+    tasks = [task_figures(setup, [game]) for game in games]
+    for task in (tasks[0], tasks[4]):
+        task.figures |= {"tools/error_share": 0.0, "tools/timeout_share": 0.0}
+    mixed = summarise(lineup, setup, tasks, key=lineup_key(lineup, setup)).figures
+    assert mixed["tools/error_share"] == pytest.approx(4 / 5)
+    none = evaluated(games[0], games[4])
+    assert "tools/calls_per_turn" in none and "tools/error_share" not in none
 
 
 def test_a_call_whose_result_does_not_fit_is_the_last_reply_of_its_turn() -> None:

@@ -5,7 +5,7 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -303,6 +303,124 @@ def test_guests_spend_a_budget_of_their_own_and_never_the_trainers(tmp_path: Pat
     player = restarted.player(BIG, max_tokens=4, temperature=0.5, own=False)
     with pytest.raises(PartnerDownError, match="used 30 tokens"):
         asyncio.run(restarted.ask(player, [{"role": "user", "content": "?"}], {}))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, for a limited time."""
+    async with asyncio.timeout(20.0):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def start_call(partners: UrlPartners, *, own: bool = False) -> "asyncio.Task[str]":
+    """A call of a request of its own, in progress."""
+    player = partners.player(BIG, max_tokens=4, temperature=0.5, own=own)
+    return asyncio.create_task(partners.ask(player, [{"role": "user", "content": "?"}], {}))
+
+
+async def hang_up(call: "asyncio.Task[str]") -> None:
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+
+
+CANCELLED = "cancelled: nobody waits for the reply any more."
+
+
+def test_a_guest_that_hangs_up_pays_for_its_call(tmp_path: Path) -> None:
+    def slow(body: dict[str, Any]) -> Response:
+        time.sleep(0.1)
+        return completion()
+
+    async def hang_up_again_and_again(partners: UrlPartners, service: Partner) -> None:
+        for number in range(1, 4):
+            call = start_call(partners)
+            await until(lambda: len(service.bodies) == number)  # noqa: B023
+            await hang_up(call)
+            await until(lambda: partners.spent == TOKENS_PER_CALL * number)  # noqa: B023
+        message = "HANABI_PARTNER_GUEST_TOKENS=25: .* used 30 tokens"
+        with pytest.raises(PartnerDownError, match=message):
+            await start_call(partners)
+        assert len(service.bodies) == 3
+
+    with served(Partner(slow)) as service:
+        partners = partners_of(tmp_path, service.entry(), partner_guest_tokens=25)
+        asyncio.run(hang_up_again_and_again(partners, service))
+    rows = read_calls(tmp_path)
+    assert [row["guests_spent"] for row in rows] == [10, 20, 30]
+    for row in rows:
+        assert (row["error"], row["reply"], row["tries"]) == (CANCELLED, "Play 0", 1)
+        assert (row["prompt_tokens"], row["reply_tokens"]) == (7, 3)
+
+
+def test_the_call_of_a_guest_that_hung_up_keeps_its_place_until_it_ends(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def held(body: dict[str, Any]) -> Response:
+        released.wait(20.0)
+        return completion()
+
+    async def hang_up_and_call_again(partners: UrlPartners, service: Partner) -> None:
+        call = start_call(partners)
+        await until(lambda: len(service.bodies) == 1)
+        waiting = start_call(partners)
+        await asyncio.sleep(0)
+        for gone in (waiting, call):
+            await hang_up(gone)
+        call = start_call(partners)
+        await asyncio.sleep(0.2)
+        assert len(service.bodies) == 1
+        released.set()
+        assert await call == "Play 0"
+        assert len(service.bodies) == 2
+
+    with served(Partner(held)) as service:
+        partners = partners_of(tmp_path, service.entry(), partner_requests=2)
+        asyncio.run(hang_up_and_call_again(partners, service))
+    # The call that was cancelled before it was its turn sent nothing.
+    assert [row["error"] for row in read_calls(tmp_path)] == [CANCELLED, ""]
+
+
+def test_every_cancelled_call_is_recorded_and_not_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def held(body: dict[str, Any]) -> Response:
+        released.wait(20.0)
+        return completion()
+
+    async def cancel(partners: UrlPartners, service: Partner, *, own: bool) -> None:
+        num_before = len(service.bodies)
+        call = start_call(partners, own=own)
+        await until(lambda: len(service.bodies) > num_before)
+        await hang_up(call)
+
+    with served(Partner(held)) as service:
+        partners = partners_of(tmp_path, service.entry())
+        asyncio.run(cancel(partners, service, own=True))
+        # The server shuts down before a guest's call has ended.
+        asyncio.run(cancel(partners, service, own=False))
+        released.set()
+    assert partners.spent == 0
+    rows = read_calls(tmp_path)
+    assert [(row["error"], row["tries"]) for row in rows] == [(CANCELLED, 1), (CANCELLED, 1)]
+
+    monkeypatch.setattr(url_calls, "PAUSES", (60.0,))
+
+    async def cancel_in_a_pause(partners: UrlPartners, service: Partner) -> None:
+        call = start_call(partners)
+        await until(lambda: len(service.bodies) == 1)
+        await asyncio.sleep(0.2)
+        await hang_up(call)
+
+    with served(Partner(lambda body: (500, "ill"))) as service:
+        partners = partners_of(tmp_path, service.entry())
+        asyncio.run(cancel_in_a_pause(partners, service))
+        assert len(service.bodies) == 1
+    last = read_calls(tmp_path)[-1]
+    assert last["error"].startswith(f"{CANCELLED} it answered 500")
+    assert last["tries"] == 1
 
 
 def test_guests_may_be_kept_off_urls_and_ask_a_paid_one_for_no_more_than_the_server_says(

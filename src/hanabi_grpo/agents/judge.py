@@ -2,16 +2,19 @@
 
 Only the games that the session's trainer learns from are judged: guests never spend the judge's
 tokens, and validation scores do not depend on it. The question is a template filled with the
-messages and replies of the game; identical questions are asked once. A call that fails, or an
-answer without a score, raises a `PartnerError`; HANABI_JUDGE_FAILURE decides what happens to the
-game (`server.judging`).
+messages and replies of the game; identical questions are asked once. A question is asked as long as
+a game waits for its score in a request that the judge's failures have not ended. A call that fails,
+or an answer without a score, raises a `PartnerError`; HANABI_JUDGE_FAILURE decides what happens to
+the game (`server.judging`).
 """
 
 import asyncio
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +43,26 @@ _SILENT = "(nothing)"
 """Stands for a reply that consists only of thoughts, complete or cut off."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class FailedCalls:
     """How many calls in a row failed in one request."""
 
     number: int = 0
+    last: str = ""
+    """Why the last of them failed."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Question:
+    """A question to the judge."""
+
+    text: str
+    where: Mapping[str, Any]
+    """Task and game that asked first, for the transcript."""
+    waiting: Counter[FailedCalls] = field(default_factory=Counter)
+    """How many games of each request wait for the score."""
+    score: "asyncio.Task[float]" = field(init=False)
+    """Asks it."""
 
 
 class Judge:
@@ -102,8 +120,8 @@ class Judge:
             transcript=calls,
             totals=lambda: {"spent": self._budget.spent, "guests_spent": 0},
         )
-        self._scores: OrderedDict[str, asyncio.Task[float]] = OrderedDict()
-        """By question, least recently used first; includes questions still being asked."""
+        self._questions: OrderedDict[str, _Question] = OrderedDict()
+        """By text, least recently used first; includes questions still being asked."""
 
     @property
     def spent(self) -> int:
@@ -113,44 +131,82 @@ class Judge:
     async def score(self, task: Task[Any], episode: Episode, failed: FailedCalls) -> float:
         """Return the judge's score of a finished game, from 0 to 1.
 
+        When the last game that waits for a question is cancelled, the question is cancelled too.
+
         Args:
             task: The task that was played.
             episode: The game.
             failed: Counter of the failed calls of the request.
 
         Raises:
-            PartnerDownError: The budget is exhausted, or `MAX_FAILED_CALLS` consecutive calls
-                failed, including this one.
+            PartnerDownError: The budget is exhausted, or `MAX_FAILED_CALLS` consecutive calls of
+                the request failed.
             PartnerError: The call failed, or the answer contains no score.
         """
-        question = fill_template(self._template, task, episode)
-        score = self._scores.get(question)
-        if score is None:
+        self._check(failed)
+        question = self._ask_once(task, episode)
+        question.waiting[failed] += 1
+        try:
+            # Cancelling one game must not cancel the call for other games that wait for it.
+            return await asyncio.shield(question.score)
+        except PartnerError:
+            self._check(failed)
+            raise
+        finally:
+            self._leave(question, failed)
+
+    def _ask_once(self, task: Task[Any], episode: Episode) -> _Question:
+        """Return the question about a game, and begin to ask it if it is new."""
+        text = fill_template(self._template, task, episode)
+        question = self._questions.get(text)
+        if question is None:
             where = {
                 "task": f"{episode.env} {task_name(episode.suite, episode.seed)}",
                 "game": episode.game,
             }
-            score = asyncio.create_task(self._ask(question, where, failed))
-            self._scores[question] = score
-            score.add_done_callback(lambda done: self._forget_failed(question, done))
-            if len(self._scores) > _MAX_CACHED:
-                self._scores.popitem(last=False)
-        self._scores.move_to_end(question)
-        # Cancelling one game must not cancel the call for other games that wait for it.
-        return await asyncio.shield(score)
+            question = _Question(text=text, where=where)
+            question.score = asyncio.create_task(self._ask(question))
+            question.score.add_done_callback(partial(self._forget_failed, question))
+            self._questions[text] = question
+            if len(self._questions) > _MAX_CACHED:
+                self._questions.popitem(last=False)
+        self._questions.move_to_end(text)
+        return question
 
-    async def _ask(self, question: str, where: Mapping[str, Any], failed: FailedCalls) -> float:
-        messages = [{"role": "user", "content": question}]
+    def _leave(self, question: _Question, failed: FailedCalls) -> None:
+        """Count one waiting game less; a question without any is cancelled.
+
+        Args:
+            question: The question; it may have its score.
+            failed: The request of the game.
+        """
+        question.waiting[failed] -= 1
+        if not question.waiting[failed]:
+            del question.waiting[failed]
+        if not question.waiting and question.score.cancel():
+            # Whoever asks the same from now on must not get the cancelled task.
+            self._forget(question)
+
+    async def _ask(self, question: _Question) -> float:
+        messages = [{"role": "user", "content": question.text}]
         outcome = await self._calls.ask(
-            self.spec, messages, self._sampling, budget=self._budget, where=where
+            self.spec,
+            messages,
+            self._sampling,
+            budget=self._budget,
+            where=question.where,
+            check=partial(self._check_wanted, question),
         )
+        # Requests that failures have ended do not go on.
+        going_on = [failed for failed in question.waiting if failed.number < MAX_FAILED_CALLS]
         if outcome.reason:
-            failed.number += 1
             failure = f"judge {self._calls.describe(self.spec, outcome)}"
-            if failed.number < MAX_FAILED_CALLS:
-                raise PartnerError(failure)
-            raise self._calls.down(failure, failed.number)
-        failed.number = 0
+            for failed in going_on:
+                failed.number += 1
+                failed.last = failure
+            raise PartnerError(failure)
+        for failed in going_on:
+            failed.number = 0
         score = read_score(outcome.reply)
         if score is None:
             raise PartnerError(
@@ -159,11 +215,23 @@ class Judge:
             )
         return score / BEST_SCORE
 
-    def _forget_failed(self, question: str, done: "asyncio.Task[float]") -> None:
+    def _check(self, failed: FailedCalls) -> None:
+        """Raise a PartnerDownError if the calls of a request keep failing."""
+        if failed.number >= MAX_FAILED_CALLS:
+            raise self._calls.down(failed.last, failed.number)
+
+    def _check_wanted(self, question: _Question) -> None:
+        """Raise a PartnerDownError if failures have ended all requests that wait for a question."""
+        self._check(min(question.waiting, key=attrgetter("number")))
+
+    def _forget_failed(self, question: _Question, done: "asyncio.Task[float]") -> None:
         """Drop a failed question from the cache, so that it is asked again next time."""
-        has_failed = done.cancelled() or done.exception() is not None
-        if has_failed and self._scores.get(question) is done:
-            del self._scores[question]
+        if done.cancelled() or done.exception() is not None:
+            self._forget(question)
+
+    def _forget(self, question: _Question) -> None:
+        if self._questions.get(question.text) is question:
+            del self._questions[question.text]
 
 
 def read_score(answer: str) -> float | None:

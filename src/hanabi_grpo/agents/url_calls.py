@@ -1,10 +1,12 @@
 """Calls to the models of HANABI_PARTNER_URLS: retried, limited, counted and recorded.
 
 Partners (`url_model`) and the judge (`judge`) make their calls here, each with its own budgets,
-limits and transcript.
+limits and transcript. Every call of which something was sent is a line of the transcript, even if
+it is cancelled.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -12,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hanabi_grpo.agents.url_client import CallFailedError, UrlClient, UrlSampling, Usage
@@ -32,6 +35,8 @@ _REMINDER_SECONDS = 60.0
 """Minimum time between two log lines about the same URL."""
 _DIGEST_LENGTH = 16
 """Hexadecimal digits of the hash of a call's messages in the transcript."""
+_CANCELLED = "cancelled: nobody waits for the reply any more."
+"""Why a cancelled call has no reply, or one that was not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,25 @@ class CallLimits:
     """The setting that limits a reply's length, for the error about an empty reply."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Call:
+    """A call that has its place among the concurrent ones."""
+
+    spec: str
+    messages: list[dict[str, str]]
+    sampling: UrlSampling
+    budget: Budget
+    where: Mapping[str, Any]
+    """Seat, task and game, for the transcript."""
+    by_guest: bool
+    start: float = field(default_factory=time.monotonic)
+    """Time of the first try in seconds."""
+    tries: int = 0
+    """Number of tries so far, including the one in progress."""
+    guest_try: "asyncio.Task[tuple[str, Usage]] | None" = None
+    """The newest try of a guest, which may have ended; None: the session's trainer asks."""
+
+
 class UrlCalls:
     """Calls to models behind URLs. Use it from one event loop only."""
 
@@ -112,6 +136,9 @@ class UrlCalls:
                 url, key=key, timeout=limits.seconds, timeout_variable=limits.variable
             )
         self._free_calls = asyncio.Semaphore(limits.at_once)
+        self._free_guest_calls = asyncio.Semaphore(max(1, limits.at_once // 2))
+        self._abandoned: set[asyncio.Task[tuple[str, Usage]]] = set()
+        """Guests' tries whose result nobody waits for any more, until they end."""
         self._last_reminder: dict[str, float] = {}
 
     def client(self, spec: str) -> UrlClient:
@@ -144,8 +171,13 @@ class UrlCalls:
         *,
         budget: Budget,
         where: Mapping[str, Any],
+        by_guest: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> Outcome:
         """Make one call, and retry it after each transient failure.
+
+        A cancelled call is not retried. The try in progress is cancelled too, and costs no budget.
+        That of a guest goes on and keeps its place: its tokens count, so hanging up saves none.
 
         Args:
             spec: The URL, e.g. "url:big".
@@ -153,6 +185,10 @@ class UrlCalls:
             sampling: Sampling parameters of the reply.
             budget: The budget that the tokens are taken from.
             where: Seat, task and game, for the transcript.
+            by_guest: Whether a client other than the session's trainer asks. Guests make at most
+                half of the concurrent calls.
+            check: Called when the call has its place, before anything is sent; what it raises is
+                passed on. None: no check.
 
         Returns:
             A reply that is not empty, or why there is none.
@@ -160,21 +196,77 @@ class UrlCalls:
         Raises:
             PartnerDownError: The budget is exhausted.
         """
-        async with self._free_calls:
-            start = time.monotonic()
-            outcome = await self._try_several_times(spec, messages, sampling, budget)
-            seconds = time.monotonic() - start
-        self._record(spec, messages, where, outcome, seconds)
+        needed = [self._free_calls]
+        if by_guest:
+            needed.insert(0, self._free_guest_calls)
+        with contextlib.ExitStack() as places:
+            for free in needed:
+                await free.acquire()
+                places.callback(free.release)
+            if check is not None:
+                check()
+            call = _Call(
+                spec=spec,
+                messages=messages,
+                sampling=sampling,
+                budget=budget,
+                where=where,
+                by_guest=by_guest,
+            )
+            try:
+                outcome = await self._try_several_times(call)
+            except asyncio.CancelledError:
+                if call.guest_try is None:
+                    self._record(call, Outcome(reason=_CANCELLED, tries=call.tries))
+                else:
+                    self._abandoned.add(call.guest_try)
+                    ending = partial(self._end_abandoned, call, places.pop_all())
+                    call.guest_try.add_done_callback(ending)
+                raise
+            except PartnerDownError as error:
+                if call.tries:
+                    self._record(call, Outcome(reason=str(error), tries=call.tries))
+                raise
+        self._record(call, outcome)
         return outcome
 
-    async def _try_several_times(
-        self, spec: str, messages: list[dict[str, str]], sampling: UrlSampling, budget: Budget
-    ) -> Outcome:
+    def _end_abandoned(
+        self,
+        call: _Call,
+        places: contextlib.ExitStack,
+        last_try: "asyncio.Task[tuple[str, Usage]]",
+    ) -> None:
+        """Record a guest's call that was cancelled, and free its places.
+
+        Args:
+            call: The call.
+            places: Its places among the concurrent calls.
+            last_try: Its last try, which has ended.
+        """
+        self._abandoned.discard(last_try)
+        with places:
+            try:
+                reply, usage = last_try.result()
+            except (CallFailedError, asyncio.CancelledError) as error:
+                # The try itself is cancelled only when the server shuts down.
+                reason = f"{_CANCELLED} {error}".rstrip()
+                outcome = Outcome(reason=reason, tries=call.tries)
+            else:
+                outcome = Outcome(reply=reply, reason=_CANCELLED, usage=usage, tries=call.tries)
+            self._record(call, outcome)
+
+    async def _try_several_times(self, call: _Call) -> Outcome:
         max_tries = len(PAUSES) + 1
         for tries in range(1, max_tries + 1):
-            budget.check()
+            call.budget.check()
+            call.tries = tries
             try:
-                reply, usage = await self._try_once(spec, messages, sampling, budget)
+                if call.by_guest:
+                    # Cancelling the call must not cancel the try, whose tokens count.
+                    call.guest_try = asyncio.create_task(self._try_once(call))
+                    reply, usage = await asyncio.shield(call.guest_try)
+                else:
+                    reply, usage = await self._try_once(call)
                 return Outcome(reply=reply, usage=usage, tries=tries)
             except CallFailedError as error:
                 if not error.can_retry or tries == max_tries:
@@ -183,14 +275,16 @@ class UrlCalls:
                 if pause is None:
                     pause = PAUSES[tries - 1]
                 pause = min(pause, self._limits.seconds)
-                self._remind(spec, f"{error} Try {tries} of {max_tries}; the next in {pause:g} s.")
+                self._remind(
+                    call.spec, f"{error} Try {tries} of {max_tries}; the next in {pause:g} s."
+                )
                 await asyncio.sleep(pause)
         raise AssertionError("the last try returns")
 
-    async def _try_once(
-        self, spec: str, messages: list[dict[str, str]], sampling: UrlSampling, budget: Budget
-    ) -> tuple[str, Usage]:
+    async def _try_once(self, call: _Call) -> tuple[str, Usage]:
         """Return a reply and its usage, which counts as spent even if the reply is unusable."""
+        spec = call.spec
+        budget = call.budget
         limits = self._limits
         still_waiting = (
             f"no response for {_REMINDER_SECONDS:g} s; a call times out after {limits.seconds:g} s "
@@ -199,7 +293,7 @@ class UrlCalls:
         loop = asyncio.get_running_loop()
         reminder = loop.call_later(_REMINDER_SECONDS, self._remind, spec, still_waiting)
         try:
-            completion = await self._clients[spec].complete(messages, sampling)
+            completion = await self._clients[spec].complete(call.messages, call.sampling)
         finally:
             reminder.cancel()
         usage = completion.usage or Usage()
@@ -216,24 +310,18 @@ class UrlCalls:
             )
         return completion.text, usage
 
-    def _record(
-        self,
-        spec: str,
-        messages: list[dict[str, str]],
-        where: Mapping[str, Any],
-        outcome: Outcome,
-        seconds: float,
-    ) -> None:
-        url = self._urls[spec]
-        messages_digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
+    def _record(self, call: _Call, outcome: Outcome) -> None:
+        url = self._urls[call.spec]
+        seconds = time.monotonic() - call.start
+        messages_digest = hashlib.sha256(json.dumps(call.messages).encode()).hexdigest()
         self._transcript.append(
             {
                 "time": round(time.time(), 3),
                 "partner": url.name,
                 "model": url.model,
-                **where,
+                **call.where,
                 "messages": messages_digest[:_DIGEST_LENGTH],
-                "prompt": messages[-1]["content"],
+                "prompt": call.messages[-1]["content"],
                 "reply": outcome.reply,
                 "error": outcome.reason,
                 "prompt_tokens": outcome.usage.prompt_tokens,

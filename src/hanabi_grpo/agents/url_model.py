@@ -2,11 +2,9 @@
 
 A call is retried after a transient failure; if all tries fail, its game is dropped and counted.
 Consecutive failed calls to a URL, or an exhausted budget, end the whole request instead, so that no
-game waits for a partner that is gone. Every call is a line of a transcript.
+game waits for a partner that is gone. Every call is a line of a transcript, even a cancelled one.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +29,8 @@ class UrlPartners:
 
     The session's trainer has one budget, all other clients (guests) share another, and guests never
     take more than half of the concurrent calls: they can neither end the trainer's run nor keep it
-    waiting. Use it from one event loop only.
+    waiting. A guest's call costs its tokens even if the guest hangs up. Use it from one event loop
+    only.
     """
 
     def __init__(self, settings: Settings, transcript: Path | None = None) -> None:
@@ -61,7 +60,6 @@ class UrlPartners:
             transcript=calls,
             totals=self._totals,
         )
-        self._free_guest_calls = asyncio.Semaphore(max(1, settings.partner_requests // 2))
         spent = calls.spent()
         self._own_budget = Budget(
             variable="HANABI_PARTNER_TOKENS",
@@ -169,12 +167,14 @@ class UrlPartners:
             PartnerError: There is no usable reply after all tries.
         """
         budget = self._own_budget if player.own else self._guest_budget
-        async with contextlib.AsyncExitStack() as places:
-            if not player.own:
-                await places.enter_async_context(self._free_guest_calls)
-            outcome = await self._calls.ask(
-                player.name, messages, player.sampling, budget=budget, where=where
-            )
+        outcome = await self._calls.ask(
+            player.name,
+            messages,
+            player.sampling,
+            budget=budget,
+            where=where,
+            by_guest=not player.own,
+        )
         if not outcome.reason:
             player.failed_calls = 0
             return outcome.reply

@@ -15,10 +15,16 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out, reward_figures
 from hanabi_grpo.envs.starts import HALF, start_numbers
-from hanabi_grpo.envs.tools.figures import tool_figures
+from hanabi_grpo.envs.tools.figures import SHARES_OF_CALLS, shares_of_calls, tool_figures
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables
-from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
+from hanabi_grpo.evaluation.outcomes import (
+    is_versus,
+    outcome_figures,
+    role_names,
+    seat_of,
+    task_outcomes,
+)
 from hanabi_grpo.runs.evaluation_result import (
     MIN_TASKS,
     EvaluationResult,
@@ -95,7 +101,7 @@ def evaluate_lineup(
     key = lineup_key(lineup, setup, suite=suite, served=served, rotate=rotate)
     orders = lineup.orders(rotate=rotate)
     num_orders = len(orders)
-    with Ledger(ledger, key) if ledger else nullcontext() as book:
+    with Ledger(ledger, _ledger_key(key, setup.spec)) if ledger else nullcontext() as book:
         finished = _finished_tasks(book, num_orders) if book else {}
         missing_tables = []
         for seed in range(num_tasks):
@@ -121,6 +127,18 @@ def evaluate_lineup(
             progress(_num_finished(finished, num_tasks))
     tasks = [finished[seed] for seed in range(num_tasks)]
     return summarise(lineup, setup, tasks, key=key, label=label)
+
+
+def _ledger_key(key: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
+    """Return the key of an evaluation's ledger.
+
+    Where roles repeat, it has the names of the roles: rows of earlier versions have the outcomes of
+    only one seat, under the name of the role alone.
+    """
+    names = role_names(spec)
+    if not is_versus(spec) or names == spec.roles:
+        return key
+    return {**key, "roles": names}
 
 
 def _num_finished(finished: Mapping[int, TaskFigures], num_tasks: int) -> int:
@@ -406,8 +424,19 @@ def summarise(
         seeds=seeds,
         starts=starts,
         scores=tuple(fmean(task.scores) for task in tasks),
-        figures=mean_figures(task.figures for task in tasks),
+        figures=_figures_of_tasks(tasks),
+        outcomes=task_outcomes([task.figures for task in tasks]),
     )
+
+
+def _figures_of_tasks(tasks: Sequence[TaskFigures]) -> dict[str, float]:
+    """Return the mean of each figure over tasks; shares of tool calls are over all calls."""
+    figures = mean_figures(task.figures for task in tasks)
+    for name in SHARES_OF_CALLS:
+        figures.pop(name, None)
+    # Every task has the same number of games.
+    num_turns = [task.figures.get("turns_per_game", 0.0) for task in tasks]
+    return figures | shares_of_calls([task.figures for task in tasks], num_turns)
 
 
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:

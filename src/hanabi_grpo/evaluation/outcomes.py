@@ -22,10 +22,14 @@ RETURN = "return"
 """Return of the game, without the penalties of bad replies."""
 AS = " as "
 """Stands between an outcome and the role in which it was reached, e.g. "win as first"."""
+_SIGNS = {WIN: 1, DRAW: 0, LOSS: -1}
+"""Entries of `EvaluationResult.outcomes`."""
 _BOTH = "both"
 """Seat of the row over both roles."""
 _Z = 1.959964
 """Standard normal quantile of a 95 % interval."""
+_ROUNDING = 1e-9
+"""A smaller standard error of a share is a rounding error."""
 
 
 def is_versus(spec: EnvSpec) -> bool:
@@ -36,6 +40,19 @@ def is_versus(spec: EnvSpec) -> bool:
 def seat_of(order: int, num_players: int) -> int:
     """Return the seat of a lineup's first policy: it moves one seat left with each seat order."""
     return -order % num_players
+
+
+def role_names(spec: EnvSpec) -> tuple[str, ...]:
+    """Return the name of each seat's role; where roles repeat, it includes the seat.
+
+    Example:
+        With the roles ("player", "player"): ("player (seat 0)", "player (seat 1)")
+    """
+    names = []
+    for seat, role in enumerate(spec.roles):
+        is_unique = spec.roles.count(role) == 1
+        names.append(role if is_unique else f"{role} (seat {seat})")
+    return tuple(names)
 
 
 def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]:
@@ -50,18 +67,37 @@ def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]
          "bad-reply win as first": 0.0, "return as first": 2.0, "win as second": 0.0, …}
     """
     figures: dict[str, float] = {}
+    names = role_names(spec)
     for order, game in enumerate(games):
         seat = seat_of(order, spec.num_players)
         own_points = _points(game, seat)
         margin = own_points - _points(game, 1 - seat)
         has_forfeit = FORFEIT in [turn.action for turn in game.turns]
-        role = spec.roles[seat]
+        role = names[seat]
         figures[f"{WIN}{AS}{role}"] = float(margin > 0)
         figures[f"{DRAW}{AS}{role}"] = float(margin == 0)
         figures[f"{LOSS}{AS}{role}"] = float(margin < 0)
         figures[f"{FORFEIT_WIN}{AS}{role}"] = float(margin > 0 and has_forfeit)
         figures[f"{RETURN}{AS}{role}"] = own_points
     return figures
+
+
+def task_outcomes(figures: Sequence[Mapping[str, float]]) -> dict[str, tuple[int, ...]]:
+    """Return the outcomes of all tasks by role, as in `EvaluationResult.outcomes`.
+
+    Args:
+        figures: Per task, the figures by name, see `outcome_figures`; all have the same roles.
+
+    Example:
+        {"first": (1, 1, 0), "second": (-1, 1, 0)}
+    """
+    outcomes = {}
+    for role in played_roles(figures[0]):
+        signs = []
+        for task in figures:
+            signs.append(round(task[f"{WIN}{AS}{role}"] - task[f"{LOSS}{AS}{role}"]))
+        outcomes[role] = tuple(signs)
+    return outcomes
 
 
 def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
@@ -82,7 +118,8 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
         groups=groups,
         num_names=2,
         note=(
-            "Shares with 95 % Wilson intervals. Normalized: 0 is the lowest return that the rules "
+            "Shares with 95 % intervals over tasks, as for the score; Wilson's where every task is "
+            "one game with a start of its own. Normalized: 0 is the lowest return that the rules "
             "allow, 100 the highest."
         ),
     )
@@ -129,6 +166,50 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, middle - half_width), min(1.0, middle + half_width)
 
 
+def share_interval(
+    result: EvaluationResult, outcome: str, roles: Sequence[str]
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of an outcome's share over roles; None if the share is exact.
+
+    The unit is the task, as for the score: its value is the share over its games, and tasks of one
+    start are one cluster. Wilson's interval, which is better near 0 and 1, needs independent games:
+    every task is a single game with a start of its own.
+
+    Without any variation, the error is 0 although a further task may differ. Wilson's interval of 0
+    of n then bounds the share of the starts that differ, and these may have any value. If all
+    starts were played, n is the number of tasks.
+
+    Args:
+        result: The result. One of an earlier version has no outcomes per task; its games count as
+            independent.
+        outcome: `WIN`, `DRAW` or `LOSS`.
+        roles: Some of `played_roles`.
+    """
+    share = _role_mean(result.figures, outcome, roles)
+    if not result.outcomes.keys() >= set(roles):
+        return wilson(share, result.num_tasks * len(roles))
+    num_starts = len(set(result.starts))
+    if len(roles) == 1 and num_starts == result.num_tasks:
+        return wilson(share, result.num_tasks)
+    estimate = result.over_tasks(_shares_of_tasks(result, outcome, roles))
+    if estimate.is_exact:
+        return None
+    if estimate.standard_error < _ROUNDING:
+        count = result.num_tasks if result.covers_all_starts else num_starts
+        _, most = wilson(0.0, count)
+        return share - share * most, share + (1 - share) * most
+    return max(0.0, estimate.low), min(1.0, estimate.high)
+
+
+def _shares_of_tasks(result: EvaluationResult, outcome: str, roles: Sequence[str]) -> list[float]:
+    """Return per task the share of its games, one per role, that have an outcome."""
+    shares = []
+    for task in range(result.num_tasks):
+        signs = [result.outcomes[role][task] for role in roles]
+        shares.append(signs.count(_SIGNS[outcome]) / len(roles))
+    return shares
+
+
 def _role_mean(figures: Mapping[str, float], name: str, roles: Sequence[str]) -> float:
     total = sum(figures[f"{name}{AS}{role}"] for role in roles)
     return total / len(roles)
@@ -159,12 +240,15 @@ def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
 
 def _outcome_cells(result: EvaluationResult, roles: Sequence[str]) -> list[str]:
     """Return wins, draws and losses with intervals, forfeit wins, and the normalized return."""
-    num_games = result.num_tasks * len(roles)
     *shares, forfeit_share = outcome_shares(result.figures, roles)
     cells = []
-    for share in shares:
-        low, high = wilson(share, num_games)
-        cells.append(f"{figure(share)} ({low:.2f} to {high:.2f})")
+    for outcome, share in zip(_SIGNS, shares, strict=True):
+        interval = share_interval(result, outcome, roles)
+        if interval is None:
+            cells.append(f"{figure(share)} exact")
+        else:
+            low, high = interval
+            cells.append(f"{figure(share)} ({low:.2f} to {high:.2f})")
     cells.append(figure(forfeit_share))
     least, greatest = result.score_range
     mean_return = _role_mean(result.figures, RETURN, roles)

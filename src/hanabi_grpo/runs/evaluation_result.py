@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,6 +31,8 @@ _REWARD = "reward_"
 """Prefix of the fields of a config that are rewards of training."""
 _RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
 """Keys that identify a result; every version has written them."""
+_OUTCOMES = frozenset({1, 0, -1})
+"""See `EvaluationResult.outcomes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,12 @@ class EvaluationResult:
     """Per task, mean over the seat orders."""
     figures: dict[str, float]
     """Means over tasks, e.g. {"score": 1.0, "bombed": 0.5, "turns_per_game": 6.0}: those of
-    `Game.result`, and shares and counts that every environment has."""
+    `Game.result`, and shares and counts that every environment has. Shares of tool calls are over
+    all calls."""
+    outcomes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of games of two players against each other: per role of the first policy, the outcome of each
+    task's game, 1 for a win, 0 for a draw, -1 for a loss. Empty: other games, and results of
+    earlier versions."""
 
     @property
     def token_filter(self) -> TokenFilter:
@@ -135,9 +142,17 @@ class EvaluationResult:
     @property
     def estimate(self) -> Estimate:
         """Mean score with error and interval."""
+        return self.over_tasks(self.scores)
+
+    def over_tasks(self, values: Sequence[float]) -> Estimate:
+        """Return the mean of a figure with error and interval, as for the score.
+
+        Args:
+            values: One finite value per task.
+        """
         if self.covers_all_starts:
-            return estimate_of_all_starts(self.scores, self.starts, is_sampled=self.is_sampled)
-        return estimate(self.scores, self.starts)
+            return estimate_of_all_starts(values, self.starts, is_sampled=self.is_sampled)
+        return estimate(tuple(values), self.starts)
 
     @property
     def mean(self) -> float:
@@ -166,10 +181,10 @@ def different_messages(results: Sequence[EvaluationResult]) -> dict[str, list[st
         return {}
     fields = set.intersection(*(set(result.env_config) for result in results))
     different = {}
-    for field in sorted(fields):
-        values = list(dict.fromkeys(str(result.env_config[field]) for result in results))
-        if len(values) > 1 and not field.startswith(_REWARD):
-            different[field] = values
+    for name in sorted(fields):
+        values = list(dict.fromkeys(str(result.env_config[name]) for result in results))
+        if len(values) > 1 and not name.startswith(_REWARD):
+            different[name] = values
     return different
 
 
@@ -214,8 +229,8 @@ def result_of_json(data: object) -> EvaluationResult:
         result = TypeAdapter(EvaluationResult).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(f"not an evaluation of this version ({field}: {first['msg']})") from error
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(f"not an evaluation of this version ({place}: {first['msg']})") from error
     lengths = [len(result.seeds), len(result.starts), len(result.scores)]
     has_same_lengths = len(set(lengths)) == 1
     if not has_same_lengths or result.num_tasks < MIN_TASKS or not result.orders:
@@ -227,6 +242,9 @@ def result_of_json(data: object) -> EvaluationResult:
         raise ValueError("a score is not a finite number")
     if max(map(abs, result.scores)) > MAX_FIGURE:
         raise ValueError(f"a score is beyond {MAX_FIGURE:g}")
+    for outcomes in result.outcomes.values():
+        if len(outcomes) != result.num_tasks or not _OUTCOMES.issuperset(outcomes):
+            raise ValueError("outcomes need one entry per task: 1 (win), 0 (draw) or -1 (loss)")
     for order in result.orders:
         if not len(order.words) == len(order.seats) == result.num_players:
             raise ValueError(

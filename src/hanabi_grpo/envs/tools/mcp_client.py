@@ -8,12 +8,12 @@ Needs the extra `mcp`.
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -21,6 +21,7 @@ from hanabi_grpo.envs.tools.tool import Tool, ToolError, call_seconds
 from hanabi_grpo.errors import SettingsError
 
 if TYPE_CHECKING:
+    from anyio import CancelScope
     from mcp import Client
 
 _T = TypeVar("_T")
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 _START_SECONDS = 60.0
 """Time limit for a server's first response."""
 _SIGN_OF_LIFE_SECONDS = 5.0
-"""Time limit for listing the tools after a call that timed out."""
+"""Time limit for listing the tools after a call that timed out or failed."""
 _END_SECONDS = 10.0
 """Time limit for a server to shut down."""
 _INVALID_PARAMS = -32602
@@ -234,6 +235,8 @@ class _Connection:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._scope: CancelScope | None = None
+        """Cancels the start of the server; set in the thread."""
         self._lock = threading.Lock()
         self._is_ending = False
         """Set before the loop is asked to stop, because a later request would never run."""
@@ -246,8 +249,11 @@ class _Connection:
             self._client.result(timeout=_START_SECONDS)
         except SettingsError:
             raise
-        except (Exception, concurrent.futures.CancelledError) as error:
+        except BaseException as error:
+            # After Ctrl-C too: the server has a process group of its own and would go on.
             self.close()
+            if not isinstance(error, Exception):
+                raise
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise SettingsError(
                 f"MCP server {server.name}: it does not start ({reason}). Run the command by hand: "
@@ -269,10 +275,6 @@ class _Connection:
 
         try:
             return self._answer(request, seconds)
-        except TimeoutError:
-            if not self._responds():
-                self.close()
-            raise
         except MCPError as error:
             if error.code == _INVALID_PARAMS:
                 raise ToolError(str(error)) from error
@@ -280,7 +282,10 @@ class _Connection:
                 self.close()
             raise
         except Exception:
-            self.close()
+            # It is late, or the client rejects its result, e.g. one that does not match the
+            # schema of the tool.
+            if not self._responds():
+                self.close()
             raise
 
     def _answer(self, request: "Callable[[Client], Awaitable[_T]]", seconds: float) -> _T:
@@ -314,9 +319,17 @@ class _Connection:
             return
         with self._lock:
             if self.is_usable():
-                self._loop.call_soon_threadsafe(self._closing.set)
+                # The loop is closed if the server has just ended by itself.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._stop)
             self._is_ending = True
         self._thread.join(timeout=_END_SECONDS)
+
+    def _stop(self) -> None:
+        """Let `_hold` end the server; runs in the thread."""
+        self._closing.set()
+        if self._scope is not None and not self._client.done():
+            self._scope.cancel()
 
     def _run(self, server: _Server) -> None:
         """Keep the connection open; runs in the thread."""
@@ -325,10 +338,17 @@ class _Connection:
 
     async def _hold(self, server: _Server) -> None:
         try:
-            async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(_client(server))
-                self._client.set_result(client)
-                await self._closing.wait()
+            connected = _client(server)
+            from anyio import CancelScope
+
+            # This cancels the start but not its cleanup, which ends the program: `Task.cancel`
+            # would interrupt both.
+            with CancelScope() as self._scope:
+                if self._closing.is_set():
+                    return
+                async with connected as client:
+                    self._client.set_result(client)
+                    await self._closing.wait()
         except Exception as error:
             if not self._client.done():
                 self._client.set_exception(error)

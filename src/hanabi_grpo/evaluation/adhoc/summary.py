@@ -6,7 +6,8 @@ The share of a partner is the candidate's mean score with it, over all seats, di
 - *exact*: the best score of any player, computed on a small board;
 - *given*, or *trained*: a score, or the score of a policy that was trained as a best response;
 - *best known*: otherwise, the best score seen here with that partner, by any candidate or by the
-  partner itself. It is not a bound: a share of 100 % only means that nobody here did better.
+  partner itself. It is not a bound: a share of 100 % only means that nobody here did better. If
+  other partners have bounds, these shares are in no mean.
 
 Intervals hold over tasks (decks): all lineups play the same ones, so a resampled set of tasks
 applies to scores and to measured bounds alike. Exact and given bounds are taken as they are.
@@ -37,6 +38,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.task_statistics import COVERAGE, RESAMPLES, Interval
 
 BoundKind = Literal["exact", "given", "trained", "best known"]
+_BEST_KNOWN: BoundKind = "best known"
 _FORMAT = 1
 """Version of the JSON document."""
 _WORST_SHARE = 10
@@ -178,7 +180,7 @@ def _bound(
     if not seen:
         return None, None
     best, who = max(seen, key=lambda one: one[0].mean)
-    return Bound(kind="best known", mean=best.mean, source=who), best
+    return Bound(kind=_BEST_KNOWN, mean=best.mean, source=who), best
 
 
 def seat_means(result: EvaluationResult) -> tuple[float, ...]:
@@ -207,6 +209,7 @@ def _candidate_figures(
     pairings = []
     held_out_scores = []
     held_out_shares = []
+    counted = _counted_bounds(bounds)
     for j, bound in enumerate(bounds):
         result = results.get(pair_name(i, j))
         if result is None or bound is None:
@@ -234,7 +237,7 @@ def _candidate_figures(
         )
         if relation == HELD_OUT:
             held_out_scores.append((result.mean, scores))
-            if bound.mean > 0:
+            if j in counted:
                 held_out_shares.append((share.mean, shares))
     score = share = worst = _UNKNOWN
     if held_out_scores:
@@ -254,6 +257,19 @@ def _candidate_figures(
         share=share,
         worst=worst,
     )
+
+
+def _counted_bounds(bounds: Sequence[Bound | None]) -> frozenset[int]:
+    """Return the numbers of the partners whose shares can be averaged.
+
+    Their bounds are above 0, and all of them are bounds, or none is.
+    """
+    positive = {}
+    for number, bound in enumerate(bounds):
+        if bound is not None and bound.mean > 0:
+            positive[number] = bound
+    real = frozenset(number for number, bound in positive.items() if bound.kind != _BEST_KNOWN)
+    return real or frozenset(positive)
 
 
 class _Resampled:
@@ -359,6 +375,12 @@ def _candidates_sheet(summary: AdhocSummary) -> Sheet:
         "whose bound is above 0. In parentheses: 95 % intervals over tasks, for these partners. "
         "Worst tenth: the partners with the lowest shares, at least one."
     )
+    unbounded = _left_out_of_shares(summary)
+    if unbounded:
+        note += (
+            " Left out of the shares, because their bound is only the best score seen here: "
+            f"{', '.join(unbounded)}."
+        )
     partial = _partial_strangers(summary)
     if partial:
         note += (
@@ -371,6 +393,16 @@ def _candidates_sheet(summary: AdhocSummary) -> Sheet:
         groups=[rows],
         note=note,
     )
+
+
+def _left_out_of_shares(summary: AdhocSummary) -> list[str]:
+    """Return the partners whose best known scores are not averaged with bounds."""
+    counted = _counted_bounds(summary.bounds)
+    names = []
+    for number, bound in enumerate(summary.bounds):
+        if bound is not None and bound.mean > 0 and number not in counted:
+            names.append(summary.partner_labels[number])
+    return names
 
 
 def _partial_strangers(summary: AdhocSummary) -> list[str]:

@@ -6,9 +6,10 @@ s_r))), the effects of the two roles being opposite. A draw is half a win. Each 
 drawn game against a player of rating 0, and the two roles have one between equals, so that the fit
 exists even if an entry or a role wins every game. Ratings are on the Elo scale: 400 points are
 odds of ten to one; their mean is 0. The cells [i, j] and [j, i] are the same tasks in the same
-seats: one set of games, which counts once. Intervals resample games, within each pair and role,
-with replacement, from the games plus one draw: an entry that won every game may still lose the
-next.
+seats: one set of games, which counts once. All pairs play the same tasks from both seats, so
+intervals resample tasks, those of one start together, with the games of all pairs and roles. They
+are drawn with replacement from the starts plus one of average size whose games are all draws: an
+entry that won every game may still lose the next.
 
 **Partners.** A team's score belongs to all of its players, so Elo cannot separate them. The scores
 of pairs are decomposed instead, by least squares over the cells off the diagonal: S[i, j] = m + r_i
@@ -25,13 +26,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hanabi_grpo.evaluation.crossplay.statistics import Estimate, Matrix, jackknife_error
-from hanabi_grpo.evaluation.outcomes import outcome_shares
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.task_statistics import COVERAGE
 
@@ -101,31 +100,39 @@ class PartnerRatings:
 
 
 def rate_players(
-    cells: Mapping[str, EvaluationResult], num_entries: int, roles: Sequence[str]
+    cells: Mapping[str, EvaluationResult],
+    num_entries: int,
+    roles: Sequence[str],
+    starts: Sequence[int],
 ) -> PlayerRatings | None:
     """Return the ratings of entries that play against each other; None where no pair has played.
 
     Args:
         cells: By "row-column"; the diagonal does not count.
         num_entries: Number of entries.
-        roles: The two roles of the game, e.g. ("first", "second").
+        roles: The two roles of the game, e.g. ("first", "second"); see `role_names`.
+        starts: Cluster of each task, the same in all cells.
     """
+    draws = _Draws(starts)
     games = []
-    counts = []
+    points = []
+    resampled_points = []
     for i, j in combinations(range(num_entries), 2):
         for sign, role, other_role in zip((1.0, -1.0), roles, reversed(roles), strict=True):
             seen = []
             cell = cells.get(f"{i}-{j}")
             if cell is not None:
-                seen.append(_outcome_counts(cell, role))
+                seen.append(_points(cell, role))
             mirrored = cells.get(f"{j}-{i}")
             if mirrored is not None:
                 # The loss of one is the win of the other.
-                seen.append(_outcome_counts(mirrored, other_role)[::-1])
+                seen.append(1 - _points(mirrored, other_role))
             if seen:
                 games.append((i, j, sign))
                 # Models behind a URL may have answered differently the second time.
-                counts.append(np.mean(seen, axis=0))
+                points_of_tasks = np.mean(seen, axis=0)
+                points.append(float(points_of_tasks.sum()))
+                resampled_points.append(draws.points(points_of_tasks))
     if not games:
         return None
     design = np.zeros((len(games), num_entries + 1))
@@ -133,15 +140,13 @@ def rate_players(
         design[number, i] = 1.0
         design[number, j] = -1.0
         design[number, num_entries] = sign
-    outcomes = np.array(counts)
-    totals = outcomes.sum(axis=1).round().astype(np.int64)
-    best = _fit(design, outcomes, num_entries)
-    rng = np.random.default_rng(_SEED)
+    num_tasks = len(starts)
+    best = _fit(design, np.array(points), num_tasks, num_entries)
+    # (RESAMPLES, games)
+    points_by_sample = np.stack(resampled_points, axis=1)
     resampled = []
-    # With one extra draw, see the module.
-    shares = (outcomes + np.array([0.0, 1.0, 0.0])) / (totals[:, None] + 1)
-    for _ in range(RESAMPLES):
-        resampled.append(_fit(design, rng.multinomial(totals, shares), num_entries, start=best))
+    for sample_points, sample_tasks in zip(points_by_sample, draws.num_tasks, strict=True):
+        resampled.append(_fit(design, sample_points, sample_tasks, num_entries, start=best))
     fits = np.array(resampled)
     ratings = []
     for i in range(num_entries):
@@ -150,36 +155,71 @@ def rate_players(
         entries=tuple(ratings),
         first_role=roles[0],
         seat_effect=_rating(best[num_entries], fits[:, num_entries]),
-        num_games=int(totals.sum()),
+        num_games=num_tasks * len(games),
     )
 
 
-def _outcome_counts(cell: EvaluationResult, role: str) -> list[int]:
-    """Return the games that the row won, drew and lost in a role; there is one for each task."""
-    *shares, _ = outcome_shares(cell.figures, [role])
-    return [round(share * cell.num_tasks) for share in shares]
+class _Draws:
+    """Samples of starts, the same for all pairs and roles; see the module."""
+
+    def __init__(self, starts: Sequence[int]) -> None:
+        """Draw as many starts as there are, `RESAMPLES` times.
+
+        Args:
+            starts: Cluster of each task.
+        """
+        _, self._clusters = np.unique(np.asarray(starts), return_inverse=True)
+        sizes = np.bincount(self._clusters)
+        num_starts = len(sizes)
+        self._mean_size = len(starts) / num_starts
+        # With the extra start, see the module.
+        chances = np.full(num_starts + 1, 1 / (num_starts + 1))
+        rng = np.random.default_rng(_SEED)
+        # (RESAMPLES, starts + 1): how often each start is in a sample.
+        self._counts = rng.multinomial(num_starts, chances, size=RESAMPLES).astype(np.float64)
+        self.num_tasks: Values = self._counts @ np.append(sizes, self._mean_size)
+        """(RESAMPLES,): tasks of each sample."""
+
+    def points(self, points_of_tasks: Values) -> Values:
+        """Return (RESAMPLES,) the points in each sample of a pair in one role.
+
+        Args:
+            points_of_tasks: (n,): the row's points in each task.
+        """
+        points_of_starts = np.bincount(self._clusters, weights=points_of_tasks)
+        # The extra start's games are draws.
+        return self._counts @ np.append(points_of_starts, self._mean_size / 2)
+
+
+def _points(cell: EvaluationResult, role: str) -> Values:
+    """Return (n,) the row's points in each task's game: 1 for a win, 0.5 for a draw, 0 else."""
+    return (1 + np.asarray(cell.outcomes[role], dtype=np.float64)) / 2
 
 
 def _fit(
-    design: Values, outcomes: NDArray[Any], num_entries: int, start: Values | None = None
+    design: Values,
+    points: Values,
+    num_tasks: float,
+    num_entries: int,
+    start: Values | None = None,
 ) -> Values:
     """Return log odds of the entries, with mean 0, and the seat's; see the module.
 
     Args:
-        design: (games, entries + 1): what each parameter adds to the log odds of the row's win.
-        outcomes: (games, 3): wins, draws and losses.
+        design: (pairs and roles, entries + 1): what each parameter adds to the log odds of the
+            row's win.
+        points: (pairs and roles,): wins and half of the draws.
+        num_tasks: Number of games of each pair in each role.
         num_entries: Number of entries.
         start: Where the search begins.
     """
-    wins = outcomes[:, 0] + outcomes[:, 1] / 2
-    totals = outcomes.sum(axis=1)
     parameters = np.zeros(num_entries + 1) if start is None else start.copy()
     for _ in range(_MAX_NEWTON_STEPS):
         chances = _logistic(design @ parameters)
         # The drawn game of each entry and of the roles, see the module.
         drawn_chances = _logistic(parameters)
-        slope = design.T @ (wins - totals * chances) + 0.5 - drawn_chances
-        curvature = design.T @ (design * (totals * chances * (1 - chances))[:, None])
+        slope = design.T @ (points - num_tasks * chances) + 0.5 - drawn_chances
+        curvature = design.T @ (design * (num_tasks * chances * (1 - chances))[:, None])
         curvature += np.diag(drawn_chances * (1 - drawn_chances))
         step = np.linalg.solve(curvature, slope)
         # Newton's steps overshoot where a chance is near 0 or 1.

@@ -18,7 +18,12 @@ from hanabi_grpo.evaluation.crossplay.ratings import (
 )
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, EntryFigures, Estimate, Matrix
 from hanabi_grpo.evaluation.evaluate import describe_sampling, played_facts, score_range
-from hanabi_grpo.evaluation.outcomes import is_versus, outcome_shares, played_roles
+from hanabi_grpo.evaluation.outcomes import (
+    is_versus,
+    outcome_shares,
+    played_roles,
+    role_names,
+)
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
@@ -115,7 +120,7 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
     )
     opponents = None
     if is_versus(plan.setup.spec):
-        opponents = rate_players(cells, num_entries, plan.setup.spec.roles)
+        opponents = rate_players(cells, num_entries, role_names(plan.setup.spec), starts)
     return Summary(
         plan=plan,
         cells=dict(cells),
@@ -401,9 +406,9 @@ def _opponents_sheet(summary: Summary, ratings: PlayerRatings) -> Sheet:
         groups=[rows],
         note=(
             f"Bradley-Terry ratings on the Elo scale, mean 0, from {ratings.num_games} games off "
-            "the diagonal; a draw counts as half a win. Intervals resample games. Playing as "
-            f"{ratings.first_role} is worth {seat.mean:+.0f} points ({seat.low:+.0f} to "
-            f"{seat.high:+.0f}) against an equal opponent."
+            "the diagonal; a draw counts as half a win. Intervals resample tasks, with the "
+            f"games of all pairs. Playing as {ratings.first_role} is worth {seat.mean:+.0f} points "
+            f"({seat.low:+.0f} to {seat.high:+.0f}) against an equal opponent."
         ),
     )
 
