@@ -136,7 +136,8 @@ except HanabiGrpoError as error:
 
 start_server() {
     choose_port
-    HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh "$@" >"$folder/server.log" 2>&1 &
+    local parent=$BASHPID # the server also ends if this shell is killed before the server asks the kernel for that
+    _HANABI_GRPO_PARENT=$parent HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh "$@" >"$folder/server.log" 2>&1 &
     server=$!
     run - python -c "$WAIT_FOR_SERVER"
 }

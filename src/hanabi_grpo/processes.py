@@ -29,6 +29,8 @@ _BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """Libraries whose builds fit only one build of torch."""
 _CPU_BUILD = "cpu"
 """The version suffix after "+" of a build for CPUs."""
+PARENT_VARIABLE = "_HANABI_GRPO_PARENT"
+"""Environment variable with the process id of the parent, see `die_with_starter`."""
 _PR_SET_PDEATHSIG = 1
 """Number of the option in Linux's `prctl`."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,6 +64,21 @@ def usable_cores() -> int:
 def die_with_parent(signum: signal.Signals) -> None:
     """Ask the kernel to signal this process when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, int(signum))
+
+
+def die_with_starter(signum: signal.Signals) -> None:
+    """Ask for a signal as `die_with_parent` does, and end if that parent is already gone.
+
+    A server calls this seconds after its start, when its parent may have been killed. Only the
+    parent can say who it was, in the environment (`PARENT_VARIABLE`).
+
+    Raises:
+        SystemExit: The parent has ended.
+    """
+    die_with_parent(signum)
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is not None and parent != str(os.getppid()):
+        sys.exit(f"process {parent}, which started this one, has ended; this one ends too")
 
 
 @contextlib.contextmanager

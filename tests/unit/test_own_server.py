@@ -1,6 +1,8 @@
 """A rollout server of a command of its own, which ends with the command on every way out."""
 
+import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -14,6 +16,7 @@ import pytest
 from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.processes import PARENT_VARIABLE
 from hanabi_grpo.settings import Settings
 
 _HEALTHY = """
@@ -172,3 +175,17 @@ def test_a_server_that_ignores_sigterm_is_killed_with_what_it_started(
     while not is_gone(pid):
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_server_whose_starter_died_before_it_could_ask_for_a_signal_ends_at_once() -> None:
+    program = (
+        "import signal\n"
+        "from hanabi_grpo.processes import die_with_starter\n"
+        "die_with_starter(signal.SIGTERM)\n"
+    )
+    for parent, code in ((str(os.getpid()), 0), ("1", 1)):
+        environ = {**os.environ, PARENT_VARIABLE: parent}
+        command = [sys.executable, "-c", program]
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert ended.returncode == code, ended.stderr
+    assert "process 1, which started this one, has ended" in ended.stderr

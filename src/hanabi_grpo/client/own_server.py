@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.processes import PARENT_VARIABLE
 from hanabi_grpo.settings import Settings
 
 _HOST = "127.0.0.1"
@@ -111,6 +112,7 @@ def _server_variables(settings: Settings, port: int) -> dict[str, str]:
         "VLLM_SERVER_HOST": _HOST,
         "VLLM_SERVER_PORT": str(port),
         "HANABI_DIE_WITH_PARENT": "true",
+        PARENT_VARIABLE: str(os.getpid()),
     }
     if settings.preset is None:
         # The preset is set only for this server; MODEL must not be derived from it.

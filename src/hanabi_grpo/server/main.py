@@ -26,6 +26,7 @@ from hanabi_grpo.logs import LineRing, set_up_logging
 from hanabi_grpo.processes import (
     adopt_orphans,
     die_with_parent,
+    die_with_starter,
     importing,
     raise_descriptor_limit,
     wait_for_debugger,
@@ -89,7 +90,7 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
     # Chosen before the fork, so that a restarted process appends to the same files.
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}-{settings.port}"
     if settings.die_with_parent:
-        die_with_parent(signal.SIGTERM)
+        die_with_starter(signal.SIGTERM)
     fork_and_supervise(allowed=settings.engine_restarts)
     signal.signal(signal.SIGTERM, _end)
     if settings.debug == "server":
