@@ -259,18 +259,18 @@ def _entry_json(summary: Summary, number: int) -> dict[str, Any]:
     worst_partner = None
     if figures.worst_partner is not None:
         worst_partner = summary.labels[figures.worst_partner]
-    return {
+    row = {
         "label": entry.label,
         "word": str(entry.ref),
         "seats": summary.plan.seats[number],
         "self_play": figures.self_play._asdict(),
         "first_seat": figures.first_seat._asdict(),
         "other_seats": figures.other_seats._asdict(),
-        "cross_play": figures.cross_play._asdict(),
-        "gap": figures.gap._asdict(),
-        "worst": figures.worst._asdict(),
-        "worst_partner": worst_partner,
     }
+    if summary.plan.is_team:
+        # In a zero-sum game the mean over both seats is 0, whoever plays.
+        row |= {"cross_play": figures.cross_play._asdict(), "gap": figures.gap._asdict()}
+    return row | {"worst": figures.worst._asdict(), "worst_partner": worst_partner}
 
 
 def describe(summary: Summary) -> list[str]:

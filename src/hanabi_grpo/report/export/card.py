@@ -12,6 +12,7 @@ from typing import Any
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
 from hanabi_grpo.evaluation.sheets import with_error
+from hanabi_grpo.evaluation.tables import sampling_name
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.report.page import templates
 from hanabi_grpo.runs.manifest import spec_hashes
@@ -134,12 +135,11 @@ def _row(played: PlayedResult) -> tuple[object, ...]:
     """Return a row of the card's table of results."""
     result = played.result
     estimate = result.estimate
-    temperature = "-" if result.temperature is None else f"{result.temperature:g}"
     return (
         played.lineup,
-        f"{result.preset}, {result.num_players} players",
+        f"{result.preset}, {result.num_players} players, rules {result.spec_hash}",
         f"{estimate.num_tasks} ({result.suite}, {estimate.num_starts} starts)",
-        temperature,
+        sampling_name(result) or "-",
         with_error(estimate.mean, estimate.standard_error),
         f"{result.score_range[1]:g}",
     )
