@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,9 +19,12 @@ from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
 from hanabi_grpo.runs.validation import (
     FILE,
     TRAINING_CURVE,
+    Validated,
+    best_checkpoint,
     cut_validations,
     lacks_validation,
     read_validations,
+    write_validations,
 )
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import check_updates
@@ -256,6 +260,23 @@ def test_the_best_checkpoint_outlives_its_turn(tmp_path: Path) -> None:
     assert names == ["checkpoint-10", "checkpoint-30", "checkpoint-40"]
     rotate(tmp_path, 2, best=40)
     assert not (tmp_path / "checkpoint-10").exists()
+
+
+def test_the_best_version_of_a_fork_may_be_the_one_that_it_began_with(tmp_path: Path) -> None:
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    write_checkpoint(parent, 50, lambda folder: None, {"adapters": []}, needed_bytes=0)
+    fork = tmp_path / "fork"
+    fork.mkdir()
+    start = {"folder": str(parent / "checkpoint-50"), "adapter": "player_0", "step": 50}
+    facts = {"adapters": [], "started_from": {"player_0": start}}
+    write_checkpoint(fork, 60, lambda folder: None, facts, needed_bytes=0)
+    rows = [Validated(step=50, score=3.0, se=0.1), Validated(step=60, score=2.0, se=0.1)]
+    write_validations(fork, rows)
+    assert best_checkpoint(fork) == parent / "checkpoint-50"
+    shutil.rmtree(parent)
+    with pytest.raises(SettingsError, match=r"the best version .* is missing"):
+        best_checkpoint(fork)
 
 
 def test_validations_between_checkpoints_are_refused() -> None:

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes, write_text_atomic
 from hanabi_grpo.runs.history import MAX_STEP
+from hanabi_grpo.runs.manifest import checkpoints_of, read_manifest
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.texts import visible
 
@@ -179,6 +180,30 @@ def best_checkpoint(run: Path) -> Path:
         )
     folder = home / f"checkpoint-{best.step}"
     if not folder.is_dir():
+        parent = _parents_checkpoint(home, best.step)
+        if parent is not None:
+            return parent
         reason = "is missing" if best.step else "is the start of training, not a checkpoint"
         raise SettingsError(f"{run}@best: the best version ({best}) {reason}. {alternative}")
     return folder
+
+
+def _parents_checkpoint(run_folder: Path, step: int) -> Path | None:
+    """Return the checkpoint of another run with which a fork began, if it is this step's.
+
+    A fork validates that version first, and none of its own may be better. None: the run is no
+    fork, it began at another step, or the checkpoint is not on this disk.
+    """
+    checkpoints = checkpoints_of(run_folder)
+    if not checkpoints:
+        return None
+    facts = read_manifest(checkpoints[max(checkpoints)]).facts
+    folders = set()
+    for name, start in facts.get("started_from", {}).items():
+        if start["adapter"] != name or start["step"] != step:
+            return None
+        folders.add(Path(start["folder"]))
+    if len(folders) != 1:
+        return None
+    [folder] = folders
+    return folder if folder.is_dir() else None
