@@ -134,9 +134,12 @@ class WrittenLink:
         self, curves: Sequence[Any], names: tuple[str, ...], version: int
     ) -> dict[str, RolloutResult]:
         score = self.validation_scores.pop(0)
-        game = made_episode(made_turn(0, 3), spec_hash=LAPTOP.spec.hash, score=score)
+        groups = []
+        for seed in range(2):
+            game = made_episode(made_turn(0, 3), spec_hash=LAPTOP.spec.hash, score=score, seed=seed)
+            groups.append([game])
         [curve] = curves
-        return {curve.name: RolloutResult(groups=[[game], [game]], dropped=())}
+        return {curve.name: RolloutResult(groups=groups, dropped=())}
 
     def copy_log(self) -> None:
         pass

@@ -739,6 +739,26 @@ def test_a_rate_is_that_of_the_players_count_though_the_last_update_of_a_step_wa
     )
 
 
+def test_a_team_of_best_responses_ends_with_its_best_version(tmp_path: Path) -> None:
+    made = RunOfATest(
+        tmp_path,
+        num_steps=8,
+        update="best_response",
+        lr_scheduler_type="constant",
+        eval_steps=1,
+        save_steps=1,
+        eval_tasks=2,
+        eval_patience=1,
+    )
+    # Neither player improves on version 0: the run ends behind the step after both phases.
+    made.link.validation_scores = [1.0, 0.5, 0.5, 0.2]
+    start = {name: made.weights(name) for name in ("player_0", "player_1")}
+    train(made.run)
+    assert made.run.state.step == 3
+    for name, weights in start.items():
+        assert same_weights(made.weights(name), weights)
+
+
 def test_the_only_player_that_is_trained_begins_its_next_phase_with_its_best_version(
     tmp_path: Path,
 ) -> None:

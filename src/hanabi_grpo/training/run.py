@@ -237,6 +237,8 @@ class TrainingRun:
             logger.info("replacing %d tasks whose games timed out earlier in this run", len(late))
         self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks, late)
         self._loss = PolicyLoss(settings)
+        self._kept: Mapping[str, torch.Tensor] = {}
+        """The adapter that the current step must not change; {} if there is none."""
         self._boards_before: tuple[str, ...] = ()
         """Hashes of the boards that were played before this process started."""
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
@@ -459,6 +461,11 @@ class TrainingRun:
             outcome = figures, self._validation.verdict(version)
         figures, self._verdict = _broadcast(outcome)
         self._metrics.add(figures)
+        self._kept = {}
+        if self._verdict.ends_run and self._settings.update == "best_response":
+            # No later version of this player will be validated, so this step must not change it.
+            [player] = self._verdict.active_players
+            self._kept = self._weights_of(player)
         if not self._verdict.is_phase_best:
             return
         [player] = self._verdict.active_players
@@ -1114,19 +1121,24 @@ class TrainingRun:
             return adapters.copy_parameters(parameters)
 
     def _return_to_phase_best(self) -> None:
-        """Restore the best version of the player whose phase is over, see `phases`."""
+        """Restore the best version of the player whose phase is over, see `phases`.
+
+        At the run's end, the player that learned in the last step returns to what it was before.
+        """
+        restored = dict(self._kept)
         player = self._verdict.finished_player
-        if player is None:
-            return
-        best = self.state.phase_best
-        if not best:
-            logger.warning("%s keeps its last version: its best version was not saved", player)
+        if player is not None:
+            if not self.state.phase_best:
+                logger.warning("%s keeps its last version: its best version was not saved", player)
+            # The only player that learns is the one that has finished.
+            restored |= self.state.phase_best
+        if not restored:
             return
         parameters = self._policy.adapter_parameters
         with self._policy.whole_adapters(written=True):
-            adapters.fill(parameters, best)
+            adapters.fill(parameters, restored)
         with self._policy.whole_adapters():
-            OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
+            OptimizerState(parameters, self._parts.optimizer).adopt_weights(restored)
 
     def _checkpoint_facts(self) -> dict[str, object]:
         """Return the facts that a checkpoint's manifest records besides its files."""
