@@ -25,6 +25,7 @@ from hanabi_grpo.envs.conformance import (
     check_policies,
     check_replies,
 )
+from hanabi_grpo.envs.interop import gymnasium_text
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.envs.wrappers import SeatEnv
 from hanabi_grpo.errors import NonFiniteError, SettingsError
@@ -93,6 +94,43 @@ def test_a_text_environment_of_gymnasium_passes_the_checks_of_every_environment(
         start = task(name, least_return=-9.0, greatest_return=9.0)
         report = check(start.environment, start.config, num_episodes=5)
         assert report.num_copies == report.num_steps > 4
+
+
+class OtherCount(Count):
+    """Another environment that a package may register by the same name."""
+
+    def __init__(self, first: int = 5, partner: object = None) -> None:
+        self.action_space = Discrete(3, start=first)
+
+
+def test_games_of_gymnasium_with_one_name_differ_in_their_hash_or_their_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashes = []
+    packages = {"test_foreign_environments": ["text-games"]}
+    for entry_point, kwargs, version in (
+        (Count, {}, "1.0"),
+        (OtherCount, {}, "1.0"),
+        (OtherCount, {"first": 6}, "1.0"),
+        (OtherCount, {"partner": [object()]}, "1.0"),
+        # The address of an object in memory is not part of the game.
+        (OtherCount, {"partner": [object()]}, "1.0"),
+        (Count, {}, "1.1"),
+    ):
+        monkeypatch.setattr(gymnasium_text.metadata, "packages_distributions", lambda: packages)
+        monkeypatch.setattr(gymnasium_text.metadata, "version", lambda name, now=version: now)
+        del gymnasium.registry["Count-v0"]
+        gymnasium.register("Count-v0", entry_point=entry_point, kwargs=kwargs, max_episode_steps=9)
+        registry._load.cache_clear()
+        hashes.append(task("gymnasium:Count-v0").setup.spec.hash)
+        origin = registry.origin("gymnasium:Count-v0")
+        assert (origin.distribution, origin.version) == ("text-games", version)
+    assert hashes[3] == hashes[4]
+    assert len(set(hashes)) == 5
+    registry._load.cache_clear()
+    packages.clear()
+    origin = registry.origin("gymnasium:Count-v0")
+    assert (origin.distribution, origin.version) == ("?", "?")
 
 
 def count_from_one() -> Referee:
@@ -204,6 +242,19 @@ def test_a_game_of_textarena_has_the_number_of_players_that_it_can_have() -> Non
     script = three.environment.policies["random"]()
     episode = play_scripts(three, {0: script, 1: script, 2: script})
     assert len(episode.turns[0].rewards) == 3
+
+
+@pytest.mark.usefixtures("textarena")
+@pytest.mark.parametrize("name", ["QuantumTicTacToe-v0", "SpiteAndMalice-v0"])
+def test_a_game_of_textarena_that_ignores_its_number_of_players_has_those_that_play(
+    name: str,
+) -> None:
+    assert task(f"textarena:{name}").setup.spec.num_players == 2
+    for players in (1, 3):
+        with pytest.raises(
+            SettingsError, match=rf"HANABI_PLAYERS={players}: TextArena's {name} .* has 2 players"
+        ):
+            Referee(task(f"textarena:{name}", players=players))
 
 
 @pytest.mark.usefixtures("textarena")

@@ -25,6 +25,7 @@ from websockets.sync.server import ServerConnection, serve
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.interop import openenv_session
+from hanabi_grpo.envs.interop.openenv_client import openenv_game
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import ServerError, SettingsError
 
@@ -89,13 +90,18 @@ def raw_server(answer: Callable[[socket.socket], None]) -> Iterator[RawServer]:
 def game_server(
     play: Callable[[ServerConnection], None],
     process_request: Callable[[ServerConnection, Request], Response | None] | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> Iterator[int]:
     """Serve the schema of a game, and episodes by a function; yields the port."""
 
     def answer(connection: ServerConnection, request: Request) -> Response | None:
-        if request.path == "/schema":
-            body = json.dumps(SCHEMA).encode()
+        contents = {"/schema": SCHEMA, "/metadata": metadata}
+        if request.path in contents:
+            content = contents[request.path]
+            body = json.dumps(content).encode()
             headers = Headers({"content-type": "application/json", "content-length": len(body)})
+            if content is None:
+                return Response(404, "Not Found", headers, body)
             return Response(200, "OK", headers, body)
         return process_request(connection, request) if process_request else None
 
@@ -157,6 +163,39 @@ def test_a_redirect_of_the_schema_is_not_followed() -> None:
             registry.get(f"openenv:localhost:{server.port}")
         assert server.requests == ["GET /schema HTTP/1.1"]
         assert secret.requests == []
+
+
+def hash_of_server(metadata: dict[str, Any] | None) -> str:
+    """Return the hash of a game whose server describes itself so, on the port that every one has.
+
+    The name of the game contains the port, so the environment is made under the name of another.
+    """
+    with game_server(lambda connection: None, metadata=metadata) as port:
+        environment = openenv_game(f"openenv:localhost:{port}")
+    environment.name = "openenv:localhost:1"
+    [config] = environment.presets.values()
+    return environment.spec(config.model_copy(update={"preset": "localhost:1"})).hash
+
+
+def test_games_of_one_address_differ_by_what_their_server_says_it_plays() -> None:
+    described = {"name": "chess", "version": "1.0", "description": "Plays chess.", "author": None}
+    hashes = [
+        hash_of_server(metadata)
+        for metadata in (
+            None,
+            described,
+            {**described, "version": "1.1"},
+            {**described, "version": None},
+            {**described, "name": "checkers"},
+        )
+    ]
+    assert len(set(hashes)) == 5
+    assert hash_of_server({**described, "author": "Ann"}) == hashes[1]
+    with (
+        game_server(lambda connection: None, metadata={"name": 7}) as port,
+        pytest.raises(SettingsError, match=r"/metadata is not an OpenEnv server .*start it first"),
+    ):
+        registry.get(f"openenv:localhost:{port}")
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from fake_engine import LAPTOP, make_scheduler
 from hanabi_grpo.agents.script import make_script
@@ -96,7 +97,9 @@ def test_a_whole_game_is_played_and_its_record_is_one_of_a_file(
     early = post(app, "record", {"token": token})
     assert early.status_code == 409
     assert "hidden card" in early.json()["detail"]
+    assert state["task"] == "", "the browser could deal the cards of a task that it knows"
     last = play_out(app, token, state)
+    assert last["task"] == "human/3"
     assert last["scene"]["choices"] == []
     record = post(app, "record", {"token": token}).json()
     episode = episode_from_json(record)
@@ -303,6 +306,74 @@ def test_the_page_does_not_name_a_guest_adapter_by_its_digest(app: RunningApp) -
     assert [player["who"] for player in state["players"]] == ["you", "an adapter of another run"]
 
 
+def play_again(app: RunningApp, token: str) -> tuple[str, dict[str, Any]]:
+    """Begin another game like an earlier one; returns its token and its first state."""
+    answer = post(app, "again", {"token": token})
+    assert answer.status_code == 200, answer.text
+    TOKENS.append((app, answer.json()["token"]))
+    return answer.json()["token"], answer.json()["state"]
+
+
+def test_another_game_has_the_same_guest_and_the_finished_one_stays_until_it_is_left(
+    app: RunningApp,
+) -> None:
+    with RolloutClient(app.url) as client:
+        guest = client.upload_guest(1, adapter_bytes(), PEFT_CONFIG)
+    token, state = new_game(app, "human", guest)
+    play_out(app, token, state)
+    next_token, state = play_again(app, token)
+    assert next_token != token
+    play_out(app, next_token, state)
+    records = [post(app, "record", {"token": one}).json() for one in (token, next_token)]
+    episodes = [episode_from_json(record) for record in records]
+    assert [episode.seats for episode in episodes] == [("human", guest)] * 2
+    assert [episode.spec_hash for episode in episodes] == [SETUP.spec.hash] * 2
+    assert episodes[0].seed == 3
+    assert episodes[1].seed != 3
+    gone = post(app, "again", {"token": "x"})
+    assert gone.status_code == 404
+    assert "no game with this token is open" in gone.json()["detail"]
+
+
+def test_another_game_is_played_with_the_newest_version_of_an_adapter() -> None:
+    with running_app() as running, RolloutClient(running.url) as trainer:
+        push_to(trainer, running, version=1)
+        token, state = new_game(running, "human", "player_1@1")
+        play_out(running, token, state)
+        trainer.push(2, {name: (adapter_bytes(0.7), PEFT_CONFIG) for name in PLAYERS})
+        _, state = play_again(running, token)
+        assert [player["who"] for player in state["players"]] == ["you", "player_1@2"]
+
+
+def test_instructions_of_other_seats_stay_on_the_server_and_apply_in_every_game() -> None:
+    text = "Be brief.\nplayer_0=You are Ann.\nplayer_1=SECRET: bluff."
+    config = LAPTOP.model_copy(update={"instruction": text})
+    setup = Setup(HANABI, config)
+    with running_app(people=PersonSettings(setups=(setup,))) as running:
+        options = post(running, "options", {})
+        assert "SECRET" not in options.text
+        listed = options.json()["games"][0]
+        game = {name: listed[name] for name in ("env", "env_config", "rules")}
+        token, state = new_game(running, "human", "random", **game)
+        next_token, next_state = play_again(running, token)
+        for own, first in ((token, state), (next_token, next_state)):
+            assert "Be brief.\n\nYou are Ann." in first["rules"]
+            last = play_out(running, own, first)
+            assert "SECRET" not in json.dumps([first, last])
+            record = post(running, "record", {"token": own}).json()
+            assert episode_from_json(record).spec_hash == setup.spec.hash
+        # Without the hash, it is the game that the fields describe.
+        token, state = new_game(running, "human", "random", **{**game, "rules": None})
+        play_out(running, token, state)
+        record = post(running, "record", {"token": token}).json()
+        assert episode_from_json(record).spec_hash == SETUP.spec.hash
+        for change in ({"rules": SETUP.spec.hash}, {"env_config": {"preset": "full"}}):
+            body = {**game, "seats": ["human", "random"], **change}
+            answer = post(running, "games", body)
+            assert answer.status_code == 422
+            assert "this server was not started with this game" in answer.json()["detail"]
+
+
 def test_a_trainer_pushes_while_a_person_thinks_and_the_partner_goes_on_with_the_newest() -> None:
     with running_app() as running, RolloutClient(running.url) as trainer:
         push_to(trainer, running, version=1)
@@ -368,12 +439,12 @@ def test_a_connection_that_is_lost_does_not_lose_the_command_its_game(
 # What is sent, byte for byte.
 
 
-def sent_for(task_game: Any, setup: Setup[Any], seat: int) -> bytes:
-    """Return what the browser of a seat is sent in a position."""
+def sent_for(task_game: Any, setup: Setup[Any], seat: int, seed: int) -> bytes:
+    """Return what the browser of a seat is sent in a position of the task with a seed."""
 
     async def sent() -> bytes:
         game = PersonGame(
-            task=setup.task("human", 1),
+            task=setup.task("human", seed),
             seat=seat,
             idle_seconds=1,
             names=["human"] * setup.spec.num_players,
@@ -407,8 +478,9 @@ def test_what_the_browser_is_sent_does_not_depend_on_what_is_hidden_from_its_sea
             for seat in range(setup.spec.num_players):
                 other = referee.game.resampled(seat, rng)
                 num_changed += other.hidden(seat) != referee.game.hidden(seat)
-                sent = sent_for(referee.game, setup, seat)
-                assert sent == sent_for(other, setup, seat)
+                sent = sent_for(referee.game, setup, seat, seed)
+                # Whoever knows the seed knows everything that is hidden.
+                assert sent == sent_for(other, setup, seat, seed + 1)
             replies = {}
             for player in referee.to_act():
                 legal = referee.game.legal(player)
@@ -422,7 +494,7 @@ def test_marks_and_escape_codes_of_others_arrive_as_text() -> None:
     referee = Referee(setup.task("human", 1))
     evil = "<script>alert(1)</script>\x1b[2J\u202e\nAnswer: 7"
     referee.step({0: "Answer: 7", 1: evil})
-    sent = sent_for(referee.game, setup, 0)
+    sent = sent_for(referee.game, setup, 0, 1)
     table = json.loads(sent)["scene"]["table"]
     assert "\x1b" not in table
     assert "\u202e" not in table
@@ -455,6 +527,20 @@ def test_a_game_that_nobody_plays_on_is_ended_and_forgotten() -> None:
         assert "no move for" in game.problem
         assert games.find(token) is None
         assert len(games) == 0
+
+    asyncio.run(play())
+
+
+def test_another_game_has_the_temperature_of_the_first_and_a_task_of_its_own() -> None:
+    async def play() -> None:
+        games = PersonGames(*make_scheduler_of_people(), NOTHING_OUTSIDE, NOBODY_SET)
+        wanted = NewGameRequest(**SETUP.row(), seats=("human", "random"), seed=3, temperature=0.25)
+        token = await games.begin(wanted)
+        other = games.find(games.again(token) or "")
+        assert other is not None
+        assert other.wanted == structs.replace(wanted, seed=None)
+        assert games.find(token) is not None
+        assert games.again("x") is None
 
     asyncio.run(play())
 

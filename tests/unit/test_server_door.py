@@ -35,6 +35,7 @@ SERVED_ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/play/options"),
     ("POST", "/play/games"),
+    ("POST", "/play/again"),
     ("POST", "/play/state"),
     ("POST", "/play/move"),
     ("POST", "/play/leave"),

@@ -37,12 +37,45 @@ def test_the_renamed_game_is_the_same_game(preset: str, players: int, observatio
     check_symmetries(HANABI, config, num_episodes=8)
 
 
-def test_a_game_of_other_play_passes_every_check_and_hides_how_others_see_it() -> None:
-    config = setup("full", other_play=True, deductions="joined").config
+@pytest.mark.parametrize(("preset", "players"), [("full", 2), ("laptop", 2), ("mini", 3)])
+def test_a_game_of_other_play_passes_every_check_and_hides_how_anybody_sees_it(
+    preset: str, players: int
+) -> None:
+    """The smallest boards, too, on which a deck is dealt again and again."""
+    config = setup(preset, players=players, other_play=True, deductions="joined").config
     report = check_games(HANABI, config, num_episodes=6)
     check_starts(HANABI, config)
     check_replies(HANABI, config, num_episodes=6)
-    assert report.secrets["others' colours"] > 20
+    assert report.secrets["own colours"] > 10
+    assert report.secrets["others' colours"] > 10
+
+
+def test_a_start_of_other_play_is_named_by_its_deck_and_each_players_order_of_colours() -> None:
+    played = setup("laptop", other_play=True)
+    names = set()
+    for seed in range(9):
+        name = HANABI.start_id(played.config, split="train", seed=seed)
+        deck, *orders = name.split("-")
+        assert deck == HANABI.start_id(setup("laptop").config, split="train", seed=seed)
+        game = HANABI.reset(played.config, split="train", seed=seed)
+        assert orders == ["".join(map(str, order.seen)) for order in game.relabelings]
+        episode = play_scripts(
+            played.task("train", seed), dict.fromkeys(range(2), make_script(played, "iggi").policy)
+        )
+        _, recorded = HANABI.recorded(setup("laptop").config, Recording(episode=episode))
+        assert recorded == name
+        names.add(tuple(orders))
+    assert names == {("01", "01"), ("01", "10"), ("10", "01"), ("10", "10")}
+
+
+def test_no_score_is_known_to_be_attainable_in_games_that_the_best_known_teams_did_not_play() -> (
+    None
+):
+    assert setup("laptop").spec.attainable == 4443 / 1120
+    bound = setup("laptop").spec.max_turns
+    assert setup("laptop", max_turns=bound).spec.attainable == 4443 / 1120
+    assert setup("laptop", max_turns=bound - 1).spec.attainable is None
+    assert setup("laptop", other_play=True).spec.attainable is None
 
 
 def test_the_numbers_name_every_order_of_colours_once_and_each_is_undone() -> None:

@@ -15,7 +15,7 @@ from hanabi_grpo.training.checkpoint import (
     random_state,
     restore_random_state,
 )
-from hanabi_grpo.training.state import StepState
+from hanabi_grpo.training.state import LossScale, StepState
 
 
 class _Model(torch.nn.Module):
@@ -67,12 +67,14 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
         mismatch={"player_0|gap": [[0.1], [0.2]]},
         earlier={"lora_B.player_0.weight": torch.rand(3, 2)},
         phase_best={"lora_A.player_0.weight": torch.rand(2, 3)},
+        loss_scale=LossScale(scale=1024.0, good_updates=7, hysteresis=1),
     )
     saved = _state(state.collect(), groups=state.groups, step_state=step_state)
     saved.save(tmp_path / "trainer")
     loaded = TrainingState.load(tmp_path / "trainer", 3)
     assert loaded.step_state.baselines == baselines
     assert loaded.step_state.mismatch == step_state.mismatch
+    assert loaded.step_state.loss_scale == step_state.loss_scale
     for name in ("critics", "earlier", "phase_best"):
         before = getattr(step_state, name)
         after = getattr(loaded.step_state, name)
@@ -94,6 +96,31 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
         one.lora_A["player_0"].weight.grad = torch.full((2, 3), 0.5)
         step.step()
     assert torch.equal(model.lora_A["player_0"].weight, fresh_model.lora_A["player_0"].weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_without_deepspeed_the_float32_copy_of_a_16_bit_weight_becomes_the_weight(
+    dtype: torch.dtype,
+) -> None:
+    copy = torch.tensor([1.0 + 2**-12, -0.1])
+    rounded = copy.to(dtype).float()
+    assert not torch.equal(rounded, copy)
+    moments = {"weight|exp_avg": torch.zeros(2), "weight|step": torch.tensor(1.0)}
+    parameter = torch.nn.Parameter(rounded)
+    state = OptimizerState({"weight": parameter}, torch.optim.AdamW([parameter]))
+    state.restore({**moments, "weight|master": copy})
+    assert torch.equal(parameter, copy)
+    # From now on the copy would be out of date.
+    assert state.collect().keys() == moments.keys()
+
+
+def test_a_copy_that_the_weight_has_moved_away_from_is_not_used() -> None:
+    weights = torch.tensor([0.75, -0.1])
+    parameter = torch.nn.Parameter(weights.clone())
+    state = OptimizerState({"weight": parameter}, torch.optim.AdamW([parameter]))
+    state.restore({"weight|master": torch.tensor([1.0, -0.1])})
+    assert torch.equal(parameter, weights)
+    assert not state.collect()
 
 
 @pytest.mark.parametrize("option", ["fused", "capturable"])

@@ -1,7 +1,7 @@
 """The settings of an environment, as in the `env_config` of a dataset row or request."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -18,6 +18,8 @@ TOOL_CALLS = 4
 """Default of `EnvConfig.tool_calls`."""
 TOOL_TIMEOUT = 5.0
 """Default of `EnvConfig.tool_timeout`."""
+_REWARD_PREFIX = "reward_"
+"""Beginning of the names of fields that weight a reward."""
 
 
 class EnvConfig(BaseModel):
@@ -107,6 +109,28 @@ class EnvConfig(BaseModel):
         if isinstance(self.memory, int):
             return self.memory
         return 1 if self.memory == "turn" else None
+
+    def rule_fields(
+        self, *, with_rewards: bool = False, exclude: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Return the fields that determine which game is played, for `EnvSpec.hash`.
+
+        Rewards and memory do not, so that games with other rewards, or of players who remember
+        more, can be compared by their scores. These fields have their default values here instead
+        of being omitted: hashes stay as they were when they included them.
+
+        Args:
+            with_rewards: Whether rewards do belong to the game, because its score is the return.
+            exclude: Fields to omit besides the preset, e.g. the path of a file.
+        """
+        defaults = {}
+        for name, field in type(self).model_fields.items():
+            is_left_out = name == "memory"
+            if name.startswith(_REWARD_PREFIX) and not with_rewards:
+                is_left_out = True
+            if is_left_out and not field.is_required():
+                defaults[name] = field.get_default(call_default_factory=True)
+        return self.model_copy(update=defaults).model_dump(exclude={"preset", *exclude})
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from importlib import metadata
 from typing import Any
 
 from hanabi_grpo.envs.base import Environment, Setup
+from hanabi_grpo.envs.interop.foreign import Foreign
 from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 GROUP = "hanabi_grpo.environments"
@@ -149,10 +150,16 @@ def may_block(setup: Setup[Any]) -> bool:
 def origin(name: str) -> Origin:
     """Return which package an environment comes from.
 
+    For a game of another library, that is the package that contains the game, if it is installed
+    here; otherwise, and for OpenSpiel's games, it is this package.
+
     Raises:
         SettingsError: See `get`.
     """
-    get(name)
+    environment = get(name)
+    if isinstance(environment, Foreign) and environment.package is not None:
+        package, version = environment.package
+        return Origin(env=name, distribution=package, version=version)
     is_of_a_library = ":" in name
     if name in OWN or is_of_a_library:
         return Origin(

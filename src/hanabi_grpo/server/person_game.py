@@ -17,7 +17,7 @@ from hanabi_grpo.envs.endings import outcome
 from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.errors import BusyError, HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.rollout.loop import Player, play_episode
-from hanabi_grpo.rollout.person_messages import PersonStatus
+from hanabi_grpo.rollout.person_messages import NewGameRequest, PersonStatus
 from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import HUMAN, Episode, Reply, player_name
@@ -45,6 +45,8 @@ class PersonGame:
     """The game ends after this long without a request from the person."""
     names: list[str]
     """The policy of each seat, for records; a model's version may rise during the game."""
+    wanted: NewGameRequest | None = None
+    """The request that started the game, for another game of the same players."""
     status: PersonStatus = PersonStatus.WAITING
     number: int = 0
     """Number of the state; it increases with every change."""
@@ -138,8 +140,12 @@ class PersonGame:
         return Reply(text=reply, prompt=message)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the person's browser, as JSON."""
+        """Return the state for the person's browser, as JSON.
+
+        Whoever knows the task can deal its cards, so it is only named once the game is over.
+        """
         spec = self.task.setup.spec
+        task = f"{self.task.split}/{self.task.seed}" if self.status.is_end else ""
         scene = None if self._seen is None else _scene_json(self._seen.scene())
         players = []
         for seat, name in enumerate(self.names):
@@ -155,8 +161,7 @@ class PersonGame:
             "status": self.status.value,
             "env": spec.env,
             "preset": visible(spec.preset),
-            "game": public_row(self.task.setup),
-            "task": f"{self.task.split}/{self.task.seed}",
+            "task": task,
             "you": player_name(self.seat),
             "players": players,
             "rules": visible(self._rules()),
@@ -190,11 +195,12 @@ class PersonGame:
 
 
 def public_row(setup: Setup[Any]) -> dict[str, Any]:
-    """Return a game as JSON for requests, with files by their digests.
+    """Return a game as JSON for requests, with files by their digests and without instructions.
 
-    File paths must not be disclosed.
+    Neither file paths nor the instructions of other seats may be disclosed.
     """
     row = setup.row()
+    row["env_config"].pop("instruction", None)
     for name, outside in setup.environment.outside(setup.config).items():
         row["env_config"][name] = outside.digest
     return row

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from hanabi_grpo.agents.memory import past_turn, remembered_requests
 from hanabi_grpo.agents.script import ScriptedPlayer, make_script
 from hanabi_grpo.envs import registry
@@ -23,7 +25,7 @@ from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.rollout.person_messages import SUITE, NewGameRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.person_game import PersonGame
+from hanabi_grpo.server.person_game import PersonGame, public_row
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.threads import Thread
 from hanabi_grpo.settings.refs import (
@@ -115,7 +117,45 @@ class PersonGames:
             BusyError: The maximum number of games is open.
         """
         reading = self._scheduler.threads.requests(own=False)
-        setup = await reading.run(self._access.setup, wanted.env, wanted.env_config)
+        setup = await reading.run(self._setup, wanted)
+        return self._start(setup, wanted)
+
+    def again(self, token: str) -> str | None:
+        """Start another game of the same rules and players, and return its token.
+
+        The task is a random one, and the server's adapters play in their newest versions. The
+        earlier game stays open.
+
+        Args:
+            token: The token of the earlier game; None is returned if there is no such game.
+
+        Raises:
+            SettingsError: A player is no longer available; the message says what is allowed.
+            VersionError: An adapter is no longer served.
+            BusyError: The maximum number of games is open.
+        """
+        game = self.find(token)
+        if game is None or game.wanted is None:
+            return None
+        seats = tuple(map(_newest, game.wanted.seats))
+        wanted = structs.replace(game.wanted, seats=seats, seed=None)
+        return self._start(game.task.setup, wanted)
+
+    def _setup(self, wanted: NewGameRequest) -> Setup[Any]:
+        """Return the game of a request; raises as `GameAccess.setup`."""
+        if wanted.rules is None:
+            return self._access.setup(wanted.env, wanted.env_config)
+        row = {"env": wanted.env, "env_config": wanted.env_config}
+        for setup in self._settings.setups:
+            if setup.spec.hash == wanted.rules and public_row(setup) == row:
+                return setup
+        raise SettingsError(
+            f"rules={shown(wanted.rules)}: this server was not started with this game of "
+            f"{shown(wanted.env)}. Reload the page to see its games, or omit the field."
+        )
+
+    def _start(self, setup: Setup[Any], wanted: NewGameRequest) -> str:
+        """Start a game and return its token; raises as `begin`."""
         planned = self._plan(setup, wanted)
         self._make_room()
         game = PersonGame(
@@ -123,6 +163,7 @@ class PersonGames:
             seat=planned.seat,
             idle_seconds=self._idle_seconds,
             names=list(planned.names),
+            wanted=wanted,
         )
         players = []
         for seat, player in enumerate(planned.players):
@@ -258,6 +299,14 @@ class PersonGames:
                 f"version. Choose {partner.name}."
             )
         return partner
+
+
+def _newest(spec: str) -> str:
+    """Return the policy spec of a seat in another game: the server's adapters without a version."""
+    ref = find_seat(spec)
+    if isinstance(ref, AdapterRef) and not ref.is_guest:
+        return ref.adapter
+    return spec
 
 
 def _digest(token: str) -> bytes:

@@ -69,7 +69,16 @@ def person_routes(
     @router.post("/games")
     async def begin(request: Request) -> Response:
         wanted = _read(NewGameRequest, await request.body())
-        token = await games.begin(wanted)
+        return await first_state(await games.begin(wanted))
+
+    @router.post("/again")
+    async def again(request: Request) -> Response:
+        token = games.again(_read(TokenRequest, await request.body()).token)
+        if token is None:
+            return _no_game()
+        return await first_state(token)
+
+    async def first_state(token: str) -> Response:
         game = games.find(token)
         assert game is not None, "it has just started"
         await game.changed(0, WAIT_SECONDS)
@@ -115,13 +124,15 @@ def _listed_games(settings: PersonSettings) -> list[dict[str, Any]]:
     listed = []
     for setup in playable_games(settings):
         spec = setup.spec
+        is_of_server = setup in known
         listed.append(
             {
                 **public_row(setup),
+                "rules": spec.hash if is_of_server else None,
                 "preset": spec.preset,
                 "roles": list(spec.roles),
                 "scripts": playable_scripts(setup),
-                "is_of_server": setup in known,
+                "is_of_server": is_of_server,
             }
         )
     return listed

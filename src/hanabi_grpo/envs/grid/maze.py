@@ -159,7 +159,7 @@ class Maze(base.Environment[C], Generic[C]):
     teachers = ("bfs",)
 
     def spec(self, config: C) -> base.EnvSpec:
-        fields = config.model_dump(exclude={"preset"})
+        fields = config.rule_fields()
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,

@@ -183,23 +183,27 @@ class HanabiGame(base.Game):
             hidden_values["deck"] = self.table.deck[-num_undealt:]
         if self.relabelings:
             others = [*self.relabelings]
-            del others[player]
+            # A player sees the result of its own order, but not the table's colours.
+            hidden_values["own colours"] = others.pop(player)
             hidden_values["others' colours"] = others
         return hidden_values
 
     def resampled(self, player: int, rng: random.Random) -> "HanabiGame":
         """Return a game with other cards in the player's hand and in the deck.
 
-        The new cards agree with all hints and moves, see `with_other_cards`. Under Other-Play, the
-        other players' colour orders are drawn again.
+        The new cards agree with all hints and moves, see `with_other_cards`. Under Other-Play, all
+        players' colour orders are drawn again, and the table is recoloured such that it looks the
+        same in the player's new order.
         """
         table = with_other_cards(self.table, player, rng)
+        if not self.relabelings:
+            return HanabiGame(self.config, table)
         relabelings = []
-        for seat, own in enumerate(self.relabelings):
+        for _ in self.relabelings:
             number = rng.randrange(num_relabelings(table.spec.num_colors))
-            other = relabeling(number, table.spec.num_colors)
-            relabelings.append(own if seat == player else other)
-        return HanabiGame(self.config, table, relabelings)
+            relabelings.append(relabeling(number, table.spec.num_colors))
+        recoloring = self.relabelings[player].seen_as_by(relabelings[player])
+        return HanabiGame(self.config, _recolored(table, recoloring), relabelings)
 
     def _on_table(self, action: Action, player: int) -> Action:
         """Return a player's move in the colours of the table."""
@@ -245,7 +249,7 @@ class Hanabi(base.Environment[EnvConfig]):
             return_range=(min(best_return, 0.0), max(best_return, 0.0)),
             score="score",
             max_score=board.reachable_max,
-            attainable=attainable(board),
+            attainable=_attainable(config, board),
             disjoint_splits=deals_halves(board, "train"),
         )
 
@@ -299,7 +303,9 @@ class Hanabi(base.Environment[EnvConfig]):
         return format_action(seen, style=config.observation, num_players=board.num_players)
 
     def start_id(self, config: EnvConfig, *, split: str, seed: int) -> str:
-        return deck_id(shuffled_deck(config.spec(), split, seed))
+        """Return the name of the deck and, under Other-Play, of each player's colour order."""
+        deck = shuffled_deck(config.spec(), split, seed)
+        return _start_id(deck, _relabelings(config, split, seed))
 
     def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
         """Deal the recorded deck to players who see its colours as the recorded players did.
@@ -313,7 +319,7 @@ class Hanabi(base.Environment[EnvConfig]):
         if table.spec.rules_hash != config.spec().rules_hash:
             raise base.other_game(base.Setup(self, config).spec, recording)
         relabelings = recorded_relabelings(table.spec, recording.episode)
-        return HanabiGame(config, table, relabelings), deck_id(table.deck)
+        return HanabiGame(config, table, relabelings), _start_id(table.deck, relabelings)
 
     def word_parts(self, config: EnvConfig) -> Mapping[str, tuple[str, ...]]:
         if config.observation != "compact" or config.deductions not in JOINED_LEVELS:
@@ -334,10 +340,37 @@ def _relabelings(config: EnvConfig, split: str, seed: int) -> list[Relabeling]:
     return task_relabelings(config.spec(), split, seed)
 
 
+def _recolored(table: Game, order: Relabeling) -> Game:
+    """Return the same game on a table with other colours."""
+    recolored = Game(table.spec, [order.card(card) for card in table.deck])
+    for event in table.events:
+        recolored.apply(order.action(event.action))
+    return recolored
+
+
+def _start_id(deck: Sequence[Card], relabelings: Sequence[Relabeling]) -> str:
+    """Return the name of a start, e.g. "9f3c…-10-01" if the players' colour orders are 10 and 01."""
+    parts = [deck_id(deck)]
+    for order in relabelings:
+        parts.append(order.name)
+    return "-".join(parts)
+
+
 def deck_id(deck: Sequence[Card]) -> str:
     """Return hex digits that identify an order of cards."""
     text = " ".join(map(str, deck))
     return hashlib.sha256(text.encode()).hexdigest()[:_START_ID_DIGITS]
+
+
+def _attainable(config: EnvConfig, board: GameSpec) -> float | None:
+    """Return the board's best known score; None for games that it was not reached in.
+
+    It comes from teams that may use colours as they like, and from games without a turn limit.
+    """
+    is_cut_short = 0 < config.max_turns < board.max_turns
+    if config.other_play or is_cut_short:
+        return None
+    return attainable(board)
 
 
 def _suffix(config: EnvConfig, board: GameSpec) -> str:

@@ -12,7 +12,7 @@ import random
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field
 
@@ -32,6 +32,13 @@ _SHOWN = 40
 """Maximum length of an action quoted in an error message."""
 _NOT_IN_HASH = frozenset({"preset", "memory", "least_return", "greatest_return"})
 """Settings that affect neither rules nor prompts."""
+
+
+class Package(NamedTuple):
+    """An installed package."""
+
+    name: str
+    version: str
 
 
 class ForeignConfig(EnvConfig):
@@ -148,7 +155,15 @@ class Foreign(base.Environment[Any]):
     """
 
     def __init__(
-        self, name: str, game: type[ForeignGame], config: type[Any], version: str, **values: Any
+        self,
+        name: str,
+        game: type[ForeignGame],
+        config: type[Any],
+        version: str,
+        *,
+        package: Package | None = None,
+        key: Sequence[object] = (),
+        **values: Any,
     ) -> None:
         """Make an environment.
 
@@ -157,12 +172,17 @@ class Foreign(base.Environment[Any]):
             game: Creates an episode from a config and a seed.
             config: Class of the settings.
             version: Version of the library.
+            package: The package that the game comes from; None: this one knows only how to reach
+                the game.
+            key: What distinguishes the game from others of this name; part of the hash.
             **values: Settings of the preset that differ from the defaults of `config`.
         """
         self.name = name
         self.Config = config
         self._game = game
         self._version = version
+        self.package = package
+        self._key = tuple(key)
         _, _, preset = name.partition(":")
         self.presets = {preset: config(preset=preset, **values)}
         self.policies: Mapping[str, Callable[[], base.Policy]] = {
@@ -176,7 +196,7 @@ class Foreign(base.Environment[Any]):
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, self._version, sorted(fields.items())),
+            hash=base.stable_hash(self.name, self._version, sorted(fields.items()), *self._key),
             num_players=num_players,
             roles=tuple(f"player {player}" for player in range(num_players)),
             payoff="team" if num_players == 1 else "general",

@@ -3,15 +3,21 @@
 For example HANABI_ENV=gymnasium:MyText-v0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Discrete, Text
 
-from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame
+from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, Package
 from hanabi_grpo.envs.replies import last_choice
 from hanabi_grpo.errors import SettingsError
+
+
+_UNKNOWN = "?"
+"""Package, or its version, of an environment that no installed package contains."""
 
 
 class GymnasiumGame(ForeignGame):
@@ -73,14 +79,62 @@ def gymnasium_game(name: str) -> Foreign:
     choices = None
     if isinstance(actions, Discrete):
         choices = tuple(str(actions.start + number) for number in range(actions.n))
+    # Raises an error for an unknown environment, but `make` has found it.
+    registered = gymnasium.spec(env_id)
     values = {}
-    if env.spec and env.spec.max_episode_steps:
-        values["max_turns"] = env.spec.max_episode_steps
+    if registered.max_episode_steps:
+        values["max_turns"] = registered.max_episode_steps
     env.close()
+    entry_point = _entry_point(registered)
+    package = _package_of(entry_point)
+    # Different packages may register environments of the same name.
+    key = (
+        str(observations),
+        str(actions),
+        entry_point,
+        _plain(registered.kwargs),
+        package.name,
+        package.version,
+    )
     attributes = {
         "env_id": env_id,
         "choices": choices,
         "bad_reply": "forfeit" if choices is None else "random_legal",
     }
     game = type("GymnasiumGame", (GymnasiumGame,), attributes)
-    return Foreign(name, game, ForeignConfig, gymnasium.__version__, **values)
+    return Foreign(
+        name, game, ForeignConfig, gymnasium.__version__, package=package, key=key, **values
+    )
+
+
+def _entry_point(registered: EnvSpec) -> str:
+    """Return the address of the class or function that makes an environment: "module:Name"."""
+    entry_point = registered.entry_point
+    if entry_point is None or isinstance(entry_point, str):
+        return entry_point or ""
+    return f"{entry_point.__module__}:{entry_point.__qualname__}"
+
+
+def _package_of(entry_point: str) -> Package:
+    """Return the installed package that contains an entry point."""
+    module, _, _ = entry_point.partition(":")
+    top_module, _, _ = module.partition(".")
+    names = sorted(set(metadata.packages_distributions().get(top_module, ())))
+    if not names:
+        return Package(_UNKNOWN, _UNKNOWN)
+    versions = [metadata.version(name) for name in names]
+    return Package(",".join(names), ",".join(versions))
+
+
+def _plain(value: object) -> object:
+    """Return a setting of an environment with a `repr` that is the same in every process.
+
+    Objects are represented by their class, because their `repr` often contains an address.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return sorted((repr(_plain(key)), _plain(part)) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return type(value).__qualname__

@@ -95,9 +95,10 @@ def openenv_game(name: str) -> Foreign:
     sessions = import_module(_SESSIONS, name, _EXTRA)
     _, host, port = name.split(":")
     try:
-        texts = sessions.text_fields(f"http://{host}:{port}")
+        described = sessions.describe(f"http://{host}:{port}")
     except ServerError as error:
         raise SettingsError(f"env={name!r}: {error}; start it first.") from error
+    texts = described.text_fields
     if len(texts) != 1:
         raise SettingsError(
             f"env={name!r}: the text fields of its actions are {', '.join(texts) or 'none'}; "
@@ -105,4 +106,12 @@ def openenv_game(name: str) -> Foreign:
         )
     [action_field] = texts
     parts = {"host": host, "port": int(port), "action_field": action_field}
-    return Foreign(name, type("OpenEnvGame", (OpenEnvGame,), parts), OpenEnvConfig, "openenv")
+    metadata = described.metadata
+    return Foreign(
+        name,
+        type("OpenEnvGame", (OpenEnvGame,), parts),
+        OpenEnvConfig,
+        _EXTRA,
+        # The address says nothing about the game: another server may use the port tomorrow.
+        key=(action_field, metadata.name, metadata.version, metadata.description),
+    )

@@ -10,6 +10,7 @@ any thread, including one that runs an event loop.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import httpx
@@ -35,6 +36,10 @@ class _AnswerError(Exception):
     """Describes a response that cannot be used."""
 
 
+class _StatusError(_AnswerError):
+    """The server does not have what was asked for."""
+
+
 class _Field(msgspec.Struct):
     """A field in a JSON schema."""
 
@@ -51,6 +56,24 @@ class _Schema(msgspec.Struct):
     """The response to `GET /schema`."""
 
     action: _Action
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """The response to `GET /metadata`: which game the server plays."""
+
+    name: str = ""
+    version: str | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What a server says about itself."""
+
+    text_fields: tuple[str, ...]
+    """The text fields of its actions."""
+    metadata: Metadata
+    """Empty if the server has none."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +103,8 @@ class _ErrorMessage(msgspec.Struct, tag_field="type", tag="error"):
     data: _Refusal
 
 
-def text_fields(url: str) -> tuple[str, ...]:
-    """Return the text fields of a server's actions.
+def describe(url: str) -> Described:
+    """Return what a server says about itself.
 
     Args:
         url: E.g. "http://localhost:8100".
@@ -90,14 +113,35 @@ def text_fields(url: str) -> tuple[str, ...]:
         ServerError: There is no OpenEnv server, or its response was too late or too large.
     """
     with start_blocking_portal(name=f"openenv {url}") as portal:
+        path = "/schema"
         try:
-            schema = _ask(portal, lambda: _fetch_schema(url))
+            schema = _ask(portal, lambda: _fetch(f"{url}/schema", _Schema))
+            path = "/metadata"
+            metadata = _ask(portal, lambda: _fetch_metadata(url))
         except _AnswerError as error:
-            raise ServerError(f"{url}/schema is not an OpenEnv server ({error})") from error
-    return tuple(name for name, field in schema.action.properties.items() if field.type == "string")
+            raise ServerError(f"{url}{path} is not an OpenEnv server ({error})") from error
+    text_fields = []
+    for name, field in schema.action.properties.items():
+        if field.type == "string":
+            text_fields.append(name)
+    return Described(text_fields=tuple(text_fields), metadata=metadata)
 
 
-async def _fetch_schema(url: str) -> _Schema:
+async def _fetch_metadata(url: str) -> Metadata:
+    """Return a server's metadata; empty if it has none, as in early versions of OpenEnv."""
+    try:
+        return await _fetch(f"{url}/metadata", Metadata)
+    except _StatusError:
+        return Metadata()
+
+
+async def _fetch(address: str, kind: type[_Answer]) -> _Answer:
+    """Return the JSON response to a GET request.
+
+    Args:
+        address: The address.
+        kind: Type of the response.
+    """
     body = bytearray()
     async with (
         httpx.AsyncClient(
@@ -107,7 +151,7 @@ async def _fetch_schema(url: str) -> _Schema:
             timeout=None,
             headers={"accept-encoding": "identity"},
         ) as http,
-        http.stream("GET", f"{url}/schema") as answer,
+        http.stream("GET", address) as answer,
     ):
         if answer.status_code == _UNAUTHORIZED:
             raise _AnswerError(
@@ -115,7 +159,7 @@ async def _fetch_schema(url: str) -> _Schema:
                 "that only listens on this machine needs no key"
             )
         if answer.status_code != _OK:
-            raise _AnswerError(
+            raise _StatusError(
                 f"status {answer.status_code}; expected {_OK}, and redirects are not followed"
             )
         encoding = answer.headers.get("content-encoding", "identity")
@@ -125,7 +169,7 @@ async def _fetch_schema(url: str) -> _Schema:
             body += part
             if len(body) > MAX_ANSWER:
                 raise _AnswerError(f"more than the maximum of {MAX_ANSWER} bytes")
-    return msgspec.json.decode(body, type=_Schema)
+    return msgspec.json.decode(body, type=kind)
 
 
 class OpenEnvSession:

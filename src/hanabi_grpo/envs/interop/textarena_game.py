@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, import_module
+from hanabi_grpo.envs.interop.foreign import (
+    Foreign,
+    ForeignConfig,
+    ForeignGame,
+    Package,
+    import_module,
+)
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS
 
@@ -69,6 +75,7 @@ class TextArenaGame(ForeignGame):
             try:
                 self._env: Any = self._arena.make(self.env_id + _RAW)
                 self._env.reset(num_players=self.config.players, seed=self.seed)
+                self._check_players()
                 self._observe()
             # Games may raise anything; a wrong number of players raises an AssertionError.
             except Exception as error:
@@ -76,6 +83,15 @@ class TextArenaGame(ForeignGame):
                     f"HANABI_PLAYERS={self.config.players}: TextArena's {self.env_id} does not "
                     f"start: {type(error).__name__}: {error}."
                 ) from error
+
+    def _check_players(self) -> None:
+        """Raise an error if the game has another number of players than it was asked for.
+
+        Some games ignore the number, and always have two.
+        """
+        num_players = self._env.state.num_players
+        if num_players != self.config.players:
+            raise ValueError(f"it has {num_players} players")
 
     def advance(self, action: str) -> Sequence[float]:
         num_players = len(self.messages)

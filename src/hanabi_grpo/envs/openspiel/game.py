@@ -3,6 +3,7 @@
 A `Wording` defines what the players of one game read and write.
 """
 
+import functools
 import math
 import random
 from collections import defaultdict
@@ -284,8 +285,14 @@ class OpenSpielGame(base.Game):
     def resampled(self, player: int, rng: random.Random) -> "OpenSpielGame":
         """Return a game with other chance events in which the player has seen the same.
 
-        Games are drawn until one fits.
+        OpenSpiel itself draws it for some games. For the others, games are drawn until the
+        information state fits, so a secret that this text reveals is never drawn again.
         """
+        if can_resample(self.config.game()):
+            drawn = self.copy()
+            drawn.state = self.state.resample_from_infostate(player, rng.random)
+            drawn._advance()
+            return drawn
         wanted = information(self.state, player)
         history = self.state.full_history()
         taken = [event.action for event in history if event.player >= 0]
@@ -380,6 +387,23 @@ def _drawn_outcome(outcomes: Sequence[tuple[int, float]], number: float) -> int:
     return last_action
 
 
+@functools.cache
+def can_resample(name: str) -> bool:
+    """Return whether OpenSpiel can draw other chance events that a player cannot distinguish.
+
+    Args:
+        name: The text that loads the game.
+    """
+    state = load(name).new_initial_state()
+    while state.is_chance_node():
+        state.apply_action(state.legal_actions()[0])
+    try:
+        state.resample_from_infostate(state.current_player(), random.Random(0).random)
+    except pyspiel.SpielError:
+        return False
+    return True
+
+
 def information(state: Any, player: int) -> str:
     """Return what a player knows, as described by OpenSpiel."""
     if state.get_game().get_type().provides_information_state_string:
@@ -437,7 +461,8 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
         self._check_preset(config)
         game = load(config.game())
-        fields = config.model_dump(exclude={"preset"})
+        # The score is the return, which includes the penalties for bad replies.
+        fields = config.rule_fields(with_rewards=True)
         least = min(game.min_utility(), config.reward_draw)
         greatest = max(game.max_utility(), config.reward_draw)
         return base.EnvSpec(

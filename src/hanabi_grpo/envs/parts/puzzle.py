@@ -216,7 +216,7 @@ class Puzzle(base.Environment[C], Generic[C]):
         raise NotImplementedError
 
     def spec(self, config: C) -> base.EnvSpec:
-        fields = config.model_dump(exclude={"preset"})
+        fields = config.rule_fields()
         texts = [self.system(config, player) for player in range(self.num_seats(config))]
         is_heard = config.channel == "word"
         return base.EnvSpec(

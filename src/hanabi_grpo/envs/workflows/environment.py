@@ -151,7 +151,7 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def spec(self, config: C) -> base.EnvSpec:
         """Return the spec; problems are hashed by content, wherever their file is."""
-        fields = config.model_dump(exclude={"preset", "problems"})
+        fields = config.rule_fields(exclude=("problems",))
         source = self.source(config)
         digest = source.digest
         if source.verifier:

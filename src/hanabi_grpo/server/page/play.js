@@ -130,14 +130,17 @@ function start() {
     partner.closest("p").hidden = game.roles.length === 1;
   }
 
-  async function begin(wanted) {
+  // Begin a game; returns whether the server has accepted it.
+  async function begin(path, wanted) {
     complain("");
     try {
-      const answer = await ask("games", wanted);
+      const answer = await ask(path, wanted);
       keep(answer.token);
       receive(answer.state);
+      return true;
     } catch (error) {
       failed(error);
+      return false;
     }
   }
 
@@ -147,10 +150,10 @@ function start() {
     const game = session.options.games[Number(find("choice").value)];
     const seat = Number(find("seat").value);
     const seats = game.roles.map((_, index) => (index === seat ? "human" : find("partner").value));
-    const wanted = { env: game.env, env_config: game.env_config, seats };
+    const wanted = { env: game.env, env_config: game.env_config, rules: game.rules, seats };
     const seed = find("seed").value.trim();
     if (seed) wanted.seed = Number(seed);
-    begin(wanted);
+    begin("games", wanted);
   });
   find("door").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -352,11 +355,14 @@ function start() {
     if (move) send(move);
   });
   find("again").addEventListener("click", async () => {
-    const { game, players } = session.state;
-    // An adapter may have a newer version by now.
-    const seats = players.map(({ who }) => (who === "you" ? "human" : who.replace(/^(player_\d|shared)@\d+$/, "$1")));
-    await leave();
-    begin({ ...game, seats });
+    const token = session.token;
+    const button = find("again");
+    button.disabled = true;
+    const hasBegun = await begin("again", { token });
+    button.disabled = false;
+    // Until then the finished game stays, with its record.
+    if (hasBegun) ask("leave", { token }).catch(() => {});
+    else button.focus();
   });
   find("leave").addEventListener("click", async () => {
     complain("");

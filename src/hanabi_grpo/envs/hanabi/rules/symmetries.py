@@ -35,6 +35,19 @@ class Relabeling:
         return Relabeling(tuple(table))
 
     @property
+    def name(self) -> str:
+        """Digits that identify the permutation, e.g. "021"."""
+        return "".join(map(str, self.seen))
+
+    def seen_as_by(self, other: "Relabeling") -> "Relabeling":
+        """Return the permutation of the table that looks to `other` as the table looks to this one.
+
+        For every card: `other.card(self.seen_as_by(other).card(card)) == self.card(card)`.
+        """
+        inverse = other.inverse
+        return Relabeling(tuple(inverse.seen[color] for color in self.seen))
+
+    @property
     def is_identity(self) -> bool:
         """Whether every colour is seen as it is."""
         return self.seen == tuple(range(len(self.seen)))
