@@ -5,7 +5,7 @@ Every environment conforms, broken ones are found, and bad replies mean one thin
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from boards import ALL_BOARDS
 from hanabi_grpo.envs import base, registry
-from hanabi_grpo.envs.base import FORFEIT, SKIP, Environment, Task
+from hanabi_grpo.envs.base import FORFEIT, SKIP, Environment, Setup, Task
 from hanabi_grpo.envs.conformance import (
     ConformanceError,
     check,
@@ -25,6 +25,7 @@ from hanabi_grpo.envs.conformance import (
 from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
 from hanabi_grpo.envs.hanabi.policies import PLANNERS
 from hanabi_grpo.envs.people import Scene
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 from hanabi_grpo.errors import IllegalActionError, SettingsError
@@ -466,3 +467,99 @@ def test_an_unknown_name_or_a_path_is_refused_with_the_known_names() -> None:
     for name, message in names.items():
         with pytest.raises(SettingsError, match=message):
             registry.get(name)
+
+
+# --- The hash of the rules
+
+HASHES = {
+    "hanabi marshal-mini": "bac93c439849",
+    "hanabi marshal-simple": "d8a738a8469e",
+    "hanabi marshal-full": "379f5287671e",
+    "hanabi laptop": "6d2c920b5b32",
+    "hanabi mini": "bac93c439849",
+    "hanabi simple": "c72c725b49f6",
+    "hanabi small": "eb895c1a49a7",
+    "hanabi hle-small": "f1c898ea6d13",
+    "hanabi hle-very-small": "d18497f28124",
+    "hanabi full": "10743f8424a0",
+    "tic_tac_toe tic_tac_toe": "c289a2148701",
+    "connect_four connect_four": "7382066227e4",
+    "connect_four connect_four-4x5": "23ffcd7ac211",
+    "kuhn_poker kuhn_poker": "831650adcc4e",
+    "leduc_poker leduc_poker": "e47ef9396daa",
+    "frozen_lake frozen_lake": "699eca9348f3",
+    "frozen_lake frozen_lake-slippery": "e5343c7be0be",
+    "sokoban sokoban": "16bf5674ecf4",
+    "sokoban sokoban-2": "453c686ba1f9",
+    "vote vote": "e8b937835402",
+    "vote vote-calculator": "0a1f34412808-ed0d9c8b0222",
+    "debate debate": "f9a8311f5b1d",
+    "debate debate-calculator": "6b3dcac301d8-ed0d9c8b0222",
+    "summary summary": "f6bc314a7a4e",
+    "summary summary-calculator": "954713a4b35f-ed0d9c8b0222",
+    "pioneer_observer pioneer_observer": "59ad6e809f51",
+    "pioneer_observer pioneer_observer-calculator": "1d4181cbcfcf-ed0d9c8b0222",
+    "revise revise": "3457e0eab261",
+    "revise revise-calculator": "6378f22ee51a-ed0d9c8b0222",
+    "split_sum split_sum": "c9c9baa401c2",
+    "split_sum split_sum-2": "62064a6f6c0d",
+    "hat_line hat_line": "cfba468bace0",
+    "hat_line hat_line-4": "bb3df55d26c7",
+    "openspiel:breakthrough breakthrough": "ddfd7622fb70",
+}
+"""Hashes of the rules by environment and preset, as records and results name them."""
+
+
+def setups_of_presets() -> Iterator[Setup[Any]]:
+    for name in dict.fromkeys(key.split()[0] for key in HASHES):
+        environment = registry.get(name)
+        for config in environment.presets.values():
+            yield Setup(environment, config)
+
+
+def rewards_of(setup: Setup[Any]) -> list[str]:
+    return [name for name in type(setup.config).model_fields if name.startswith("reward_")]
+
+
+def changed(setup: Setup[Any], **fields: Any) -> Setup[Any]:
+    return registry.setup(setup.env, {**setup.config.model_dump(), **fields})
+
+
+def test_the_rules_of_presets_have_the_hashes_that_records_name() -> None:
+    found = {f"{setup.env} {setup.spec.preset}": setup.spec.hash for setup in setups_of_presets()}
+    assert found == HASHES
+
+
+def test_a_game_with_other_rewards_or_another_memory_is_the_same_game() -> None:
+    num_compared = 0
+    for setup in setups_of_presets():
+        for memory in ("game", "turn", 3):
+            assert changed(setup, memory=memory).spec.hash == setup.spec.hash
+        if setup.spec.score == "return":
+            continue
+        for name in rewards_of(setup):
+            weight = getattr(setup.config, name) + 0.25
+            assert changed(setup, **{name: weight}).spec.hash == setup.spec.hash, (setup.env, name)
+            num_compared += 1
+    assert num_compared > 60
+
+
+def test_rewards_are_part_of_a_game_whose_score_is_the_return() -> None:
+    for setup in setups_of_presets():
+        if setup.spec.score != "return":
+            continue
+        for name in rewards_of(setup):
+            weight = getattr(setup.config, name) + 0.25
+            assert changed(setup, **{name: weight}).spec.hash != setup.spec.hash, (setup.env, name)
+
+
+@pytest.mark.parametrize("env", ["split_sum", "sokoban", "vote"])
+def test_a_game_recorded_with_other_rewards_can_be_learned_from(env: str) -> None:
+    setup = registry.setup(env, {"preset": env})
+    played = changed(setup, reward_illegal=-3.0, memory="game")
+    script = next(iter(setup.environment.policies.values()))()
+    seats = dict.fromkeys(range(setup.spec.num_players), script)
+    episode = play_scripts(played.task("train", 4), seats)
+    game, start = setup.environment.recorded(setup.config, Recording(episode=episode))
+    assert start == setup.environment.start_id(setup.config, split="train", seed=4)
+    assert game.to_act() == played.environment.reset(played.config, split="train", seed=4).to_act()

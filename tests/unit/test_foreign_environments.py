@@ -250,6 +250,7 @@ def test_a_game_of_textarena_that_ignores_its_number_of_players_has_those_that_p
     name: str,
 ) -> None:
     assert task(f"textarena:{name}").setup.spec.num_players == 2
+    assert registry.origin(f"textarena:{name}").distribution == "textarena"
     for players in (1, 3):
         with pytest.raises(
             SettingsError, match=rf"HANABI_PLAYERS={players}: TextArena's {name} .* has 2 players"

@@ -14,6 +14,7 @@ from hanabi_grpo.envs.openspiel.exploitability import (
     information_sets,
     uniform,
 )
+from hanabi_grpo.envs.openspiel.game import can_resample
 from hanabi_grpo.envs.openspiel.policies import equilibrium, minimax
 from hanabi_grpo.envs.openspiel.rules import check_name, load, playable_names
 from hanabi_grpo.envs.referee import Referee, play_scripts
@@ -289,3 +290,20 @@ def test_any_other_game_is_played_in_the_words_of_openspiel(game: str) -> None:
     legal = seen.legal() or ()
     assert len(legal) > 1
     assert seen.message().endswith(f"Your actions: {', '.join(legal)}.")
+
+
+def test_openspiel_deals_hidden_cards_again_where_no_random_deal_would_fit() -> None:
+    setup = registry.setup("openspiel:hearts", {"preset": "hearts"})
+    report = check_games(setup.environment, setup.config, num_episodes=1)
+    # Each of four players holds 13 of 52 cards, in at least 52 positions.
+    assert report.secrets["what others know"] > 150
+
+
+@pytest.mark.parametrize(
+    ("game", "is_drawn_by_openspiel"),
+    [("kuhn_poker", True), ("leduc_poker", True), ("liars_dice", False)],
+)
+def test_openspiel_says_for_which_games_it_deals_hidden_cards_again(
+    game: str, is_drawn_by_openspiel: bool
+) -> None:
+    assert can_resample(game) is is_drawn_by_openspiel

@@ -14,8 +14,9 @@ from browser import DRIVER, chromium, complaints, open_address
 from fake_engine import LAPTOP
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.errors import BusyError
 from hanabi_grpo.rollout.recordings import read_recordings
-from hanabi_grpo.server.person_games import PersonSettings
+from hanabi_grpo.server.person_games import PersonGames, PersonSettings
 from server_app import RunningApp, running_app
 
 pytestmark = [
@@ -136,19 +137,53 @@ def test_a_game_is_played_by_keys_alone_and_goes_on_after_a_reload(
     driver.refresh()
     wait_for(driver, "Your turn")
     assert text_of(driver, "table") == before
-    for _ in range(MOST_MOVES):
-        if not is_shown(driver, "move"):
-            break
-        free = driver.find_element(By.CSS_SELECTOR, "#choices button").text
-        table = text_of(driver, "table")
-        driver.find_element(By.ID, "words").send_keys(free, Keys.ENTER)
-        WebDriverWait(driver, 30).until(lambda found, old=table: text_of(found, "table") != old)
-        wait_for(driver, "Your turn", "The game is over")
+    play_out(driver)
     assert wait_for(driver, "The game is over").split(". ")[1].startswith(("You ", "A draw"))
     assert driver.switch_to.active_element.get_attribute("id") == "status"
     driver.find_element(By.ID, "again").click()
     wait_for(driver, "Your turn")
     assert text_of(driver, "table").split() == list("123456789")
+
+
+def play_out(driver: Chrome) -> None:
+    """Type the first choice of each turn until the game is over."""
+    for _ in range(MOST_MOVES):
+        if not is_shown(driver, "move"):
+            return
+        free = driver.find_element(By.CSS_SELECTOR, "#choices button").text
+        table = text_of(driver, "table")
+        driver.find_element(By.ID, "words").send_keys(free, Keys.ENTER)
+        WebDriverWait(driver, 30).until(lambda found, old=table: text_of(found, "table") != old)
+        wait_for(driver, "Your turn", "The game is over")
+
+
+def test_a_finished_game_stays_on_the_page_until_another_one_has_begun(
+    driver: Chrome, app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_address(driver, f"{app.url}/play/", width=1280, height=800)
+    driver.execute_script("sessionStorage.clear()")
+    driver.refresh()
+    start(driver, "tic_tac_toe (2 players)", "random")
+    play_out(driver)
+    over = wait_for(driver, "The game is over")
+
+    def refuse(games: PersonGames, token: str) -> str:
+        raise BusyError("16 games with people are open.")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(PersonGames, "again", refuse)
+        for _ in range(2):
+            driver.find_element(By.ID, "again").click()
+            WebDriverWait(driver, 30).until(lambda found: is_shown(found, "trouble"))
+            assert text_of(driver, "trouble") == "16 games with people are open."
+            assert text_of(driver, "status") == over
+            assert is_shown(driver, "save")
+            driver.execute_script("document.getElementById('trouble').hidden = true")
+    driver.find_element(By.ID, "again").click()
+    wait_for(driver, "Your turn")
+    assert not is_shown(driver, "again")
+    # Refusals are lines of the console.
+    complaints(driver)
 
 
 def test_every_view_fits_its_window_and_follows_the_night(driver: Chrome, app: RunningApp) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -489,6 +491,61 @@ def test_reasoning_gym_is_asked_for_by_name_and_its_verifier_may_fail(
     )
     with pytest.raises(VerifierError, match=r"raised KeyError .*the episode is discarded"):
         play(setup, ["Answer: 7"] * 3)
+
+
+PROBLEMS_OF_A_PROCESS = """
+import hashlib
+from hanabi_grpo.envs import registry
+
+for name in ("isomorphic_strings", "list_functions"):
+    setup = registry.setup("vote", {"preset": "vote", "problems": f"reasoning-gym:{name}"})
+    texts = []
+    for seed in range(300):
+        problem = setup.environment.problem(setup.config, split="eval", seed=seed)
+        texts.append(f"{problem.question} {problem.answer}")
+    print(setup.spec.hash, hashlib.sha256("".join(texts).encode()).hexdigest())
+"""
+
+
+def test_a_task_of_reasoning_gym_is_the_same_problem_in_every_process() -> None:
+    pytest.importorskip("reasoning_gym")
+    outputs = []
+    for _ in range(2):
+        child = subprocess.run(
+            [sys.executable, "-c", PROBLEMS_OF_A_PROCESS],
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        outputs.append(child.stdout.splitlines())
+    assert len(outputs[0]) == 2
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("ransom_note", "Set PYTHONHASHSEED=0 in the environment of every process of the run"),
+        ("codeio", "a different problem from the same number in each process"),
+    ],
+)
+def test_a_data_set_whose_problems_differ_between_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, dataset: str, message: str
+) -> None:
+    factory = ModuleType("reasoning_gym.factory")
+    factory.DATASETS = {dataset: None}  # type: ignore[attr-defined]
+    factory.create_dataset = lambda name, **fields: []  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "reasoning_gym", ModuleType("reasoning_gym"))
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+    # As in a process without the variable, however the tests were started.
+    flags = SimpleNamespace(hash_randomization=1)
+    monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.sys", SimpleNamespace(flags=flags))
+    with pytest.raises(
+        SettingsError, match=rf"HANABI_PROBLEMS=reasoning-gym:{dataset}: .*{message}"
+    ):
+        workflow("vote", problems=f"reasoning-gym:{dataset}")
 
 
 def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def _recolored(table: Game, order: Relabeling) -> Game:
 
 
 def _start_id(deck: Sequence[Card], relabelings: Sequence[Relabeling]) -> str:
-    """Return the name of a start, e.g. "9f3c…-10-01" if the players' colour orders are 10 and 01."""
+    """Return the name of a start, e.g. "9f3c…-10-01" for the colour orders 10 and 01."""
     parts = [deck_id(deck)]
     for order in relabelings:
         parts.append(order.name)

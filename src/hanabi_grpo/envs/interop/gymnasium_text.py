@@ -5,6 +5,7 @@ For example HANABI_ENV=gymnasium:MyText-v0.
 
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from types import FunctionType
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,6 @@ from gymnasium.spaces import Discrete, Text
 from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, Package
 from hanabi_grpo.envs.replies import last_choice
 from hanabi_grpo.errors import SettingsError
-
 
 _UNKNOWN = "?"
 """Package, or its version, of an environment that no installed package contains."""
@@ -79,8 +79,8 @@ def gymnasium_game(name: str) -> Foreign:
     choices = None
     if isinstance(actions, Discrete):
         choices = tuple(str(actions.start + number) for number in range(actions.n))
-    # Raises an error for an unknown environment, but `make` has found it.
-    registered = gymnasium.spec(env_id)
+    registered = env.spec
+    assert registered is not None, "gymnasium.make has set it"
     values = {}
     if registered.max_episode_steps:
         values["max_turns"] = registered.max_episode_steps
@@ -109,10 +109,12 @@ def gymnasium_game(name: str) -> Foreign:
 
 def _entry_point(registered: EnvSpec) -> str:
     """Return the address of the class or function that makes an environment: "module:Name"."""
-    entry_point = registered.entry_point
-    if entry_point is None or isinstance(entry_point, str):
-        return entry_point or ""
-    return f"{entry_point.__module__}:{entry_point.__qualname__}"
+    maker: Any = registered.entry_point
+    if maker is None or isinstance(maker, str):
+        return maker or ""
+    if not isinstance(maker, type | FunctionType):
+        maker = type(maker)
+    return f"{maker.__module__}:{maker.__qualname__}"
 
 
 def _package_of(entry_point: str) -> Package:

@@ -169,7 +169,8 @@ def textarena_game(name: str) -> Foreign:
         raise SettingsError(f"env={name!r}: TextArena {version} has no game {env_id!r}.")
     game: Any = type("TextArenaGame", (TextArenaGame,), {"env_id": env_id})
     players = _fewest_players(game, env_id)
-    return Foreign(name, game, TextArenaConfig, version, players=players)
+    package = Package(_LIBRARY, version)
+    return Foreign(name, game, TextArenaConfig, version, package=package, players=players)
 
 
 def _fewest_players(game: type[TextArenaGame], env_id: str) -> int:

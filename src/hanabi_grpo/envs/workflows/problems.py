@@ -9,7 +9,11 @@ them: its test file is all of `test`, and its training file is divided among the
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
@@ -51,6 +55,26 @@ _POOL = 20_000
 _RIGHT = 1.0
 """Score of a fully correct answer; lower scores are a verifier's partial credit."""
 _SHA256 = "sha256:"
+_UNREPEATABLE = ("codeio",)
+"""Data sets of reasoning-gym 0.1.25 whose problem with a number differs from process to process.
+
+This one runs snippets of code, whose results depend on the time and much else."""
+_IN_ORDER_OF_HASHES = (
+    "intermediate_integration",
+    "isomorphic_strings",
+    "knight_swap",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+)
+"""Data sets of reasoning-gym 0.1.25 that iterate over sets of texts as they make a problem.
+
+That order depends on Python's hash seed, which differs from process to process unless
+PYTHONHASHSEED fixes it."""
+_FROM_GLOBAL_GENERATOR = ("list_functions",)
+"""Data sets of reasoning-gym 0.1.25 that also draw from Python's global generator."""
+_LOCK = threading.RLock()
+"""Held while the global generator is seeded for one problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,15 +351,58 @@ def _reasoning_gym(name: str) -> Source:
             f"HANABI_PROBLEMS={name}: no such data set; {hint}{len(factory.DATASETS)} are "
             "available."
         )
+    _check_repeatable(name, dataset)
     entries = factory.create_dataset(dataset, seed=0, size=_POOL)
+    is_seeded_here = dataset in _FROM_GLOBAL_GENERATOR
 
     def make(number: int) -> Problem:
-        entry = entries[number % _POOL]
+        place = number % _POOL
+        with _seeded_generator(place) if is_seeded_here else nullcontext():
+            entry = entries[place]
         answer = "" if entry["answer"] is None else str(entry["answer"])
         return Problem(entry["question"], answer, entry=entry)
 
     def score(problem: Problem, answer: str) -> float:
         return entries.score_answer(answer, problem.entry)
 
-    version = metadata.version("reasoning-gym")
-    return Source(name=name, digest=f"{name} {version}", make=make, score=score)
+    digest = f"{name} {metadata.version('reasoning-gym')}"
+    if dataset in _IN_ORDER_OF_HASHES:
+        # Another version of Python may hash, or order a set, in another way.
+        digest += f" PYTHONHASHSEED=0 Python {sys.version_info.major}.{sys.version_info.minor}"
+    if is_seeded_here:
+        digest += " seeded"
+    return Source(name=name, digest=digest, make=make, score=score)
+
+
+def _check_repeatable(name: str, dataset: str) -> None:
+    """Reject a data set whose problems would differ from process to process.
+
+    Args:
+        name: The value of HANABI_PROBLEMS.
+        dataset: Name of the data set.
+    """
+    if dataset in _UNREPEATABLE:
+        raise SettingsError(
+            f"HANABI_PROBLEMS={name}: this data set makes a different problem from the same number "
+            "in each process, so a task would not be the same for everyone; choose another one."
+        )
+    # Python hashes texts with a random seed in each process, unless the variable is 0 at its start.
+    if dataset in _IN_ORDER_OF_HASHES and sys.flags.hash_randomization:
+        raise SettingsError(
+            f"HANABI_PROBLEMS={name}: its problems depend on Python's hash seed, which differs "
+            "between processes. Set PYTHONHASHSEED=0 in the environment of every process of the "
+            "run, in both terminals, or choose a data set other than "
+            f"{', '.join(_IN_ORDER_OF_HASHES)}."
+        )
+
+
+@contextmanager
+def _seeded_generator(seed: int) -> Iterator[None]:
+    """Seed Python's global generator within the block, and restore it afterward."""
+    with _LOCK:
+        outer_state = random.getstate()
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(outer_state)
