@@ -15,7 +15,8 @@
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_MODEL_SEED  seed of the tiny model and its pretraining (0; in Hanabi unset: the shipped one)
 #   DEMO_LOGIT_SCALE  --logit-scale of a tiny model that the demo makes (1; with a calculator 2)
-#   DEMO_STEPS   steps of 128 games, or of 192 in Hanabi with its teacher (72 in Hanabi, plain 60, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
+#   DEMO_STEPS   steps of 128 games, or of 192 in Hanabi with its teacher and where each seat holds a part (72 in Hanabi, plain 60, 800 in Kuhn poker, 400 in Leduc, 300 in the
+#                others, 150 in teams, 100 with a calculator, 80 where each seat holds a part)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_OUT     new folder of everything (unset: outputs/demo-DATE-PID)
@@ -70,9 +71,9 @@ case $game in
             default_env HANABI_UPDATES_PER_STEP 2
             default_env HANABI_MINIBATCHES 2
             default_env HANABI_ADVANTAGE rloo
+            # Who chooses a bonus, 0 for example, chooses its target as well.
+            given HANABI_ENTROPY_BONUS || default_env HANABI_ENTROPY_TARGET 0.12
             default_env HANABI_ENTROPY_BONUS 0.4
-            # A target needs a bonus.
-            [ "${HANABI_ENTROPY_BONUS:-}" = 0 ] || default_env HANABI_ENTROPY_TARGET 0.12
             default_env LEARNING_RATE 4e-3
             default_env LR_SCHEDULER_TYPE linear
             # These belong to the game, so commands that are typed later need them as well.

@@ -48,9 +48,9 @@ single_turns() {
     default_env HANABI_TASKS_PER_STEP 24
     default_env NUM_GENERATIONS 8
     # Without exploration, both small boards end at the first convention that they find; a constant bonus fades or takes over.
+    # Who chooses a bonus, 0 for example, chooses its target as well.
+    given HANABI_ENTROPY_BONUS || default_env HANABI_ENTROPY_TARGET 0.2
     default_env HANABI_ENTROPY_BONUS 0.4
-    # A target needs a bonus.
-    [ "${HANABI_ENTROPY_BONUS:-}" = 0 ] || default_env HANABI_ENTROPY_TARGET 0.2
 }
 
 thoughts_in_words() {

@@ -3,9 +3,11 @@
 The module of a command is imported only when the command is called or all commands are listed.
 """
 
+import functools
 import gc
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -66,6 +68,16 @@ The function of a command is in the module of the same name.
 """
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 """The group of every command."""
+_CHECKED_HERE = frozenset(
+    {
+        *("warm-start", "tiny-model", "dataset", "settings", "play", "collect"),
+        *("evaluate", "cross-play", "adhoc", "beliefs", "exploit", "teams"),
+    }
+)
+"""Commands that read settings, and refuse misspelled names of them before they begin.
+
+The demo, serve, train and the doctor do so themselves; the others read finished runs and files.
+"""
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of commands that pass unknown options through to vLLM or ms-swift."""
 _TAKE_EXTRA_OPTIONS = ("serve", "train")
@@ -140,6 +152,8 @@ def _load(name: str) -> Any:
     identifier = name.replace("-", "_")
     module = import_module(f"hanabi_grpo.commands.{identifier}")
     function = getattr(module, identifier)
+    if name in _CHECKED_HERE:
+        function = _checking_names(function)
     context_settings = _PASS_ON if name in _TAKE_EXTRA_OPTIONS else None
     single = typer.Typer(rich_markup_mode=None, add_completion=False)
     register = single.command(
@@ -147,6 +161,19 @@ def _load(name: str) -> Any:
     )
     register(function)
     return typer.main.get_command(single)
+
+
+def _checking_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command's function that refuses misspelled names of settings first."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        from hanabi_grpo.settings.names import check_names
+
+        check_names()
+        return function(*args, **options)
+
+    return checked
 
 
 def all_commands() -> dict[str, Any]:

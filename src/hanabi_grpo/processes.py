@@ -119,7 +119,9 @@ def worker_pool(
 
 def _prepare_worker(prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     die_with_parent(signal.SIGKILL)
+    # Both may reach the whole process group; the parent ends its workers when it is ready.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if prepare is not None:
         prepare(*arguments)
 

@@ -464,3 +464,15 @@ def test_a_trainer_that_waits_ends_with_the_code_of_the_signal(
         # A process that a signal ends has the shell's code for it.
         exit_code = 128 - exit_code
     assert exit_code == code
+
+
+@pytest.mark.parametrize(
+    "words", [("evaluate", "iggi", "--tasks", "2"), ("settings", "--changed")]
+)
+def test_a_misspelled_setting_ends_a_command_that_would_have_ignored_it(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPERATUR", "0.5")
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 2
+    assert "TEMPERATUR (from shell): no such setting; did you mean TEMPERATURE?" in result.output

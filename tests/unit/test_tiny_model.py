@@ -260,6 +260,12 @@ def test_a_folder_that_something_else_made_is_refused(folder: Path) -> None:
         build_tiny_model(folder, QUICK)
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"file/model: the tiny model cannot be written there"):
+        build_tiny_model(tmp_path / "file" / "model", QUICK)
+
+
 def test_a_recipe_that_cannot_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="--preset laptop: no such preset; kuhn has kuhn"):
         Recipe.of("kuhn").setups()

@@ -71,7 +71,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
         SettingsError: The folder is not such a folder, or is damaged.
     """
     if not folder.is_dir():
-        raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
+        raise SettingsError(f"{folder}: no such folder; give a run's checkpoint-N.")
     try:
         manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
     except RunFolderError as error:
@@ -81,7 +81,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
         adapters[name] = _read_adapter(folder, weights, manifest)
     if not adapters:
         raise SettingsError(
-            f"--checkpoint {folder}: no */{WEIGHTS} in it; give a run's checkpoint-N."
+            f"{folder}: no */{WEIGHTS} in it; give a run's checkpoint-N."
         )
     if manifest is not None:
         _check_all_there(folder, manifest, adapters)
@@ -296,7 +296,7 @@ def _largest_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str,
         rank = config.get("r")
         if type(rank) is not int:
             raise SettingsError(
-                f"--checkpoint {folder}: {name}/{CONFIG} has the LoRA rank {rank!r}, which must be "
+                f"{folder}: {name}/{CONFIG} has the LoRA rank {rank!r}, which must be "
                 "a whole number. Use another checkpoint."
             )
         ranks.append(rank)
@@ -310,12 +310,12 @@ def _step(folder: Path, manifest: Manifest | None) -> int:
     if manifest is None:
         if named_step is None:
             raise SettingsError(
-                f"--checkpoint {folder}: cannot tell how many steps it was trained for without a "
+                f"{folder}: cannot tell how many steps it was trained for without a "
                 f"{MANIFEST}; name the folder checkpoint-N."
             )
         return named_step
     if named_step is not None and named_step != manifest.step:
         raise SettingsError(
-            f"--checkpoint {folder}: its {MANIFEST} is for step {manifest.step}; rename it."
+            f"{folder}: its {MANIFEST} is for step {manifest.step}; rename it."
         )
     return manifest.step

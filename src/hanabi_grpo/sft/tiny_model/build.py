@@ -2,7 +2,8 @@
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.settings.defaults import LAPTOP, PromptStyle, tiny_model_command
@@ -85,7 +86,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
             console.print(f"tiny model: {out} already exists (recipe {recipe_hash})")
             return out
         console.print(f"tiny model: {out} is rebuilt: {reason}")
-    with new_folder(out) as folder:
+    with _written(out), new_folder(out) as folder:
         with Progress(console=console) as progress:
             trained = trained_model(chat, recipe, progress)
         trained.model.save_pretrained(folder)
@@ -109,6 +110,20 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         console.print(f"tiny model: {preset}: {_figures_text(figures)}")
     console.print(f"tiny model: {out} (recipe {recipe_hash})")
     return out
+
+
+@contextmanager
+def _written(out: Path) -> Iterator[None]:
+    """Turn an OSError about writing the model into a RunFolderError."""
+    try:
+        yield
+    except HanabiGrpoError:
+        raise
+    except OSError as error:
+        raise RunFolderError(
+            f"{out}: the tiny model cannot be written there ({error.strerror}). Make the folder "
+            "writable, or choose another one (--out, or MODEL for the scripts)."
+        ) from error
 
 
 def _figures_text(figures: Mapping[str, Any]) -> str:
