@@ -306,7 +306,17 @@ def test_rows_of_one_game_have_the_same_rewards(tmp_path: Path) -> None:
     line = dataset_row("laptop", suite="train", num_tasks=0)
     other = {**line, "env_config": {"preset": "laptop", "reward_score": 10.0}}
     path = write_lines(tmp_path / "rows.jsonl", line, other)
-    assert "pay returns of 0 to 4 and of 0 to 40" in message(path)
+    assert "rows of one game have reward_score=1 and reward_score=10" in message(path)
+
+
+def test_rows_of_one_game_that_pay_for_other_things_are_refused_though_they_pay_as_much(
+    tmp_path: Path,
+) -> None:
+    line = dataset_row("vote", env="vote", suite="train", num_tasks=0)
+    of_the_team = {"preset": "vote", "reward_correct": 0.0, "reward_team": 1.0}
+    path = write_lines(tmp_path / "rows.jsonl", line, {**line, "env_config": of_the_team})
+    expected = "rows of one game have reward_correct=1 and reward_correct=0"
+    assert expected in message(path, Settings(players=3))
 
 
 def test_rows_of_another_environment_are_checked_too(tmp_path: Path) -> None:

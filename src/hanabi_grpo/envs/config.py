@@ -110,6 +110,14 @@ class EnvConfig(BaseModel):
             return self.memory
         return 1 if self.memory == "turn" else None
 
+    def rewards(self) -> dict[str, float]:
+        """Return the weight of each reward, by the name of its field."""
+        weights = {}
+        for name, value in self:
+            if name.startswith(_REWARD_PREFIX):
+                weights[name] = value
+        return weights
+
     def rule_fields(
         self, *, with_rewards: bool = False, exclude: Collection[str] = ()
     ) -> dict[str, Any]:

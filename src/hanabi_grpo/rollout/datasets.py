@@ -208,17 +208,21 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[DatasetR
 
 
 def _check_rewards(rows: Sequence[DatasetRow]) -> None:
-    """Refuse rows of one game with different rewards, whose advantages would mix two scales."""
-    ranges: dict[str, tuple[float, float]] = {}
+    """Refuse rows of one game with different rewards, whose advantages would mix two scales.
+
+    The hash of the rules does not cover rewards, so these rows would share baselines and critics.
+    """
+    rewards_of_games: dict[str, dict[str, float]] = {}
     for row in rows:
         spec = row.setup.spec
-        known = ranges.setdefault(spec.hash, spec.return_range)
-        if known != spec.return_range:
-            raise SettingsError(
-                f"{spec.preset}: rows of one game pay returns of {known[0]:g} to {known[1]:g} and "
-                f"of {spec.return_range[0]:g} to {spec.return_range[1]:g}; give all of them the "
-                "same rewards."
-            )
+        rewards = row.setup.config.rewards()
+        known = rewards_of_games.setdefault(spec.hash, rewards)
+        for name, weight in rewards.items():
+            if known.get(name, weight) != weight:
+                raise SettingsError(
+                    f"{spec.preset}: rows of one game have {name}={known[name]:g} and "
+                    f"{name}={weight:g}; give all of them the same rewards."
+                )
 
 
 def _parse_lines(
