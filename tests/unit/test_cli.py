@@ -466,9 +466,7 @@ def test_a_trainer_that_waits_ends_with_the_code_of_the_signal(
     assert exit_code == code
 
 
-@pytest.mark.parametrize(
-    "words", [("evaluate", "iggi", "--tasks", "2"), ("settings", "--changed")]
-)
+@pytest.mark.parametrize("words", [("evaluate", "iggi", "--tasks", "2"), ("settings", "--changed")])
 def test_a_misspelled_setting_ends_a_command_that_would_have_ignored_it(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,9 +80,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
     for name, weights in _weight_files(folder, manifest).items():
         adapters[name] = _read_adapter(folder, weights, manifest)
     if not adapters:
-        raise SettingsError(
-            f"{folder}: no */{WEIGHTS} in it; give a run's checkpoint-N."
-        )
+        raise SettingsError(f"{folder}: no */{WEIGHTS} in it; give a run's checkpoint-N.")
     if manifest is not None:
         _check_all_there(folder, manifest, adapters)
     rank = _largest_rank(folder, adapters)
@@ -315,7 +313,5 @@ def _step(folder: Path, manifest: Manifest | None) -> int:
             )
         return named_step
     if named_step is not None and named_step != manifest.step:
-        raise SettingsError(
-            f"{folder}: its {MANIFEST} is for step {manifest.step}; rename it."
-        )
+        raise SettingsError(f"{folder}: its {MANIFEST} is for step {manifest.step}; rename it.")
     return manifest.step
