@@ -37,8 +37,15 @@ def rows(scores: Sequence[float]) -> list[Validated]:
 
 
 def games(score: int) -> list[list[Episode]]:
+    """Return a game of each of two tasks, with equal scores."""
     spec = LAPTOP.spec
-    return [[made_episode(made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash)]] * 2
+    groups = []
+    for seed in range(2):
+        game = made_episode(
+            made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash, seed=seed
+        )
+        groups.append([game])
+    return groups
 
 
 def made_validation(settings: Settings, folder: Path, first_step: int = 0) -> Validation:
