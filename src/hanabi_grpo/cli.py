@@ -68,11 +68,19 @@ The function of a command is in the module of the same name.
 """
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 """The group of every command."""
-_CHECKED_HERE = frozenset(
-    {
-        *("warm-start", "tiny-model", "dataset", "settings", "play", "collect"),
-        *("evaluate", "cross-play", "adhoc", "beliefs", "exploit", "teams"),
-    }
+_CHECKED_HERE = (
+    "warm-start",
+    "tiny-model",
+    "dataset",
+    "settings",
+    "play",
+    "collect",
+    "evaluate",
+    "cross-play",
+    "adhoc",
+    "beliefs",
+    "exploit",
+    "teams",
 )
 """Commands that read settings, and refuse misspelled names of them before they begin.
 

@@ -676,17 +676,23 @@ def test_the_gap_of_a_player_is_the_mean_over_its_sampled_tokens(
     assert "player_1/parity" not in row
 
 
-def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:
-    made = RunOfATest(
+def run_in_phases(tmp_path: Path, *, num_steps: int, patience: int, **other: Any) -> RunOfATest:
+    """Return a run of best responses in which every version is validated."""
+    return RunOfATest(
         tmp_path,
-        num_steps=5,
+        num_steps=num_steps,
         update="best_response",
         lr_scheduler_type="constant",
         eval_steps=1,
         save_steps=1,
         eval_tasks=2,
-        eval_patience=2,
+        eval_patience=patience,
+        **other,
     )
+
+
+def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:
+    made = run_in_phases(tmp_path, num_steps=5, patience=2)
     # Version 1 is the best of player_0's phase; versions 2 and 3 are no better, so player_1 is
     # trained from step 4 on (step number 3), and player_0 returns to version 1 behind that step.
     made.link.validation_scores = [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
@@ -740,16 +746,7 @@ def test_a_rate_is_that_of_the_players_count_though_the_last_update_of_a_step_wa
 
 
 def test_a_team_of_best_responses_ends_with_its_best_version(tmp_path: Path) -> None:
-    made = RunOfATest(
-        tmp_path,
-        num_steps=8,
-        update="best_response",
-        lr_scheduler_type="constant",
-        eval_steps=1,
-        save_steps=1,
-        eval_tasks=2,
-        eval_patience=1,
-    )
+    made = run_in_phases(tmp_path, num_steps=8, patience=1)
     # Neither player improves on version 0: the run ends behind the step after both phases.
     made.link.validation_scores = [1.0, 0.5, 0.5, 0.2]
     start = {name: made.weights(name) for name in ("player_0", "player_1")}
@@ -762,17 +759,7 @@ def test_a_team_of_best_responses_ends_with_its_best_version(tmp_path: Path) -> 
 def test_the_only_player_that_is_trained_begins_its_next_phase_with_its_best_version(
     tmp_path: Path,
 ) -> None:
-    made = RunOfATest(
-        tmp_path,
-        num_steps=8,
-        update="best_response",
-        freeze=("player_1",),
-        lr_scheduler_type="constant",
-        eval_steps=1,
-        save_steps=1,
-        eval_tasks=2,
-        eval_patience=2,
-    )
+    made = run_in_phases(tmp_path, num_steps=8, patience=2, freeze=("player_1",))
     # Version 1 is the best. Its phase ends at version 3 and the next one, in vain, at version 5,
     # which ends the run behind the step that follows.
     made.link.validation_scores = [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]

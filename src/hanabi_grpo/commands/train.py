@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -17,7 +18,6 @@ from hanabi_grpo.commands.console import announce, make_console
 from hanabi_grpo.commands.dry_run import AsJson, AsYaml, DryRun, PrintConfig, show_start
 from hanabi_grpo.commands.nodes import Nodes, is_one_process, trainer_argv
 from hanabi_grpo.commands.training_plan import plan_training
-from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
 from hanabi_grpo.rollout.datasets import mix_line, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
@@ -37,6 +37,7 @@ from hanabi_grpo.runs.run_folder import (
     make_run_folder,
     prepare_run_folder,
     write_json_atomic,
+    writing,
 )
 from hanabi_grpo.runs.validation import cut_validations, lacks_validation
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
@@ -139,7 +140,7 @@ def train(
             RESUME_COMMAND: resume_command(loaded, folder, extra_args),
         }
         settings_path = folder / "settings.json"
-        with _writing(folder):
+        with writing(partial(_unwritable, folder)):
             if resume is not None:
                 _set_later_records_aside(resume, say)
             # First, so that a fork that is killed here still knows what it begins with.
@@ -203,20 +204,12 @@ def _restore(settings: Settings, say: Callable[[str], None]) -> None:
     say(f"RESUME={resume}: restored into {folder}, at the checkpoint of step {manifest.step}")
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn an OSError about writing to the run folder into a RunFolderError."""
-    try:
-        yield
-    except HanabiGrpoError:
-        # A RunFolderError is an OSError as well.
-        raise
-    except OSError as error:
-        raise RunFolderError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}). Free disk "
-            f"space or make {folder} writable, and run the same command again; no checkpoint was "
-            "changed."
-        ) from error
+def _unwritable(folder: Path, error: OSError) -> str:
+    """Return the message about a run folder that cannot be written."""
+    return (
+        f"{error.filename or folder}: cannot be written ({error.strerror}). Free disk space or "
+        f"make {folder} writable, and run the same command again; no checkpoint was changed."
+    )
 
 
 def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:

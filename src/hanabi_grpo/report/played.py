@@ -54,8 +54,9 @@ def has_rivals(settings: Mapping[str, Any], presets: Iterable[str]) -> bool:
         settings: Settings of the run, by variable.
         presets: The presets that were trained on, by name, which a dataset's rows chose.
     """
-    setups = [run_setup(settings)]
-    if setups == [None]:
+    own = run_setup(settings)
+    setups = [own]
+    if own is None:
         setups = [_setup_named(preset, settings) for preset in presets]
     return any(setup is not None and not setup.spec.has_common_score for setup in setups)
 

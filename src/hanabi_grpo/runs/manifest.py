@@ -86,6 +86,11 @@ class Manifest(BaseModel):
         return self.model_extra or {}
 
 
+def is_checkpoint_of(checkpoint: Path, run_folder: Path) -> bool:
+    """Tell whether a checkpoint lies in a run's folder; that of a fork's parent does not."""
+    return checkpoint.resolve().parent == run_folder.resolve()
+
+
 def spec_hashes(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the hashes of the games that were trained on, see `envs.base.EnvSpec`.
 

@@ -10,7 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hanabi_grpo.errors import RunFolderError, UnreadableError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
-from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint
+from hanabi_grpo.runs.manifest import (
+    CHECKPOINT_NAME,
+    MANIFEST,
+    Manifest,
+    check_checkpoint,
+    is_checkpoint_of,
+)
 from hanabi_grpo.runs.restored_run import (
     TRAINER_STATE,
     is_restored,
@@ -222,7 +228,7 @@ def _origin_of_fork(run_folder: Path) -> Path | None:
         point = read_resume(run_folder)
     except RunFolderError:
         return None
-    if point is None or point.checkpoint.parent == run_folder.resolve():
+    if point is None or is_checkpoint_of(point.checkpoint, run_folder):
         return None
     return point.checkpoint
 

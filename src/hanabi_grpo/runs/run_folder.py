@@ -13,13 +13,13 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.files import (
     MAX_LINE_BYTES,
     open_plain,
@@ -407,6 +407,22 @@ def _settings_document(run_folder: Path) -> dict[str, Any]:
 
 
 # Writing files
+
+
+@contextmanager
+def writing(describe: Callable[[OSError], str]) -> Iterator[None]:
+    """Turn an OSError about writing into a RunFolderError.
+
+    Args:
+        describe: Returns the message: what cannot be written, why, and what to do.
+    """
+    try:
+        yield
+    except HanabiGrpoError:
+        # A RunFolderError is an OSError as well.
+        raise
+    except OSError as error:
+        raise RunFolderError(describe(error)) from error
 
 
 def write_json_atomic(path: Path, data: Any) -> None:

@@ -133,7 +133,8 @@ class PartnerSeats:
         if instance_id != self._instance_id:
             self._guests.clear()
             self._instance_id = instance_id
-        return [self._request(task, own, version) for task in tasks]
+        pool = self._pool_at(version)
+        return [self._request(task, own, version, pool) for task in tasks]
 
     def teachers(self, version: int) -> tuple[SeatTeacher | None, ...]:
         """Return the teacher of each seat; call it after `seat`. Adapters are uploaded as there.
@@ -188,12 +189,13 @@ class PartnerSeats:
             return ask()
         return retry_dropped(ask, self._guests.clear)
 
-    def _request(self, task: TaskRow, own: Sequence[str], version: int) -> dict[str, Any]:
-        """Return the request for one task."""
-        if not self.pool:
+    def _request(
+        self, task: TaskRow, own: Sequence[str], version: int, pool: Sequence[Partner]
+    ) -> dict[str, Any]:
+        """Return the request for one task; `pool` has the partners of this version."""
+        if not pool:
             return task.request()
         settings = self._settings
-        pool = self._pool_at(version)
         chances = None
         if settings.partner_draw == "worst":
             chances = self.record.chances(pool, settings.players, settings.partner_power)
@@ -220,10 +222,10 @@ class PartnerSeats:
 
         "earlier" alone stays, and its tasks are self-play until the first checkpoint.
         """
-        if self._earlier_steps(version):
-            return self.pool
         others = [partner for partner in self.pool if not partner.is_earlier]
-        return others or self.pool
+        if not others or len(others) == len(self.pool) or self._earlier_steps(version):
+            return self.pool
+        return others
 
     def _earlier_steps(self, version: int) -> list[int]:
         """Return the steps of the checkpoints that may be partners of a version.

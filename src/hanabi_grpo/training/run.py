@@ -25,7 +25,12 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ParityError, SettingsError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
-from hanabi_grpo.runs.manifest import checkpoints_of, read_manifest, spec_hashes
+from hanabi_grpo.runs.manifest import (
+    checkpoints_of,
+    is_checkpoint_of,
+    read_manifest,
+    spec_hashes,
+)
 from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.runs.validation import best_of
 from hanabi_grpo.settings import Settings, batch_plan
@@ -397,7 +402,7 @@ class TrainingRun:
     def _finish_rotation(self, checkpoint: Path) -> None:
         """Finish the rotation of a process that was killed right after it wrote this checkpoint."""
         run_folder = self._parts.link.run_folder
-        is_own = checkpoint.parent.resolve() == run_folder.resolve()
+        is_own = is_checkpoint_of(checkpoint, run_folder)
         if is_own and max(checkpoints_of(run_folder)) == self.state.step:
             # The checkpoint's own version was validated after it was saved.
             earlier = [row for row in self._validation.rows if row.step < self.state.step]

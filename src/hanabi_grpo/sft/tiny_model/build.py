@@ -2,18 +2,18 @@
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
-from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
+from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.manifest import file_sha256
-from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
+from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic, writing
 from hanabi_grpo.settings.defaults import LAPTOP, PromptStyle, tiny_model_command
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 from hanabi_grpo.terminal import VisibleConsole
@@ -86,7 +86,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
             console.print(f"tiny model: {out} already exists (recipe {recipe_hash})")
             return out
         console.print(f"tiny model: {out} is rebuilt: {reason}")
-    with _written(out), new_folder(out) as folder:
+    with writing(partial(_unwritable, out)), new_folder(out) as folder:
         with Progress(console=console) as progress:
             trained = trained_model(chat, recipe, progress)
         trained.model.save_pretrained(folder)
@@ -112,18 +112,12 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
     return out
 
 
-@contextmanager
-def _written(out: Path) -> Iterator[None]:
-    """Turn an OSError about writing the model into a RunFolderError."""
-    try:
-        yield
-    except HanabiGrpoError:
-        raise
-    except OSError as error:
-        raise RunFolderError(
-            f"{out}: the tiny model cannot be written there ({error.strerror}). Make the folder "
-            "writable, or choose another one (--out, or MODEL for the scripts)."
-        ) from error
+def _unwritable(out: Path, error: OSError) -> str:
+    """Return the message about a folder that cannot be written."""
+    return (
+        f"{out}: the tiny model cannot be written there ({error.strerror}). Make the folder "
+        "writable, or choose another one (--out, or MODEL for the scripts)."
+    )
 
 
 def _figures_text(figures: Mapping[str, Any]) -> str:

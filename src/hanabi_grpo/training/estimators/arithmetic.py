@@ -83,7 +83,10 @@ def lambda_advantages(
     advantage = 0.0
     for turns in _steps_backwards(episode):
         for _, turn in turns:
-            reward += shared_reward(turn, player) if of_team else turn.reward(player)
+            if of_team:
+                reward += sum_parts(turn, player, of_turn=False)
+            else:
+                reward += turn.reward(player)
         asked = [number for number, _ in turns if number in chain]
         if not asked:
             continue
@@ -98,10 +101,13 @@ def lambda_advantages(
     return advantages
 
 
-def shared_reward(turn: Turn, player: int) -> float:
-    """Return a player's reward in a turn without `TURN_PARTS`, which concern this player alone."""
+def sum_parts(turn: Turn, player: int, *, of_turn: bool) -> float:
+    """Return the sum of a player's rewards in a turn in `TURN_PARTS`, or in all other parts.
+
+    In a team, all players get the other parts, and `TURN_PARTS` concern this player alone.
+    """
     parts = turn.rewards[player].items()
-    return sum(value for part, value in parts if part not in TURN_PARTS)
+    return sum(value for part, value in parts if (part in TURN_PARTS) == of_turn)
 
 
 def state_value(values: Sequence[tuple[int, float]], player: int) -> float:

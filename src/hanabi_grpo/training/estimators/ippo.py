@@ -1,10 +1,11 @@
 """IPPO: the return-to-go of a turn compared with the value from the player's own critic."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from hanabi_grpo.training.estimators.arithmetic import (
     lambda_advantages,
-    shared_reward,
+    sum_parts,
     token_advantages,
 )
 from hanabi_grpo.training.estimators.base import (
@@ -16,7 +17,7 @@ from hanabi_grpo.training.estimators.base import (
     TurnValues,
 )
 from hanabi_grpo.training.estimators.returns import returns_to_go
-from hanabi_grpo.types import Episode, Turn
+from hanabi_grpo.types import Episode
 
 
 class Ippo(Estimator):
@@ -79,7 +80,9 @@ class Ippo(Estimator):
         credits = [by_turn.get(number, 0.0) for number in own_turns]
         if not of_team:
             return credits
-        [own_parts] = returns_to_go([episode], player, gamma, reward_of=_own_reward)
+        [own_parts] = returns_to_go(
+            [episode], player, gamma, reward_of=partial(sum_parts, of_turn=True)
+        )
         return [credit + own for credit, own in zip(credits, own_parts, strict=True)]
 
     def _token_credits(
@@ -94,8 +97,3 @@ class Ippo(Estimator):
             if turn.player == player:
                 credits.extend(by_turn.get(number, [0.0] * len(turn.reply_ids)))
         return credits
-
-
-def _own_reward(turn: Turn, player: int) -> float:
-    """Return the part of a player's reward that the other players of a team do not get."""
-    return turn.reward(player) - shared_reward(turn, player)

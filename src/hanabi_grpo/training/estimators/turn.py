@@ -8,6 +8,7 @@ from hanabi_grpo.training.estimators.arithmetic import (
     deviation,
     flatten,
     mean_of_others,
+    sum_parts,
 )
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
@@ -16,7 +17,7 @@ from hanabi_grpo.training.estimators.base import (
     Pool,
     TurnValues,
 )
-from hanabi_grpo.types import TURN_PARTS, Episode, Turn
+from hanabi_grpo.types import Episode
 
 
 class TurnCredit(Estimator):
@@ -101,7 +102,7 @@ def _penalties(episodes: Sequence[Episode], player: int) -> TurnValues:
     for episode in episodes:
         last_first: list[float] = []
         for turn in reversed(episode.trajectory(player)):
-            penalty = _sum_parts(turn, player, of_turn=True)
+            penalty = sum_parts(turn, player, of_turn=True)
             if turn.is_call and last_first:
                 penalty += last_first[-1]
             last_first.append(penalty)
@@ -116,12 +117,6 @@ def _scores(episodes: Sequence[Episode], player: int) -> TurnValues:
         if not episode.trajectory(player):
             scores.append([])
             continue
-        parts = [_sum_parts(turn, player, of_turn=False) for turn in episode.turns]
+        parts = [sum_parts(turn, player, of_turn=False) for turn in episode.turns]
         scores.append([sum(parts)])
     return scores
-
-
-def _sum_parts(turn: Turn, player: int, *, of_turn: bool) -> float:
-    """Return the sum of a turn's rewards in `TURN_PARTS`, or in all other parts."""
-    parts = turn.rewards[player].items()
-    return sum(value for part, value in parts if (part in TURN_PARTS) == of_turn)

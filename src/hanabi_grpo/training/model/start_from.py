@@ -13,7 +13,7 @@ from safetensors.torch import load
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
-from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.manifest import is_checkpoint_of, read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.runs.saved_adapters import (
     WEIGHTS,
@@ -235,7 +235,7 @@ def _is_fork(settings: Settings, resume: ResumePoint) -> bool:
     """Tell whether a run continues from the checkpoint of another one."""
     if settings.output_dir is None:
         return False
-    return resume.checkpoint.resolve().parent != settings.output_dir.resolve()
+    return not is_checkpoint_of(resume.checkpoint, settings.output_dir)
 
 
 def _start_of_fork(resume: ResumePoint) -> dict[str, Any]:
