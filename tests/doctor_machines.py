@@ -58,6 +58,20 @@ def make_model(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def empty_model(folder: Path, **config: Any) -> Path:
+    """Write the files that a model folder needs, without weights and words.
+
+    Args:
+        folder: The folder, which is returned.
+        config: The content of its config.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").touch()
+    (folder / "tokenizer.json").touch()
+    return folder
+
+
 def find(
     function: Any, role: Role = "both", shell: dict[str, str] | None = None, **settings: object
 ) -> list[Check]:

@@ -42,7 +42,7 @@ from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import listen
 from hanabi_grpo.server.person_games import NOBODY_SET, PersonSettings
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.serving import serve_until_dead
+from hanabi_grpo.server.serving import run, serve_until_dead
 from hanabi_grpo.server.sleep import SleepingSampler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.token_filter import TokenFilter
@@ -321,7 +321,7 @@ def running_app(
         finally:
             scheduler.close()
 
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="running-app")
+    thread = threading.Thread(target=run, args=(serve(),), name="running-app")
     thread.start()
     try:
         yield running

@@ -9,8 +9,9 @@
 #   untaught PLAYERS OUT [START]  makes a model of Full Hanabi with random weights, or with those of the model START, and exports it
 #                                 as MODEL (after tools/session.sh)
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
-#   warm_start [SEED]             creates the model that training starts from, unless it exists (after tools/session.sh); SEED
-#                                 is that of the model and of the games it imitates (the run's seed)
+#   is_taught FOLDER              whether the warm start in FOLDER has made all its steps
+#   warm_start [SEED]             creates the model that training starts from, or continues it if it was interrupted (after
+#                                 tools/session.sh); SEED is that of the model and of the games it imitates (the run's seed)
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
@@ -74,13 +75,25 @@ must_be_new() {
     fi
 }
 
+# A warm start saves its best model so far while it learns, so the model alone does not show that it has ended.
+is_taught() {
+    [ -f "$1/warm_start.json" ] && python - "$1/warm_start.json" <<'EOF'
+import json
+import sys
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    state = json.load(file)
+sys.exit(any(step < state["key"]["steps"] for step in state["steps"].values()))
+EOF
+}
+
 warm_start() {
     local level=${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS} own=${1:-$seed}
     local asked=""
     if [ "$beliefs" != 0 ]; then asked=-beliefs-$beliefs; fi
     local tiny=outputs/tiny-$board$level$asked-seed-$own warm=outputs/warm-$start-$warm_steps-$board$level$asked-seed-$own
     export MODEL=$tiny
-    if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
+    if [ "$start" != tiny ] && is_taught "$warm"; then
         export MODEL=$warm/model
         return
     fi
@@ -90,7 +103,7 @@ warm_start() {
         # The random moves are learned too: a perfect imitation plays all games of a deal alike and could not improve.
         say "warm start: games of $start, share of random moves $warm_noise, log $folder/warm_start.log"
         SEED=$own run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --learn-noise \
-            --steps "$warm_steps" --noise "$warm_noise" --beliefs "$beliefs" --learning-rate 3e-3 --out "$warm"
+            --steps "$warm_steps" --noise "$warm_noise" --beliefs "$beliefs" --learning-rate 3e-3 --out "$warm" --resume
         export MODEL=$warm/model
     fi
 }

@@ -4,7 +4,6 @@ bit.
 Log probabilities are written out here, so no model takes part.
 """
 
-import json
 import math
 from collections import defaultdict
 from dataclasses import fields
@@ -18,6 +17,7 @@ from swift.arguments import RLHFArguments
 from swift.rl_core.data import GRPOBatch
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 
+from doctor_machines import empty_model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.loss import PolicyLoss, token_advantages
 from hanabi_grpo.training.micro_batch import MicroBatch
@@ -30,9 +30,7 @@ CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_ma
 
 
 def _options(tmp_path: Path, **values: Any) -> dict[str, str]:
-    model = tmp_path / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    model = empty_model(tmp_path / "model", model_type="qwen3")
     settings = Settings(model=str(model), dataset="tasks.jsonl", **values)
     words = swift_options(settings, tmp_path / "settings.json", tmp_path, 10)
     return {

@@ -1,6 +1,5 @@
 """The options that are refused exist in ms-swift and vLLM, and no other one is refused."""
 
-import json
 from argparse import Action
 from collections.abc import Iterable
 from dataclasses import fields
@@ -12,6 +11,7 @@ from swift.arguments import RLHFArguments
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from doctor_machines import empty_model
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import (
@@ -112,9 +112,8 @@ def test_no_other_option_is_taken_for_a_refused_one(
 
 
 def test_what_the_settings_say_to_ms_swift_cannot_be_said_again(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     settings = Settings(
-        model=str(tmp_path),
+        model=str(empty_model(tmp_path / "model", model_type="qwen3")),
         sampler_correction="token_mask",
         deepspeed="zero1",
         dataset="tasks.jsonl",

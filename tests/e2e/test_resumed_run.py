@@ -205,8 +205,8 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     # The scripted players never learn, so each phase lasts as long as its patience: player_0 moves
-    # in steps 1 and 2 and returns behind step 3, player_1 moves in 3 and 4 and returns behind 5;
-    # the version after step 4 ends the round, and player_0's step 5 the run.
+    # in steps 1 and 2 and returns in step 3, player_1 moves in 4 and 5 and returns in 6, with which
+    # the round and the run end.
     variables = {
         "SAVE_STEPS": "1",
         "HANABI_EVAL_STEPS": "1",
@@ -223,28 +223,29 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
     output = run_trainer(settings, processes=2)
     assert "phase 1: now training player_1" in output
     assert "a full round of players found no version" in output
-    # Interrupted within a phase, and between the validation that ends the run and its last step.
-    for start, end in ((0, 3), (3, 4), (4, 9)):
+    # Interrupted between the validation that ends a phase, or the run, and the return after it.
+    for start, end in ((0, 2), (2, 5), (5, 9)):
         if start > 0:
             resume_at(cut, start)
         settings = write_settings(cut, tiny_model, MAX_STEPS=str(end), **variables)
         run_trainer(settings, processes=2)
     for folder in (whole, cut):
-        assert recorded_steps(folder) == [1, 2, 3, 4, 5]
+        assert recorded_steps(folder) == [1, 2, 3, 4, 5, 6]
         assert trained_players(folder) == [
             ["player_0"],
             ["player_0"],
+            [],
             ["player_1"],
             ["player_1"],
-            ["player_0"],
+            [],
         ]
     assert (whole / "validation.json").read_text() == (cut / "validation.json").read_text()
-    for player, updates in (("player_0", 3), ("player_1", 2)):
-        expected = player_state(whole / "checkpoint-5", player)
-        resumed = player_state(cut / "checkpoint-5", player)
+    for player in PLAYERS:
+        expected = player_state(whole / "checkpoint-6", player)
+        resumed = player_state(cut / "checkpoint-6", player)
         assert differing_names(expected, resumed) == [], player
-        assert expected["updates"] == updates, player
-    for player, before, after in (("player_0", 2, 4), ("player_1", 4, 5)):
+        assert expected["updates"] == 2, player
+    for player, before, after in (("player_0", 2, 3), ("player_1", 5, 6)):
         changed = differing_names(
             player_state(whole / f"checkpoint-{before}", player),
             player_state(whole / f"checkpoint-{after}", player),
@@ -252,10 +253,10 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
         assert changed, "its phase was over: it returned to the best version of the phase"
         assert not any("|" in name for name in changed), "its moments rest"
     # The best version of each phase is the one that it began with, since nobody got better.
-    for name, value in load_adapter(whole / "checkpoint-4", "player_0").items():
+    for name, value in load_adapter(whole / "checkpoint-3", "player_0").items():
         assert not ("lora_B" in name and value.any()), "new adapters begin at 0"
-    at_start = load_adapter(whole / "checkpoint-2", "player_1")
-    at_end = load_adapter(whole / "checkpoint-5", "player_1")
+    at_start = load_adapter(whole / "checkpoint-3", "player_1")
+    at_end = load_adapter(whole / "checkpoint-6", "player_1")
     assert differing_names(at_start, at_end) == []
 
 

@@ -124,7 +124,7 @@ def test_a_preset_of_a_request_never_makes_openspiel_load_another_game_or_a_file
     answer = ask_rollout(app, game, "random")
     assert answer.status_code == 422, answer.text
     name = env.removeprefix("openspiel:")
-    assert f"{env} has no such preset; known presets: {name}." in answer.json()["detail"]
+    assert f"{env} has no such preset; allowed are {name}." in answer.json()["detail"]
     assert "secret" not in answer.text
     # The environment's own preset is played.
     game["env_config"] = {"preset": name}

@@ -1,6 +1,7 @@
 """The belief loss: what its rows are, its gradient, and who moves by it."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hanabi_grpo.training.belief_labels import BeliefLabels, belief_labels
 from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.training.loop import train
 from hanabi_grpo.training.loss import PolicyLoss
-from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.types import Episode
 from loop_parts import BASE_SETTINGS, NAMES, SPEC_HASH, RunOfATest, same_weights, tiny_policy_model
@@ -35,18 +36,20 @@ OWN = ("player_0@0", "player_1@0")
 Games = list[list[Episode]]
 
 
+COMPACT: dict[str, Any] = {
+    "preset": "laptop",
+    "observation": "compact",
+    "legal_moves": False,
+    "deductions": "counted",
+}
+
+
 def laptop(memory: str | int) -> Setup[Any]:
-    config = {
-        "preset": "laptop",
-        "observation": "compact",
-        "legal_moves": False,
-        "deductions": "counted",
-        "memory": memory,
-    }
-    return registry.setup("hanabi", config)
+    return registry.setup("hanabi", {**COMPACT, "memory": memory})
 
 
 TURN = laptop("turn")
+TURN_SETTINGS: dict[str, Any] = {**COMPACT, "memory": "turn"}
 
 
 def as_sampled(setup: Setup[Any], episode: Episode, version: int) -> Episode:
@@ -95,9 +98,26 @@ def sampled_games(setup: Setup[Any]) -> Callable[[int], Games]:
     return games
 
 
-def labels(setup: Setup[Any], **weights: float) -> BeliefLabels:
-    return BeliefLabels(
-        setups={SPEC_HASH: setup}, chats=dict.fromkeys(NAMES, CHAT), weights=weights
+def labels(**weights: float) -> BeliefLabels:
+    return BeliefLabels(chats=dict.fromkeys(NAMES, CHAT), weights=weights)
+
+
+def belief_rows(
+    beliefs: BeliefLabels,
+    groups: Games,
+    setups: Sequence[Setup[Any]],
+    seat: int = 0,
+    trained_seats: Sequence[str] = OWN,
+) -> list[TokenRow]:
+    return beliefs.rows(
+        groups,
+        setups,
+        seat,
+        f"player_{seat}",
+        trained_seats,
+        has_weights=False,
+        trains_all=True,
+        with_steps=False,
     )
 
 
@@ -110,15 +130,7 @@ def test_a_row_is_the_conversation_so_far_a_question_and_the_card_that_is_there(
     num_rows = 0
     asked = set()
     for seat in range(2):
-        rows = labels(setup, player_0=1.0, player_1=1.0).rows(
-            groups,
-            seat,
-            f"player_{seat}",
-            OWN,
-            has_weights=False,
-            trains_all=True,
-            with_steps=False,
-        )
+        rows = belief_rows(labels(player_0=1.0, player_1=1.0), groups, [setup] * 2, seat)
         expected = []
         for episode in [episode for group in groups for episode in group]:
             game = setup.environment.reset(setup.config, split="train", seed=episode.seed)
@@ -152,6 +164,53 @@ def test_a_row_is_the_conversation_so_far_a_question_and_the_card_that_is_there(
     assert asked == {0, 1, 2}
 
 
+def test_rows_of_games_that_differ_only_in_what_players_see_have_the_prompts_of_their_own() -> None:
+    forgetful, remembering = TURN, laptop("game")
+    assert forgetful.spec.hash == remembering.spec.hash
+    [first, _] = sampled_games(forgetful)(0)
+    [_, second] = sampled_games(remembering)(0)
+    beliefs = labels(player_0=1.0)
+    rows = belief_rows(beliefs, [first, second], [forgetful, remembering])
+    alone = [
+        *belief_rows(beliefs, [first], [forgetful]),
+        *belief_rows(beliefs, [second], [remembering]),
+    ]
+    assert [row.ids for row in rows] == [row.ids for row in alone]
+    assert [row.game for row in rows][-1] == 3, "games are numbered through all groups"
+    swapped = belief_rows(beliefs, [first, second], [remembering, forgetful])
+    assert [row.ids for row in swapped] != [row.ids for row in alone]
+
+
+def test_the_belief_loss_of_a_run_knows_which_row_of_the_dataset_a_game_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgetful, remembering = TURN, laptop("game")
+    dataset = tmp_path / "rows.jsonl"
+    lines = []
+    for setup in (forgetful, remembering):
+        row = {"messages": [{"role": "user", "content": "Play."}], **setup.row()}
+        lines.append(json.dumps(row))
+    dataset.write_text("\n".join(lines))
+
+    def games(step: int) -> Games:
+        [first, _] = sampled_games(forgetful)(step)
+        [_, second] = sampled_games(remembering)(step)
+        return [first, second]
+
+    asked: list[list[Setup[Any]]] = []
+    rows_of = BeliefLabels.rows
+
+    def record(self: BeliefLabels, groups: Games, setups: Any, *others: Any, **more: Any) -> Any:
+        asked.append(list(setups))
+        return rows_of(self, groups, setups, *others, **more)
+
+    monkeypatch.setattr(BeliefLabels, "rows", record)
+    options = {"num_steps": 2, "dataset": str(dataset), "belief_weight": 1.0}
+    trained(tmp_path / "run", games, board={}, **options)
+    # Two steps, and in each of them both players.
+    assert asked == [[forgetful, remembering]] * 4
+
+
 def batches_of(groups: Games, beliefs: BeliefLabels | None, **options: Any) -> list[MicroBatch]:
     cut = options.pop("cut", made_cut())
     return build_micro_batches(
@@ -163,6 +222,7 @@ def batches_of(groups: Games, beliefs: BeliefLabels | None, **options: Any) -> l
         pad_id=0,
         device=torch.device("cpu"),
         beliefs=beliefs,
+        setups=[TURN] * len(groups),
         **options,
     )
 
@@ -173,10 +233,8 @@ def test_the_gradient_is_that_of_the_cross_entropy_written_out(shared: bool) -> 
     settings = Settings(**BASE_SETTINGS)
     model = tiny_policy_model(settings, vocab_size=len(TOKENIZER))
     policy = Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
-    beliefs = labels(TURN, player_0=0.5)
-    rows = beliefs.rows(
-        groups, 0, "player_0", OWN, has_weights=False, trains_all=True, with_steps=False
-    )
+    beliefs = labels(player_0=0.5)
+    rows = belief_rows(beliefs, groups, [TURN] * len(groups))
     parameters = [value for name, value in model.named_parameters() if ".player_0." in name]
     policy.use_adapter_of("player_0")
     expected = torch.zeros(())
@@ -206,25 +264,29 @@ def test_the_gradient_is_that_of_the_cross_entropy_written_out(shared: bool) -> 
 def test_players_without_a_weight_and_seats_of_partners_have_the_batches_of_before() -> None:
     groups = sampled_games(TURN)(0)
     for before, after in zip(
-        batches_of(groups, None), batches_of(groups, labels(TURN, player_1=1.0)), strict=True
+        batches_of(groups, None), batches_of(groups, labels(player_1=1.0)), strict=True
     ):
         is_asked = before.player == "player_1"
         assert (after.num_belief_tokens > 0) == is_asked
         assert torch.equal(before.ids, after.ids) != is_asked
-    rows = labels(TURN, player_0=1.0).rows(
-        groups, 0, "player_0", ("", OWN[1]), has_weights=False, trains_all=True, with_steps=False
-    )
-    assert rows == []
+    partner_first = ("", OWN[1])
+    assert belief_rows(labels(player_0=1.0), groups, [TURN] * 2, 0, partner_first) == []
 
 
-def trained(folder: Path, **settings: Any) -> RunOfATest:
+def trained(
+    folder: Path,
+    games: Callable[[int], Games] | None = None,
+    board: Mapping[str, Any] = TURN_SETTINGS,
+    **settings: Any,
+) -> RunOfATest:
     base = Settings(**BASE_SETTINGS)
     run = RunOfATest(
         folder,
-        games=sampled_games(TURN),
+        games=games or sampled_games(TURN),
         policy_model=tiny_policy_model(base, vocab_size=len(TOKENIZER)),
         tokenizer=TOKENIZER,
         setup=TURN,
+        **board,
         **settings,
     )
     train(run.run)

@@ -30,7 +30,8 @@ from hanabi_grpo.rollout.datasets import (
     write_dataset,
 )
 from hanabi_grpo.rollout.messages import TaskRequest
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import Settings, load_settings
+from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
 DATA = Path(__file__).parents[2] / "data"
 MESSAGES = [{"role": "user", "content": "Play."}]
@@ -300,6 +301,19 @@ def test_an_unknown_preset_of_another_environment_is_refused(tmp_path: Path) -> 
     line = dataset_row("sokoban", env="sokoban", suite="train", num_tasks=0)
     path = write_lines(tmp_path / "rows.jsonl", {**line, "env_config": {"preset": "sokoban-3"}})
     assert "preset 'sokoban-3': sokoban has no such preset" in message(path, Settings(players=1))
+
+
+def test_an_unknown_preset_is_refused_in_the_same_words_everywhere(tmp_path: Path) -> None:
+    words = "sokoban has no such preset; did you mean 'sokoban-2'? allowed are sokoban, sokoban-2."
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"HANABI_ENV": "sokoban", "HANABI_PRESET": "sokoban-3"}, tmp_path / ".env")
+    assert str(caught.value) == f"HANABI_PRESET='sokoban-3': {words}"
+    with pytest.raises(SettingsError) as caught:
+        Recipe.of("sokoban", presets=("sokoban-3",)).setups()
+    assert str(caught.value) == f"--preset sokoban-3: {words}"
+    line = dataset_row("sokoban", env="sokoban", suite="train", num_tasks=0)
+    path = write_lines(tmp_path / "rows.jsonl", {**line, "env_config": {"preset": "sokoban-3"}})
+    assert f"preset 'sokoban-3': {words}" in message(path, Settings(players=1))
 
 
 def test_rows_of_one_game_have_the_same_rewards(tmp_path: Path) -> None:

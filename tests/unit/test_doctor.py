@@ -26,7 +26,7 @@ from doctor_machines import (
     only,
 )
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.doctor import games, machine, memory, model, software
+from hanabi_grpo.commands.doctor import checkpoints, games, machine, memory, model, software
 from hanabi_grpo.commands.doctor.check import Check, Role, ok
 from hanabi_grpo.commands.doctor.command import Probe, make_checks
 from hanabi_grpo.commands.doctor.context import Context, amount, read_chat
@@ -39,6 +39,7 @@ from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.pass_through import Terminal
+from tracked_runs import tracked_run
 
 RUNNER = CliRunner()
 LAPTOP = setup(
@@ -752,9 +753,37 @@ def test_a_missing_model_names_the_command_that_makes_or_fetches_it(
     assert offline.remedy.startswith("HF_HUB_OFFLINE=0 .venv/bin/hf download nobody/nothing")
 
 
+def test_checkpoints_of_other_runs_are_checked_where_the_trainer_uses_some(tmp_path: Path) -> None:
+    assert find(checkpoints.checkpoint_checks) == []
+    run = tracked_run(tmp_path / "other", checkpoints=(2,))
+    given = {"HANABI_PARTNERS": f"iggi,{run}", "HANABI_START_FROM": "hf:nobody/nothing"}
+    complete = only(find(checkpoints.checkpoint_checks, **given))
+    assert (complete.status, complete.finding) == ("ok", f"complete: {run}")
+    given["HANABI_PARTNERS"] = f"player_1={run}/checkpoint-9*2"
+    missing = only(find(checkpoints.checkpoint_checks, **given))
+    assert missing.status == "fail"
+    assert missing.finding == (
+        f"HANABI_PARTNERS={run}/checkpoint-9: {run}/checkpoint-9: no such folder; give a run, or "
+        "its checkpoint-N."
+    )
+    # What is wrong with such settings, `batch` says.
+    unclear = only(find(checkpoints.checkpoint_checks, HANABI_TEACHER="igi"))
+    assert unclear.status == "skip"
+
+
 def test_checks_that_need_the_model_are_skipped_without_one() -> None:
     assert only(find(model.chat_checks, MODEL="/no/model")).status == "skip"
     assert only(find(memory.memory_checks, MODEL="/no/model")).status == "skip"
+
+
+def test_a_model_without_a_tokenizer_fails_once(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    check = only(find(model.model_checks, MODEL=folder))
+    assert check.status == "fail"
+    assert "no tokenizer there (no tokenizer.json or other file" in check.finding
+    for other in (model.chat_checks, games.context_checks, memory.memory_checks):
+        assert only(find(other, MODEL=folder)).status == "skip"
 
 
 def test_weights_that_are_not_complete_fail(tmp_path: Path) -> None:

@@ -505,6 +505,7 @@ HASHES = {
     "split_sum split_sum-2": "62064a6f6c0d",
     "hat_line hat_line": "cfba468bace0",
     "hat_line hat_line-4": "bb3df55d26c7",
+    "levers levers": "0792d9e7d756",
     "openspiel:breakthrough breakthrough": "ddfd7622fb70",
 }
 """Hashes of the rules by environment and preset, as records and results name them."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,33 @@ def test_every_weight_of_a_large_file_counts_and_it_is_read_once_until_it_change
     monkeypatch.setenv("XDG_CACHE_HOME", str(weights))
     assert model_fingerprint(folder) != first
     assert "not cached" in caplog.messages[-1]
+
+
+def test_a_folder_that_lacks_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    folder = _model(tmp_path / "a")
+    no_tokenizer = f"MODEL={folder}: no tokenizer there (no tokenizer.json or other file with its"
+    with pytest.raises(SettingsError, match=re.escape(no_tokenizer)):
+        resolve_model(str(folder))
+    # Settings of a tokenizer are none.
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(SettingsError, match=re.escape(no_tokenizer)):
+        resolve_model(str(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    assert resolve_model(str(folder)) == folder
+    config = folder / "config.json"
+    for text, problem in (
+        ("{", "its config.json cannot be read (Expecting property name"),
+        ("[]", "its config.json does not hold an object."),
+    ):
+        config.write_text(text)
+        with pytest.raises(SettingsError, match=re.escape(f"MODEL={folder}: {problem}")):
+            resolve_model(str(folder))
+    for part in (config, folder / "model.safetensors"):
+        config.write_text("{}")
+        part.unlink()
+        no_model = f"MODEL={folder}: no config.json with *.safetensors weights there."
+        with pytest.raises(SettingsError, match=re.escape(no_model)):
+            resolve_model(str(folder))
 
 
 def test_a_folder_that_is_missing_empty_or_brings_code_is_refused_and_not_looked_up_on_a_hub(

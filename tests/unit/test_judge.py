@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -374,6 +376,31 @@ def test_a_judge_that_is_gone_or_hangs_ends_the_request_in_time(tmp_path: Path) 
             assert len(play(guest).groups[0]) == 4
         assert len(play(client, suite="eval-validation").groups[0]) == 4
     assert time.monotonic() - start < 30
+
+
+def test_a_judge_whose_name_server_does_not_answer_delays_no_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+    is_asked = threading.Event()
+    is_over = threading.Event()
+
+    def getaddrinfo(host: Any, *others: Any, **hints: Any) -> Any:
+        if host not in ("judge.invalid", b"judge.invalid"):
+            return look_up(host, *others, **hints)
+        is_asked.set()
+        is_over.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "no name server answers")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        with court(tmp_path, completion, "http://judge.invalid") as (_, _, client):
+            playing = pool.submit(play, client)
+            assert is_asked.wait(20)
+        # `court` fails if the server is still there after 20 seconds.
+        is_over.set()
+        with pytest.raises(ServerError):
+            playing.result()
 
 
 def test_its_tokens_are_a_budget_of_its_own(tmp_path: Path) -> None:

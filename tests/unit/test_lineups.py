@@ -292,6 +292,7 @@ def test_a_checkpoint_of_another_base_model_is_not_uploaded(tmp_path: Path) -> N
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"base")
+    (model / "tokenizer.json").write_text("{}")
     with pytest.raises(SettingsError, match="another base model"):
         seats_of(FakeServer(), str(silent.parent), model=str(model))
 

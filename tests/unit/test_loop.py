@@ -17,6 +17,7 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.training import loop
 from hanabi_grpo.training.batching import CutPlan, build_micro_batches
 from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.training.loop import train
@@ -43,6 +44,7 @@ from loop_parts import (
     tiny_policy_model,
     written_games,
 )
+from small_models import small_model
 
 
 def batches_of(policy: Policy, step: int, settings: Settings) -> list[MicroBatch]:
@@ -473,13 +475,8 @@ def play_and_learn(made: RunOfATest, step: int) -> None:
     run = made.run
     version = run.push_adapters()
     run.validate(version)
-    games = run.play(step, version)
-    batches = run.build_batches(games)
-    run.check_logprobs(batches, games)
-    for update in run.plan_updates(batches):
-        for batches in update.passes:
-            run.backward(run.loss(run.logprobs(batches, update), batches), batches, update)
-        run.optimizer_step(update)
+    if not run.return_to_phase_best():
+        loop.play_and_learn(run, step, version)
     run.finish_step()
 
 
@@ -676,6 +673,43 @@ def test_the_gap_of_a_player_is_the_mean_over_its_sampled_tokens(
     assert "player_1/parity" not in row
 
 
+class InterruptedWeights(dict[str, Any]):
+    """A layer's weights; when they are restored, a signal arrives the first time."""
+
+    num_restored = 0
+
+    def update(self, *others: Any, **names: Any) -> None:
+        self.num_restored += 1
+        if self.num_restored == 1:
+            raise KeyboardInterrupt
+        super().update(*others, **names)
+
+
+def test_an_interrupt_while_a_model_of_16_bits_gets_its_weights_back_saves_the_last_step(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    base = small_model().to(torch.bfloat16)
+    model = adapters.add_adapters(base, NAMES, rank=8, alpha=16, seed=1)
+    made = RunOfATest(tmp_path, policy_model=model, dtype="bfloat16")
+    run = made.run
+    steps = run.remaining_steps()
+    play_and_learn(made, next(steps))
+    step = next(steps)
+    version = run.push_adapters()
+    run.validate(version)
+    games = run.play(step, version)
+    batches = run.build_batches(games)
+    [norm] = [layer for name, layer in base.named_modules() if name == "model.norm"]
+    norm._parameters = InterruptedWeights(norm._parameters)
+    with pytest.raises(KeyboardInterrupt):
+        run.check_logprobs(batches, games)
+    assert norm.weight.dtype == torch.float32, "its own weight has 16 bits"
+    # With another weight in the base model, this would be refused as a change of it.
+    assert "step 1 is saved in" in run.save_interrupted()
+    assert norm.weight.dtype == torch.bfloat16
+
+
 def run_in_phases(tmp_path: Path, *, num_steps: int, patience: int, **other: Any) -> RunOfATest:
     """Return a run of best responses in which every version is validated."""
     return RunOfATest(
@@ -693,18 +727,43 @@ def run_in_phases(tmp_path: Path, *, num_steps: int, patience: int, **other: Any
 
 def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:
     made = run_in_phases(tmp_path, num_steps=5, patience=2)
-    # Version 1 is the best of player_0's phase; versions 2 and 3 are no better, so player_1 is
-    # trained from step 4 on (step number 3), and player_0 returns to version 1 behind that step.
-    made.link.validation_scores = [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
-    versions: dict[int, dict[str, torch.Tensor]] = {}
+    # Version 1 is the best of player_0's phase, and versions 2 and 3 are no better. In step 3
+    # player_0 returns to version 1, and from step 4 on player_1 is trained.
+    made.link.validation_scores = [1.0, 3.0, 2.0, 2.0]
+    first: dict[int, dict[str, torch.Tensor]] = {}
+    second: dict[int, dict[str, torch.Tensor]] = {}
     for step in made.run.remaining_steps():
-        versions[step] = made.weights("player_0")
+        first[step] = made.weights("player_0")
+        second[step] = made.weights("player_1")
         play_and_learn(made, step)
-    versions[5] = made.weights("player_0")
-    assert not same_weights(versions[1], versions[3])
-    assert same_weights(versions[4], versions[1])
-    assert same_weights(versions[5], versions[1])
-    assert not same_weights(versions[2], versions[1])
+    first[5] = made.weights("player_0")
+    second[5] = made.weights("player_1")
+    assert not same_weights(first[1], first[2])
+    assert not same_weights(first[1], first[3])
+    assert same_weights(first[4], first[1])
+    assert same_weights(first[5], first[1])
+    # Nobody plays or learns beside the version that player_0 gave up.
+    assert [row["games"] for row in made.events.rows] == [4, 4, 4, 0, 4]
+    assert same_weights(second[4], second[0])
+    assert not same_weights(second[5], second[4])
+    returned = made.events.rows[3]
+    assert "loss" not in returned
+    assert (returned["grad_norm"], returned["validation/phase"]) == (0, 1)
+    # Version 4 is the best one again, so it is not validated, which would count against player_1.
+    assert made.link.validation_scores == []
+
+
+def test_a_phase_that_is_over_discards_games_that_were_asked_for_ahead(tmp_path: Path) -> None:
+    made = run_in_phases(tmp_path, num_steps=6, patience=1, overlap=2)
+    # player_0's phase is over at version 1. Games of steps 1, 2 and 3 were asked for before.
+    made.link.validation_scores = [1.0, 0.5, 2.0, 3.0, 4.0, 5.0]
+    stale = []
+    for step in made.run.remaining_steps():
+        play_and_learn(made, step)
+        stale.append(made.events.rows[-1].get("staleness"))
+    # Step 2 plays its games itself, as the first step does, and asks for those of the next two.
+    assert stale == [0, None, 0, 1, 2, 2]
+    assert made.link.incidents.counts == {}
 
 
 def test_players_who_begin_to_think_end_the_figures_of_beliefs_and_not_the_training(
@@ -747,11 +806,11 @@ def test_a_rate_is_that_of_the_players_count_though_the_last_update_of_a_step_wa
 
 def test_a_team_of_best_responses_ends_with_its_best_version(tmp_path: Path) -> None:
     made = run_in_phases(tmp_path, num_steps=8, patience=1)
-    # Neither player improves on version 0: the run ends behind the step after both phases.
-    made.link.validation_scores = [1.0, 0.5, 0.5, 0.2]
+    # Neither player improves on version 0: each learns in one step and returns in the next.
+    made.link.validation_scores = [1.0, 0.5, 0.5]
     start = {name: made.weights(name) for name in ("player_0", "player_1")}
     train(made.run)
-    assert made.run.state.step == 3
+    assert made.run.state.step == 4
     for name, weights in start.items():
         assert same_weights(made.weights(name), weights)
 
@@ -760,20 +819,20 @@ def test_the_only_player_that_is_trained_begins_its_next_phase_with_its_best_ver
     tmp_path: Path,
 ) -> None:
     made = run_in_phases(tmp_path, num_steps=8, patience=2, freeze=("player_1",))
-    # Version 1 is the best. Its phase ends at version 3 and the next one, in vain, at version 5,
-    # which ends the run behind the step that follows.
+    # Version 1 is the best. Its phase ends at version 3, whose step is the return. The next phase
+    # ends in vain at version 6, and the run with the return after it.
     made.link.validation_scores = [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
     versions: dict[int, dict[str, torch.Tensor]] = {}
     for step in made.run.remaining_steps():
         versions[step] = made.weights("player_0")
         play_and_learn(made, step)
-    versions[6] = made.weights("player_0")
-    assert list(versions) == [0, 1, 2, 3, 4, 5, 6]
+    versions[7] = made.weights("player_0")
+    assert list(versions) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert same_weights(versions[4], versions[1])
     assert not same_weights(versions[5], versions[1])
-    assert same_weights(versions[6], versions[1])
+    assert same_weights(versions[7], versions[1])
     # Resumed, it is still over, whatever MAX_STEPS says.
-    assert made.run.state.step == 6
+    assert made.run.state.step == 7
     assert list(made.run.remaining_steps()) == []
 
 

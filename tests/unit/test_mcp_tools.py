@@ -22,6 +22,7 @@ from hanabi_grpo.envs.tools.mcp_client import end_servers, mcp_tools
 from hanabi_grpo.envs.tools.tool import Outcome, Tool, run_tool
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import CallError
+from waiting import wait_until
 
 SERVER = Path(__file__).parents[1] / "mcp_desk.py"
 COMMAND = (sys.executable, str(SERVER))
@@ -217,6 +218,21 @@ def test_a_program_that_does_not_respond_at_its_start_is_stopped(
         assert children_with(silent_program[1]) == set()
         names = [thread.name for thread in threading.enumerate()]
         assert "MCP server sleep" not in names
+
+
+@pytest.mark.rest
+def test_a_program_that_does_not_respond_delays_no_exit(silent_program: tuple[str, str]) -> None:
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        starts = [pool.submit(mcp_tools, silent_program) for _ in range(2)]
+        assert wait_until(lambda: len(children_with(silent_program[1])) == 2)
+        began = time.monotonic()
+        # As at the exit of a process.
+        end_servers()
+        for start in starts:
+            with pytest.raises(SettingsError, match="it was ended before it responded"):
+                start.result()
+        assert time.monotonic() - began < 30, "it does not wait until their starts time out"
+    assert children_with(silent_program[1]) == set()
 
 
 @pytest.mark.rest

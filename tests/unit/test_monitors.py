@@ -112,6 +112,33 @@ def test_logging_steps_joins_steps_for_terminal_and_tensorboard_but_not_in_the_f
     assert rows_of(tmp_path) == [3, 4, 5, 6, 7, 8, 9, 10]
 
 
+def test_the_interval_in_which_a_run_is_resumed_has_its_steps_before_the_resume(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = Settings(report_to="tensorboard", logging_steps=4)
+    # It is killed in step 8, so that nothing of the second interval was logged.
+    killed = TrackingCallback(settings, tmp_path)
+    train(killed, after=0, scores=[1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 6.0])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    # A resume from step 6 moves the row of step 7 aside.
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:6]))
+    resumed = TrackingCallback(settings, tmp_path)
+    train(resumed, after=6, scores=[8.0, 10.0, 20.0])
+    resumed.close()
+    # (2 + 4 + 8 + 10) / 4, then the last step alone.
+    assert scalars(tmp_path, "score/mean") == [(4, 1.0), (8, 6.0), (9, 20.0)]
+    assert [step for step, _ in scalars(tmp_path, "games")] == [4, 8, 9]
+    shown = [message for message in caplog.messages if message.startswith("step 8/10")]
+    assert "score 6.00" in shown[-1]
+
+
+def test_a_resumed_run_that_makes_no_step_logs_nothing() -> None:
+    interval = Interval(4)
+    interval.resume(6, [{"step": 5, "loss": 1.0}, {"step": 6, "loss": 2.0}])
+    assert interval.take_rest() is None
+
+
 def test_a_run_that_is_stopped_within_an_interval_logs_what_it_has(tmp_path: Path) -> None:
     callback = TrackingCallback(Settings(report_to="tensorboard", logging_steps=4), tmp_path)
     train(callback, after=0, scores=[1.0, 2.0])

@@ -22,6 +22,7 @@ from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.envs.wrappers import SeatEnv
 from openenv_servers import serving
+from waiting import wait_until
 
 SETUP = setup("hanabi", {"preset": "laptop"})
 SESSIONS = 64
@@ -33,11 +34,23 @@ def partners() -> dict[int, Policy]:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def app() -> Any:
     from hanabi_grpo.envs.interop.openenv_server import openenv_app
 
-    with serving(openenv_app(SETUP, 0, partners(), sessions=SESSIONS)) as url:
+    return openenv_app(SETUP, 0, partners(), sessions=SESSIONS)
+
+
+@pytest.fixture(scope="module")
+def url(app: Any) -> Iterator[str]:
+    with serving(app) as url:
         yield url
+
+
+@pytest.fixture(autouse=True)
+def _every_session_is_closed(app: Any) -> Iterator[None]:
+    """Fail a test that leaves a session open, which takes the place of a later one."""
+    yield
+    assert wait_until(lambda: app._num_open == 0), f"{app._num_open} sessions are open"
 
 
 def reply_to(message: str, seed: int) -> str:
@@ -189,6 +202,8 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
     referee = Referee(Setup(environment, config).task("eval", 1))
     here = SETUP.environment.reset(SETUP.config, split="openenv", seed=referee.game.seed)  # type: ignore[attr-defined]
     assert referee.see(0).message() == here.message(0)
+    # The session of a game that is dropped before its end is closed by the next game.
+    del referee
     all_fields = Referee(Setup(environment, preset).task("eval", 1)).see(0).message()
     assert "message: The game begins." in all_fields
     assert "\nlegal: [" in all_fields

@@ -126,10 +126,10 @@ def seen(text: str, *, done: bool = False, reward: float | None = None) -> str:
     return json.dumps({"type": "observation", "data": data})
 
 
-def begin(port: int) -> Referee:
+def begin(port: int, observation_field: str = "text") -> Referee:
     environment = registry.get(f"openenv:localhost:{port}")
     [preset] = environment.presets.values()
-    config = preset.model_copy(update={"observation_field": "text"})
+    config = preset.model_copy(update={"observation_field": observation_field})
     return Referee(Setup(environment, config).task("eval", 1))
 
 
@@ -451,4 +451,8 @@ def test_sessions_leave_no_thread_behind() -> None:
         # A game that is dropped in the middle is ended by the next one.
         begin(port)
         begin(port).step({0: "7"})
+        assert threads() == set()
+        # The error keeps the game alive, but not its session.
+        with pytest.raises(SettingsError, match="HANABI_OBSERVATION_FIELD=message"):
+            begin(port, observation_field="message")
         assert threads() == set()

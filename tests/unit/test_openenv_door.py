@@ -31,6 +31,7 @@ from hanabi_grpo.envs.interop.openenv_places import MAX_MESSAGE
 from hanabi_grpo.envs.interop.openenv_server import openenv_app
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.server.main import listen
 from hanabi_grpo.server.openenv_door import behind_door
 from openenv_servers import serving
 
@@ -342,6 +343,18 @@ def test_an_address_that_other_machines_reach_needs_a_key(monkeypatch: pytest.Mo
     monkeypatch.setenv("HANABI_API_KEY", "short")
     answer = CliRunner().invoke(cli, command)
     assert "HANABI_API_KEY of at least 16 characters; this one has 5" in answer.stderr
+
+
+def test_a_port_in_use_is_refused_with_the_exit_code_of_a_refusal() -> None:
+    with listen("127.0.0.1", 0) as used:
+        port = used.getsockname()[1]
+        answer = CliRunner().invoke(cli, ["openenv", "--env", "kuhn_poker", "--port", str(port)])
+    assert answer.exit_code == 2
+    assert answer.stderr.replace("\n", " ").strip() == (
+        f"error: --host 127.0.0.1 --port {port}: cannot listen there (Address already in use). "
+        "Stop the process on that port, or choose another --port."
+    )
+    assert answer.stdout == ""
 
 
 def test_the_package_for_images_needs_a_key_too(monkeypatch: pytest.MonkeyPatch) -> None:

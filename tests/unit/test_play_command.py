@@ -79,6 +79,16 @@ def test_a_whole_game_is_shown_and_written_for_view() -> None:
     assert RUNNER.invoke(app, ["view", "games/one.jsonl"]).exit_code == 0
 
 
+def test_the_task_is_named_only_when_the_game_is_over() -> None:
+    # Whoever knows the number can compute the hidden cards.
+    result = play("random", "--preset", "marshal-mini", "--seed", "73911", "--out", "a.jsonl")
+    assert result.exit_code == 0, result.output
+    during, _, after = result.output.partition("The game is over.")
+    assert "hanabi, marshal-mini; you play with player_1 random." in during
+    assert "73911" not in during
+    assert "; start human/73911)" in after
+
+
 def test_a_person_is_asked_until_a_reply_is_legal() -> None:
     moves = ["l", "raise", "l", "raise", "fold", "**Check**", "fold", "call"]
     result = play("random,human", "--env", "kuhn", "--seed", "1", "--out", "a.jsonl", moves=moves)
@@ -310,7 +320,9 @@ def test_a_command_without_a_server_names_own_server_where_the_wait_begins(
         result = RUNNER.invoke(app, command)
         assert result.exit_code != 0
         first_lines = result.stdout.split("waiting for the rollout server")[1]
-        assert "add --own-server" in first_lines
+        assert "Or repeat this command with --own-server, and it starts" in first_lines
+        # The wait is over by then, so there is nothing to interrupt.
+        assert "Ctrl-C" not in result.stderr
 
 
 def test_web_begins_a_game_on_the_page_and_writes_it_when_it_is_over(
@@ -322,16 +334,18 @@ def test_web_begins_a_game_on_the_page_and_writes_it_when_it_is_over(
         process = start_process(
             [
                 *(sys.executable, "-m", "hanabi_grpo.cli", "play", "base", "--web"),
-                *("--seed", "2", "--preset", "laptop", "--out", "page.jsonl"),
+                *("--seed", "73911", "--preset", "laptop", "--out", "page.jsonl"),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         assert process.stdout is not None
         line = ""
+        during = ""
         while not line.startswith("play here: "):
             line = process.stdout.readline()
             assert line
+            during += line
         address, _, token = line.removeprefix("play here: ").strip().partition("#")
         assert address == f"{running.url}/play/"
 
@@ -351,10 +365,12 @@ def test_web_begins_a_game_on_the_page_and_writes_it_when_it_is_over(
                 state = ask("move", number=state["number"], move="1")
         output = process.stdout.read()
         assert process.wait(30) == 0, output
-    assert f"The game is over. {state['outcome']}" in output
+    during += output.partition("The game is over.")[0]
+    assert "73911" not in during, "the number reveals the hidden cards"
+    assert f"The game is over. {state['outcome']} (start human/73911)" in output
     episode = episode_of(Path("page.jsonl"))
     assert episode.seats == ("human", "base")
-    assert episode.seed == 2
+    assert episode.seed == 73911
 
 
 def test_options_of_the_page_that_do_not_fit_are_refused() -> None:

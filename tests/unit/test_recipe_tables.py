@@ -43,3 +43,20 @@ def test_credit_of_runs_as_short_as_the_warm_up_has_the_seconds_of_all_steps(
     write_run(tmp_path / "group-0", score=0.8, step_times=[1.0, 2.0, 6.0])
     row = "| `group` | 0.800 | 0.800 |  | 2.00 |"
     assert table("credit_table.py", str(tmp_path), "group") == [row]
+
+
+def test_a_calculator_that_nobody_calls_is_a_tool_without_calls(tmp_path: Path) -> None:
+    shares_of_runs: dict[str, dict[str, float]] = {
+        "calls-0": {"tools/turn_share": 0.5, "tools/error_share": 0.25},
+        "nobody_calls-0": {"tools/turn_share": 0.0},
+        "without-0": {},
+    }
+    for run, figures in shares_of_runs.items():
+        (tmp_path / run).mkdir()
+        document = {"summary": {"mean": 0.75, "standard_error": 0.01}, "figures": figures}
+        (tmp_path / run / "after.json").write_text(json.dumps(document))
+    assert table("calculator_table.py", str(tmp_path)) == [
+        "| calls-0 | after | 0.750 | 0.010 | 0.500 | 0.250 |",
+        "| nobody_calls-0 | after | 0.750 | 0.010 | 0.000 | no call |",
+        "| without-0 | after | 0.750 | 0.010 | no tool | no tool |",
+    ]

@@ -24,7 +24,13 @@ from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
 from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
-from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded_checkpoints
+from hanabi_grpo.tracking.used_checkpoints import (
+    KEY,
+    check_local,
+    fetch_used,
+    read_used,
+    recorded_checkpoints,
+)
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hub_store import hub
@@ -388,7 +394,7 @@ def test_a_run_stands_for_the_checkpoint_that_was_its_newest_when_the_run_that_u
         partners=("player_1=outputs/other*2", "outputs/other/checkpoint-2", "iggi"),
     )
     printed: list[str] = []
-    opponents = [parse_checkpoint("outputs/other").place, parse_checkpoint("outputs/none").place]
+    opponents = [parse_checkpoint("outputs/other").place]
     used = fetch_used(settings, Path("run"), opponents=opponents, say=printed.append)
     assert printed == ["outputs/other: outputs/other/checkpoint-2, step 2"]
     assert list(used) == ["outputs/other"]
@@ -401,6 +407,9 @@ def test_a_run_stands_for_the_checkpoint_that_was_its_newest_when_the_run_that_u
     assert read_used(Path("outputs/other"), None)[1].step == 3
     # It has removed what was its newest one.
     shutil.rmtree(run / "checkpoint-2")
+    with pytest.raises(SettingsError, match=r"^HANABI_PARTNERS=outputs/other/checkpoint-2: "):
+        fetch_used(settings, Path("run"), is_resumed=True)
+    settings = settings_of(partners=("player_1=outputs/other*2", "iggi"))
     printed.clear()
     now = fetch_used(settings, Path("run"), is_resumed=True, say=printed.append)
     assert printed == [
@@ -409,6 +418,48 @@ def test_a_run_stands_for_the_checkpoint_that_was_its_newest_when_the_run_that_u
         "outputs/other: outputs/other/checkpoint-3, step 3",
     ]
     assert now["outputs/other"]["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "fields"),
+    [
+        ("HANABI_START_FROM=player_1=outputs/none", {"start_from": ("player_1=outputs/none",)}),
+        ("HANABI_PARTNERS=outputs/none", {"partners": ("iggi", "player_1=outputs/none*2")}),
+        ("HANABI_TEACHER=outputs/none", {"teacher": ("outputs/none",)}),
+        ("HANABI_EVAL_LINEUPS=served,outputs/none", {"eval_lineups": "served,outputs/none"}),
+    ],
+)
+def test_a_local_checkpoint_that_is_missing_is_refused_with_its_setting(
+    setting: str, fields: dict[str, Any]
+) -> None:
+    tracked_run(Path("outputs/other"), checkpoints=(2,))
+    settings = settings_of(**fields)
+    opponents = []
+    if "eval_lineups" in fields:
+        opponents = [parse_checkpoint("outputs/none").place]
+    reason = f"{setting}: outputs/none: no such folder; give a run, or its checkpoint-N."
+    for check in (fetch_used, check_local):
+        with pytest.raises(SettingsError) as caught:
+            check(settings, Path("run"), opponents=opponents)
+        assert str(caught.value) == reason
+
+
+def test_local_checkpoints_are_checked_without_a_download_and_without_a_record() -> None:
+    run = tracked_run(Path("outputs/other"), checkpoints=(2,))
+    settings = settings_of(
+        start_from=("outputs/other",),
+        partners=("outputs/other/checkpoint-2", "hf:nobody/none", "wandb:none/none:best", "iggi"),
+    )
+    places = ["outputs/other/checkpoint-2", "outputs/other"]
+    assert check_local(settings, None) == places
+    assert check_local(settings, None, is_resumed=True) == places[:1]
+    (run / "checkpoint-2" / "player_0" / "adapter_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(
+        SettingsError, match=r"^HANABI_PARTNERS=outputs/other/checkpoint-2: .* has sha256"
+    ):
+        check_local(settings, None)
+    with pytest.raises(SettingsError, match=r"outputs/none@best: no such folder; give a run\."):
+        check_local(settings_of(partners=("outputs/none@best",)), None)
 
 
 def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(

@@ -103,6 +103,7 @@ def test_flat_tasks_are_replaced_round_by_round_in_their_places_and_the_cost_is_
     assert link.asked == [[12, 13, 14, 15], further(1, 13, 14, 15), further(2, 14, 15)]
     assert task_numbers(used.drawn) == [12, 13, 14, 15]
     assert task_numbers(used.groups) == [12, *further(1, 13), 14, *further(2, 15)]
+    assert [task.number for task in used.tasks] == task_numbers(used.groups)
     seconds = used.metrics.pop("time/resample")
     assert seconds > 0
     assert used.metrics == {

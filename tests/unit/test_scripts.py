@@ -900,6 +900,28 @@ def test_an_imitation_of_another_bot_is_not_taken_for_this_ones(
     assert "was taught by focus-bot, 36000 games, not by save-bot, 2000 games" in answer.stderr
 
 
+def test_a_recipe_continues_an_interrupted_imitation_and_keeps_a_finished_one(
+    launch: Runner, checkout: Path
+) -> None:
+    warm = checkout / "outputs" / "warm-iggi-1500-laptop-counted-seed-0"
+    (warm / "model").mkdir(parents=True)
+    imitates = "warm-start iggi --preset laptop --full --learn-noise --steps 1500"
+
+    def call(num_steps: int) -> Answer:
+        state = {"key": {"steps": 1500}, "steps": {"model": num_steps}}
+        (warm / "warm_start.json").write_text(json.dumps(state))
+        # Its server ends at once, and the recipe with it.
+        return launch("recipes/laptop_headline.sh", RECIPE_SEED=str(num_steps), MODEL="")
+
+    interrupted = call(150).stdout
+    [line] = [line for line in interrupted.splitlines() if line.startswith(imitates)]
+    assert line.partition("|")[0].endswith(f"--out {warm.relative_to(checkout)} --resume")
+    finished = call(1500).stdout
+    assert "warm-start" not in finished
+    assert "tiny-model" not in finished
+    assert "rollout server on port" in finished
+
+
 def last_call_of_uv(log: Path) -> str:
     return log.read_text().splitlines()[-1]
 

@@ -20,6 +20,7 @@ from hanabi_grpo.commands.console import announce
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import EnvConfig, EnvSpec
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.chosen import game_setup
 from hanabi_grpo.settings import (
     PASSED_THROUGH,
     SECTIONS,
@@ -220,6 +221,43 @@ def test_a_bad_value_says_what_is_allowed(name: str, value: str, allowed: str) -
     assert message({name: value}) == f"{name}={value!r}: {allowed}"
 
 
+def test_a_path_may_begin_with_the_home_folder_wherever_the_value_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    dotenv = tmp_path / ".env"
+    dotenv.write_text(
+        "MODEL=player_0=~/models/a,~/models/b\n"
+        "OUTPUT_DIR=~/run\n"
+        "HANABI_PARTNERS=~/runs/a*3, iggi,player_1=~/runs/b:player_0\n"
+        "HANABI_EVAL_LINEUPS=served;served,~/runs/c\n"
+        "HANABI_API_KEY=~/key-of-sixteen-characters\n"
+        "HANABI_INSTRUCTION=~, that is all; a~/b and /~/c\n"
+    )
+    settings = load({"DATASET": "~/rows.jsonl"}, dotenv).settings
+    assert settings.model == "player_0=/home/ann/models/a,/home/ann/models/b"
+    assert settings.output_dir == Path("/home/ann/run")
+    partners = ("/home/ann/runs/a*3", "iggi", "player_1=/home/ann/runs/b:player_0")
+    assert settings.partners == partners
+    assert settings.eval_lineups == "served;served,/home/ann/runs/c"
+    assert settings.dataset == "/home/ann/rows.jsonl"
+    # What is no path stays as it is.
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "~/key-of-sixteen-characters"
+    assert settings.env_config["instruction"] == "~, that is all; a~/b and /~/c"
+
+
+def test_a_profile_may_be_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.env").write_text("RESUME=~/run\n")
+    (tmp_path / ".env").write_text("HANABI_PROFILE=~/mine.env\n")
+    settings = load({}, tmp_path / ".env").settings
+    assert settings.profile == tmp_path / "mine.env"
+    assert settings.resume == f"{tmp_path}/run"
+
+
 def test_what_only_ms_swift_would_do_is_refused_with_what_takes_its_place() -> None:
     assert message({"REWARD_FUNCS": "accuracy"}).startswith(
         "REWARD_FUNCS='accuracy': leave it empty: rewards come from"
@@ -335,6 +373,19 @@ def test_another_environment_has_other_fields(monkeypatch: pytest.MonkeyPatch) -
     names = [variable.env for variable in variables("kuhn") if variable.section == "game"]
     assert names[:2] == ["HANABI_ENV", "HANABI_PRESET"]
     assert "HANABI_PLAYERS" not in names
+
+
+def test_settings_of_another_game_have_its_defaults_and_keep_what_was_given() -> None:
+    given = load({"HANABI_DEDUCTIONS": "counted", "SEED": "3"}).settings
+    for env in registry.names():
+        for preset in registry.get(env).presets:
+            setup = game_setup(given, env, preset, None)
+            wanted = {"HANABI_ENV": env, "HANABI_PRESET": preset, "SEED": "3"}
+            if env == "hanabi":
+                wanted["HANABI_DEDUCTIONS"] = "counted"
+            settings = given.for_game(setup)
+            assert settings == load(wanted).settings
+            assert settings.setup() == setup
 
 
 def test_a_preset_may_say_more_than_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -380,6 +380,29 @@ def test_shares_of_calls_are_absent_without_calls_and_count_every_call_of_an_eva
     assert "tools/calls_per_turn" in none and "tools/error_share" not in none
 
 
+def test_figures_of_tools_are_over_all_turns_of_an_evaluation_however_long_its_games_are() -> None:
+    setup = calculator_setup()
+    lineup = parse_lineup("solver", 1, env="revise")
+    call = f"calculator {SUM}"
+    two_answers = play(SayingEngine("1", "-1"))
+    over_the_limit = play(SayingEngine(call, call, "-1"), tool_calls=1)
+    one_answer = replace(two_answers, turns=two_answers.turns[:1])
+    a_call_and_an_answer = replace(play(two_turns()), turns=play(two_turns()).turns[:2])
+    games = [
+        replace(game, seed=seed)
+        for seed, game in enumerate((two_answers, over_the_limit, one_answer, a_call_and_an_answer))
+    ]
+    tasks = [task_figures(setup, [game]) for game in games]
+    figures = summarise(lineup, setup, tasks, key=lineup_key(lineup, setup)).figures
+    # Of six turns two follow a call, and one has a call beyond the limit.
+    assert figures["tools/calls_per_turn"] == pytest.approx(2 / 6)
+    assert figures["tools/turn_share"] == pytest.approx(2 / 6)
+    assert figures["tools/over_limit_per_turn"] == pytest.approx(1 / 6)
+    # Training counts the same.
+    of_step = tool_figures(games)
+    assert {name: figures[name] for name in of_step} == pytest.approx(of_step)
+
+
 def test_a_call_whose_result_does_not_fit_is_the_last_reply_of_its_turn() -> None:
     setup = calculator_setup()
     first = len(

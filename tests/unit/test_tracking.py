@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import psutil
 import pytest
@@ -30,7 +31,8 @@ from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking import mirror
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
-from hanabi_grpo.tracking.record import ArtifactRecord, read_record, write_record
+from hanabi_grpo.tracking.publisher import Publisher
+from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, read_record, write_record
 from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run
 from waiting import wait_until
 from wandb_backend import KEY, Backend, backend
@@ -147,6 +149,41 @@ def test_logging_steps_joins_rows_for_wandb_up_to_the_last_of_the_run(tmp_path: 
     for last, steps in ((5, range(1, 6)), (10, range(6, 11)), (12, range(11, 13))):
         expected[last] = pytest.approx(fmean([scores[step] for step in steps]))
     assert {row["step"]: row["score/mean"] for row in rows} == expected
+
+
+class RecordingRun:
+    """Stands for a run at W&B, and keeps its rows."""
+
+    mode = "offline"
+    url = ""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def log_row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+
+def test_wandb_gets_the_whole_interval_in_which_a_run_was_resumed(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=9, games=False, LOGGING_STEPS="4")
+    recording = RecordingRun()
+    publisher = Publisher(
+        run=recording,  # type: ignore[arg-type]
+        record=WandbRecord(id="abcd1234"),
+        settings=read_settings(run / "settings.json"),
+        run_folder=run,
+        from_step=6,
+        games_page=lambda *_: "",
+        trouble=pytest.fail,
+    )
+    publisher.publish_new()
+    # The scores of steps 5 to 8 are 1.4 to 1.7.
+    [row] = recording.rows
+    assert (row["step"], row["seconds"]) == (8, 16.0)
+    assert row["score/mean"] == pytest.approx(1.55)
+    publisher.publish_new(everything=True)
+    assert [row["step"] for row in recording.rows] == [8, 9]
+    assert recording.rows[-1]["score/mean"] == pytest.approx(1.8)
 
 
 CANARIES = {

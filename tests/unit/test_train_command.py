@@ -19,7 +19,16 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from doctor_machines import NOWHERE, ROOT, answering, find, free_port, make_model, only
+from doctor_machines import (
+    NOWHERE,
+    ROOT,
+    answering,
+    empty_model,
+    find,
+    free_port,
+    make_model,
+    only,
+)
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.commands.doctor.machine import run_folder_checks
@@ -87,6 +96,25 @@ def test_print_config_as_json_masks_the_key(command: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("sound")
+@pytest.mark.parametrize("name", ["HANABI_START_FROM", "HANABI_PARTNERS", "HANABI_TEACHER"])
+def test_a_checkpoint_that_is_missing_is_refused_before_the_server_is_waited_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "outputs/none")
+    monkeypatch.setenv("HANABI_SERVER_TIMEOUT", "1")
+    reason = f"{name}=outputs/none: outputs/none: no such folder; give a run, or its checkpoint-N."
+    result = RUNNER.invoke(app, ["train"])
+    assert result.exit_code == 2
+    assert result.stderr.replace("\n", " ").strip() == f"error: {reason}"
+    assert "waiting for the rollout server" not in result.stdout
+    assert not (tmp_path / "run").exists()
+    dry = RUNNER.invoke(app, ["train", "--dry-run", "--json"])
+    assert dry.exit_code == 1
+    failed = [check for check in json.loads(dry.stdout)["doctor"]["checks"] if check["remedy"]]
+    assert [check["finding"] for check in failed if check["status"] == "fail"] == [reason]
+
+
+@pytest.mark.usefixtures("sound")
 @pytest.mark.parametrize("command", TERMINALS)
 @pytest.mark.parametrize("options", [("--print-config", "--dry-run"), ("--json",)])
 def test_print_config_and_dry_run_are_given_one_at_a_time(
@@ -104,7 +132,7 @@ def dry_run(command: str, folder: Path) -> tuple[str, str]:
     assert code == 0, text
     assert sorted(folder.rglob("*")) == before
     assert " 0 fail" in text
-    _, _, start = text.partition("dry run: nothing was started. Without")
+    _, _, start = text.partition("dry run: nothing was started. ")
     return text, start
 
 
@@ -117,8 +145,9 @@ def test_a_dry_run_of_train_checks_and_shows_the_trainer(
     assert "\nGPUs 3: CUDA_VISIBLE_DEVICES=2,3 (shell) lists more than " in text
     assert "    CUDA_VISIBLE_DEVICES=3 " in start
     settings_path = f"{tmp_path}/run/settings.json"
-    assert f"-m hanabi_grpo.training.main --settings {settings_path} --mine 1\n" in start
-    assert "after waiting up to 600 s for the server at http://127.0.0.1:" in start
+    would, _, command = start.partition(", then start the trainer:\n    ")
+    assert would.startswith("Without --dry-run, this command would wait up to 600 s for the server")
+    assert f"-m hanabi_grpo.training.main --settings {settings_path} --mine 1\n" in command
 
 
 @pytest.mark.usefixtures("sound")
@@ -129,8 +158,11 @@ def test_a_dry_run_of_serve_checks_and_shows_the_server(
     text, start = dry_run("serve", tmp_path)
     assert "\nGPUs 2: CUDA_VISIBLE_DEVICES=2,3 (shell) lists more than " in text
     assert "    CUDA_VISIBLE_DEVICES=2 " in start
-    assert "-m hanabi_grpo.cli serve --mine 1\n" in start
-    assert "listening on http://127.0.0.1:" in start
+    would, _, command = start.partition(":\n    ")
+    assert would.startswith(
+        "Without --dry-run, this command would start a server that listens on http://127.0.0.1:"
+    )
+    assert "-m hanabi_grpo.cli serve --mine 1\n" in command
 
 
 @pytest.mark.usefixtures("sound")
@@ -226,12 +258,11 @@ def test_a_server_that_never_comes_ends_the_wait_with_the_command_that_starts_it
 
 def train_environ(tmp_path: Path, **changes: str) -> dict[str, str]:
     """Return variables with a model and a run folder, and no setting of this shell."""
-    (tmp_path / "model").mkdir(exist_ok=True)
     variables = {}
     for name, value in os.environ.items():
         if not name.startswith("HANABI_"):
             variables[name] = value
-    variables["MODEL"] = str(tmp_path / "model")
+    variables["MODEL"] = str(empty_model(tmp_path / "model"))
     variables["OUTPUT_DIR"] = str(tmp_path / "run")
     return {**variables, **changes}
 
@@ -335,7 +366,7 @@ def test_the_trainer_may_be_started_before_the_server_has_made_the_tiny_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = tmp_path / "outputs" / "tiny-simple"
-    monkeypatch.setattr(time, "sleep", lambda seconds: model.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(time, "sleep", lambda seconds: empty_model(model))
     started = train_command(MODEL="", HANABI_PRESET="simple")
     assert started.result.exit_code == 0, started.result.output
     message = "MODEL=outputs/tiny-simple: not built yet; the rollout script builds it"

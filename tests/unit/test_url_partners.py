@@ -353,6 +353,68 @@ def test_a_guest_that_hangs_up_pays_for_its_call(tmp_path: Path) -> None:
         assert (row["prompt_tokens"], row["reply_tokens"]) == (7, 3)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_calls_at_the_same_time_exceed_a_budget_by_no_more_than_one_of_them(
+    tmp_path: Path, own: bool
+) -> None:
+    lock = threading.Lock()
+    num_open = 0
+    most_open = 0
+
+    def count_open(body: dict[str, Any]) -> Response:
+        nonlocal num_open, most_open
+        with lock:
+            num_open += 1
+            most_open = max(most_open, num_open)
+        time.sleep(0.05)
+        with lock:
+            num_open -= 1
+        return completion()
+
+    async def call_at_once(partners: UrlPartners) -> list[str | BaseException]:
+        calls = [start_call(partners, own=own) for _ in range(16)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    with served(Partner(count_open)) as service:
+        limits = {"partner_tokens": 105, "partner_guest_tokens": 105, "partner_requests": 32}
+        partners = partners_of(tmp_path, service.entry(), **limits)
+        outcomes = asyncio.run(call_at_once(partners))
+    # A call may cost 4 tokens for the reply, 1 for the question and 16 around it, which is a fifth
+    # of the budget; each costs 10.
+    assert most_open == 5
+    assert partners.spent == 110
+    assert outcomes.count("Play 0") == len(service.bodies) == 11
+    refusals = [outcome for outcome in outcomes if outcome != "Play 0"]
+    assert all(isinstance(refusal, PartnerDownError) for refusal in refusals)
+    assert "used 110 tokens" in str(refusals[0])
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_the_budget_sends_nothing(
+    tmp_path: Path,
+) -> None:
+    released = threading.Event()
+
+    def held(body: dict[str, Any]) -> Response:
+        released.wait(20.0)
+        return completion()
+
+    async def hang_up_in_the_queue(partners: UrlPartners, service: Partner) -> None:
+        first = start_call(partners)
+        await until(lambda: len(service.bodies) == 1)
+        waiting = start_call(partners)
+        later = start_call(partners)
+        await asyncio.sleep(0.1)
+        await hang_up(waiting)
+        released.set()
+        assert await first == await later == "Play 0"
+
+    with served(Partner(held)) as service:
+        limits = {"partner_guest_tokens": 40, "partner_requests": 32}
+        partners = partners_of(tmp_path, service.entry(), **limits)
+        asyncio.run(hang_up_in_the_queue(partners, service))
+    assert [row["error"] for row in read_calls(tmp_path)] == ["", ""]
+
+
 def test_the_call_of_a_guest_that_hung_up_keeps_its_place_until_it_ends(tmp_path: Path) -> None:
     released = threading.Event()
 

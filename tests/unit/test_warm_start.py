@@ -20,6 +20,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from doctor_machines import ROOT
 from fake_engine import CHAT, LAPTOP, TOKENIZER
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_lineup
@@ -29,8 +30,9 @@ from hanabi_grpo.errors import NonFiniteError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.manifest import check_checkpoint, read_manifest, write_manifest
+from hanabi_grpo.runs.run_folder import LOCK, open_locked
 from hanabi_grpo.runs.saved_adapters import read_adapters
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import Settings, load
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.learning import (
     Lesson,
@@ -260,6 +262,27 @@ def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_do
         assert figures_of_parts == figures_of_whole
 
 
+def test_a_recipe_tells_an_interrupted_start_from_a_finished_one(
+    base: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    start = make_start(base, out, full=True)
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+
+    def is_taught() -> bool:
+        command = ["bash", "-c", 'source tools/recipe.sh && is_taught "$1"', "bash", str(out)]
+        answer = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+        assert answer.stderr == ""
+        return answer.returncode == 0
+
+    assert not is_taught()
+    with pytest.raises(StoppedError, match="of 4, saved in"):
+        run(start, (out / "model").is_dir)
+    assert not is_taught(), "its model is only the best one so far"
+    run(replace(start, resume=True))
+    assert is_taught()
+
+
 def test_a_finished_start_is_not_learned_again(
     base: Path, trained: tuple[Path, Rows], copied: Path
 ) -> None:
@@ -418,6 +441,77 @@ def test_what_to_type_next_names_the_seats_where_only_some_have_learned(
         assert shlex.split(train)[0] == f"HANABI_START_FROM={checkpoint}"
 
 
+def test_options_choose_the_default_model_and_the_game_of_the_next_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[WarmStart] = []
+
+    def run(self: WarmStart, watcher: Watcher) -> Rows:
+        started.append(self)
+        return []
+
+    monkeypatch.setattr(WarmStart, "run", run)
+    monkeypatch.setattr(load, "installed_device", lambda: ("cpu", "a test says so"))
+    monkeypatch.chdir(ROOT)
+
+    def next_commands(*options: str, **environ: str) -> list[str]:
+        command = ["warm-start", "random", "--out", "out", *options]
+        answer = CliRunner().invoke(app, command, env={"MODEL": "", **environ})
+        assert answer.exit_code == 0, answer.output
+        return answer.stdout.splitlines()[-2:]
+
+    evaluate = "hanabi-grpo evaluate out/checkpoint-0 --own-server"
+    train = "HANABI_START_FROM=out/checkpoint-0 bash tools/train/train_grpo_msswift.sh"
+    game = "HANABI_PRESET=mini HANABI_PLAYERS=3"
+    assert next_commands("--preset", "mini", "--players", "3", HANABI_PRESET="laptop") == [
+        f"  {game} {evaluate}",
+        f"  {game} {train}",
+    ]
+    assert started[-1].settings.model == "outputs/tiny-mini-3-players"
+    # Tools need longer replies.
+    calculator = "HANABI_ENV=vote HANABI_PRESET=vote-calculator"
+    options = ("--env", "vote", "--preset", "vote-calculator", "--full")
+    assert next_commands(*options, HANABI_DEDUCTIONS="counted", SEED="3", RESUME="latest") == [
+        f"  SEED=3 {calculator} MODEL=out/model hanabi-grpo evaluate base --own-server",
+        f"  SEED=3 {calculator} MODEL=out/model bash tools/train/train_grpo_msswift.sh",
+    ]
+    assert started[-1].settings.model == "outputs/tiny-vote-vote-calculator-3-players"
+    assert started[-1].settings.max_completion_length == 16
+    # Without options, the settings choose; a model that was named stays.
+    assert next_commands(HANABI_PRESET="mini", MODEL="models/mine") == [
+        f"  HANABI_PRESET=mini MODEL=models/mine {evaluate}",
+        f"  HANABI_PRESET=mini MODEL=models/mine {train}",
+    ]
+    assert next_commands("--preset", "mini", MODEL="models/mine")[0] == (
+        f"  MODEL=models/mine HANABI_PRESET=mini {evaluate}"
+    )
+    assert started[-1].settings.model == "models/mine"
+
+
+def test_a_dataset_is_no_part_of_the_next_commands_where_options_chose_the_game(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WarmStart, "run", lambda self, watcher: [])
+    monkeypatch.chdir(ROOT)
+    command = ["warm-start", "random", "--out", "out", "--preset", "mini"]
+    environ = {"MODEL": "models/mine", "DATASET": "data/hanabi.laptop.jsonl"}
+    *_, train, hint = CliRunner().invoke(app, command, env=environ).stdout.splitlines()
+    assert "DATASET" not in train
+    assert hint == (
+        "DATASET=data/hanabi.laptop.jsonl selects other games; unset it for these commands."
+    )
+
+
+def test_a_missing_model_names_the_command_that_makes_that_of_the_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = make_start(Path("outputs/tiny-mini"), tmp_path / "out")
+    made = "tiny-model --preset laptop --players 2 --out outputs/tiny-mini"
+    with pytest.raises(SettingsError, match=f"no such folder in .* {made}$"):
+        run(start)
+
+
 def test_a_player_without_anything_to_learn_is_refused(base: Path) -> None:
     with pytest.raises(SettingsError, match="player_1 has 0 conversations"):
         make_model_and_students(base, player_names(2), lambda sample: sample.player == 0)
@@ -493,6 +587,29 @@ def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(
     assert message in answer.output
     assert "Traceback" not in answer.output
     assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_used_is_named_by_its_option(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out, problem in (
+        ("file", "is a file; choose a folder that does not exist yet."),
+        (
+            "file/out",
+            "cannot be used (Not a directory); choose a folder that can be created.",
+        ),
+    ):
+        with pytest.raises(RunFolderError) as caught:
+            run(make_start(base, tmp_path / out))
+        assert str(caught.value) == f"--out {tmp_path / out}: {problem}"
+    used = tmp_path / "used"
+    used.mkdir()
+    with open_locked(used / LOCK) as lock:
+        lock.write(b"pid 1 on gpu7\n")
+        with pytest.raises(RunFolderError) as caught:
+            run(make_start(base, used))
+    assert str(caught.value) == (
+        f"{used}: another process is using it (pid 1 on gpu7). Stop it, or choose another --out."
+    )
 
 
 @pytest.mark.rest

@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+_NO_TOOL = "no tool"
+"""Stands for the shares of players without a tool."""
+_NO_CALL = "no call"
+"""Stands for a share of calls where there are none."""
+
 
 def main(folder: Path) -> None:
     """Print the table of all runs in a folder.
@@ -27,12 +32,29 @@ def main(folder: Path) -> None:
 def _row(run: str, name: str, evaluation: dict[str, Any]) -> str:
     summary = evaluation["summary"]
     figures = evaluation["figures"]
-    shares = []
-    for figure in ("tools/turn_share", "tools/error_share"):
-        value = figures.get(figure)
-        shares.append("no tool" if value is None else f"{value:.3f}")
-    cells = [run, name, f"{summary['mean']:.3f}", f"{summary['standard_error']:.3f}", *shares]
+    has_tool = "tools/turn_share" in figures
+    cells = [
+        run,
+        name,
+        f"{summary['mean']:.3f}",
+        f"{summary['standard_error']:.3f}",
+        _share(figures, "tools/turn_share", otherwise=_NO_TOOL),
+        # Players with a tool who never call it have no share of calls.
+        _share(figures, "tools/error_share", otherwise=_NO_CALL if has_tool else _NO_TOOL),
+    ]
     return f"| {' | '.join(cells)} |"
+
+
+def _share(figures: dict[str, float], name: str, *, otherwise: str) -> str:
+    """Return a share as a cell.
+
+    Args:
+        figures: The figures of an evaluation.
+        name: The share.
+        otherwise: The cell if the evaluation does not have it.
+    """
+    value = figures.get(name)
+    return otherwise if value is None else f"{value:.3f}"
 
 
 if __name__ == "__main__":

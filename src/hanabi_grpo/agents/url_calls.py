@@ -37,6 +37,8 @@ _DIGEST_LENGTH = 16
 """Hexadecimal digits of the hash of a call's messages in the transcript."""
 _CANCELLED = "cancelled: nobody waits for the reply any more."
 """Why a cancelled call has no reply, or one that was not used."""
+_TEMPLATE_TOKENS = 16
+"""Most tokens that a chat template adds to a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,11 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """Limit on the total tokens of some calls, as the URLs count them."""
+    """Limit on the total tokens of some calls, as the URLs count them.
+
+    The tokens of a call are known when it ends. If all calls in progress together could exceed the
+    limit, further ones wait, so only the last call can exceed it.
+    """
 
     variable: str
     """The setting that limits it."""
@@ -60,6 +66,41 @@ class Budget:
     """None: no limit."""
     spent: int
     """Tokens of prompts and replies, as the URLs counted them."""
+    _reserved: int = field(default=0, init=False)
+    """Most tokens that the calls in progress may cost."""
+    _waiting: "list[asyncio.Future[None]]" = field(default_factory=list, init=False)
+    """Calls that wait until one in progress has ended."""
+
+    async def reserve(self, tokens: int) -> None:
+        """Set tokens aside for a call, which must `release` them when it has ended.
+
+        Args:
+            tokens: Most tokens that the call may cost.
+
+        Raises:
+            PartnerDownError: Nothing is left.
+        """
+        self.check()
+        while self._reserved and self._exceeds(tokens):
+            ended = asyncio.get_running_loop().create_future()
+            self._waiting.append(ended)
+            try:
+                await ended
+            finally:
+                self._waiting.remove(ended)
+            self.check()
+        self._reserved += tokens
+
+    def _exceeds(self, tokens: int) -> bool:
+        """Return whether a further call could exceed the limit."""
+        return self.limit is not None and self.spent + self._reserved + tokens > self.limit
+
+    def release(self, tokens: int) -> None:
+        """Return what a call had reserved; what it cost is in `spent`."""
+        self._reserved -= tokens
+        for ended in self._waiting:
+            if not ended.done():
+                ended.set_result(None)
 
     def check(self) -> None:
         """Raise a PartnerDownError when nothing is left."""
@@ -103,6 +144,15 @@ class _Call:
     """Number of tries so far, including the one in progress."""
     guest_try: "asyncio.Task[tuple[str, Usage]] | None" = None
     """The newest try of a guest, which may have ended; None: the session's trainer asks."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that a try may cost: a token of text has at least one byte."""
+        tokens = self.sampling.max_tokens
+        for message in self.messages:
+            content = message["content"].encode(errors="surrogatepass")
+            tokens += len(content) + _TEMPLATE_TOKENS
+        return tokens
 
 
 class UrlCalls:
@@ -217,7 +267,8 @@ class UrlCalls:
                 outcome = await self._try_several_times(call)
             except asyncio.CancelledError:
                 if call.guest_try is None:
-                    self._record(call, Outcome(reason=_CANCELLED, tries=call.tries))
+                    if call.tries:
+                        self._record(call, Outcome(reason=_CANCELLED, tries=call.tries))
                 else:
                     self._abandoned.add(call.guest_try)
                     ending = partial(self._end_abandoned, call, places.pop_all())
@@ -258,7 +309,7 @@ class UrlCalls:
     async def _try_several_times(self, call: _Call) -> Outcome:
         max_tries = len(PAUSES) + 1
         for tries in range(1, max_tries + 1):
-            call.budget.check()
+            await call.budget.reserve(call.most_tokens)
             call.tries = tries
             try:
                 if call.by_guest:
@@ -282,7 +333,17 @@ class UrlCalls:
         raise AssertionError("the last try returns")
 
     async def _try_once(self, call: _Call) -> tuple[str, Usage]:
-        """Return a reply and its usage, which counts as spent even if the reply is unusable."""
+        """Return a reply and its usage, which counts as spent even if the reply is unusable.
+
+        Tokens have been reserved for the try, which are released at its end.
+        """
+        try:
+            return await self._try_reserved(call)
+        finally:
+            call.budget.release(call.most_tokens)
+
+    async def _try_reserved(self, call: _Call) -> tuple[str, Usage]:
+        """Do what `_try_once` does, without releasing tokens."""
         spec = call.spec
         budget = call.budget
         limits = self._limits

@@ -228,7 +228,7 @@ def exploited(
     profile = served_profile(setup, seats, client)
     result = exploitability(setup, profile.chances)
     metrics = {"exploitability": result.exploitability}
-    for role, value in zip(setup.spec.roles, result.best_responses, strict=True):
+    for role, value in zip(setup.spec.role_names, result.best_responses, strict=True):
         metrics[f"best_response/{role}"] = value
     metrics["illegal_mass"] = max(profile.illegal)
     return metrics

@@ -129,18 +129,25 @@ def show_start(
 
 
 def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | None) -> str:
+    """Return what a terminal would do, and the command that it would run.
+
+    Args:
+        terminal: The terminal.
+        loaded: Its settings.
+        start: What it would start; None: it cannot start.
+    """
     if start is None:
         return "dry run: nothing was started. A start would fail; see the failed checks above."
     assignments = [f"{name}={shlex.quote(value)}" for name, value in start.environ.items()]
     command = " ".join([*assignments, shlex.join(start.command)])
     if terminal == "server":
-        then = f"listening on {start.url}"
+        would = f"start a server that listens on {start.url}"
     else:
         timeout = f"{loaded.settings.server_timeout:g} s"
-        then = f"after waiting up to {timeout} for the server at {start.url}"
+        would = f"wait up to {timeout} for the server at {start.url}, then start the trainer"
     return (
-        "dry run: nothing was started. Without --dry-run, this would run:\n"
-        f"    {command}\n    {then}"
+        f"dry run: nothing was started. Without --dry-run, this command would {would}:\n"
+        f"    {command}"
     )
 
 

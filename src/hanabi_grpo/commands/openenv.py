@@ -1,13 +1,15 @@
 """`hanabi-grpo openenv`: one seat of any environment for clients of OpenEnv."""
 
+import socket
 from typing import Annotated
 
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.commands.playing import Env, Players, Preset, choose
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.messages import check_script
+from hanabi_grpo.server.main import listen
 from hanabi_grpo.types import player_names
 
 
@@ -83,6 +85,7 @@ def openenv(
         idle_seconds=idle_seconds,
         splits=[name.strip() for name in split.split(",")],
     )
+    listener = _listen(host, port)
     sayer(make_console())(
         f"OpenEnv: {seat} of {game.env} {game.spec.preset}, others {partner}, on "
         f"http://{host}:{port}, up to {sessions} concurrent sessions, for "
@@ -90,4 +93,22 @@ def openenv(
     )
     guarded = behind_door(app, api_key=api_key, host=host)
     config = uvicorn_config(guarded, host=host, port=port, sessions=sessions)
-    uvicorn.Server(config).run()
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    uvicorn would end the process itself, with an exit code of its own.
+
+    Raises:
+        ServerError: The address cannot be used.
+    """
+    try:
+        return listen(host, port)
+    except ServerError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error
+        raise ServerError(
+            f"--host {host} --port {port}: cannot listen there ({reason}). Stop the process on "
+            "that port, or choose another --port."
+        ) from error

@@ -140,7 +140,7 @@ def play(
                     renew=functools.partial(served.resolver.renewed, ref, seat),
                 )
                 seated.append(model)
-        say(_title(game, number, specs))
+        say(_title(game, specs))
         try:
             episode = _play(game, number, seated, tuple(seat_names))
         except (EOFError, KeyboardInterrupt):
@@ -150,7 +150,10 @@ def play(
     seat = specs.index(HUMAN)
     figures = {**episode.result, "your return": episode.reward(seat)}
     listed = ", ".join(f"{name} {value:g}" for name, value in figures.items())
-    say(f"\nThe game is over. {outcome(game.spec, episode, seat)}\n({episode.status}: {listed})")
+    say(
+        f"\nThe game is over. {outcome(game.spec, episode, seat)}\n({episode.status}: {listed}; "
+        f"{_start(number)})"
+    )
     _write(target, episode, say)
 
 
@@ -198,16 +201,21 @@ def _play(
         return loop.run_until_complete(play_episode(task, players, names=seat_names))
 
 
-def _title(game: Setup[Any], number: int, specs: Sequence[str]) -> str:
-    """Return a line that names the game, the task and the partners."""
+def _title(game: Setup[Any], specs: Sequence[str]) -> str:
+    """Return a line that names the game and the partners.
+
+    The task is named only after the game, since hidden cards can be computed from its number.
+    """
     others = []
     for seat, spec in enumerate(specs):
         if spec != HUMAN:
             others.append(f"{player_name(seat)} {short_name(spec)}")
-    return (
-        f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; you play with "
-        f"{', '.join(others) or 'nobody'}."
-    )
+    return f"{game.env}, {game.spec.preset}; you play with {', '.join(others) or 'nobody'}."
+
+
+def _start(number: int) -> str:
+    """Return the name of a task."""
+    return f"start {SUITE}/{number}"
 
 
 def _play_on_page(
@@ -242,7 +250,7 @@ def _play_on_page(
     page = PageGame(served.client, wanted)
 
     def open_page(address: str) -> None:
-        say(f"{_title(game, number, list(team.specs))}\nplay here: {address}")
+        say(f"{_title(game, list(team.specs))}\nplay here: {address}")
         if "authorization" in served.client.headers:
             say("the page asks for the server's key, HANABI_API_KEY")
         say("Ctrl-C quits the game")
@@ -254,7 +262,7 @@ def _play_on_page(
         say("\nYou quit; the game was not saved.")
         raise typer.Exit(INTERRUPTED)
     episode, outcome_text = played
-    say(f"The game is over. {outcome_text}")
+    say(f"The game is over. {outcome_text} ({_start(number)})")
     _write(target, episode, say)
     if stay:
         say("the page stays open for more games; Ctrl-C closes it")

@@ -1,6 +1,8 @@
 """`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +18,18 @@ from hanabi_grpo.commands.console import (
     stop_flag,
 )
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings import LoadedSettings, load_settings
+from hanabi_grpo.settings.game import game_model
+from hanabi_grpo.settings.shell import shell_assignments
+from hanabi_grpo.settings.variables import variables_of
 from hanabi_grpo.terminal import ColumnKind, FittedTable
 from hanabi_grpo.training import quiet
 from hanabi_grpo.types import player_names
+
+_SET_BY_NEXT_STEPS = ("HANABI_START_FROM", "RESUME")
+"""Settings of this shell that the commands at the end replace or contradict."""
 
 
 def warm_start(
@@ -93,12 +102,17 @@ def warm_start(
 
     With --full the whole model is trained.
 
+    With --env, --preset or --players, the default of MODEL is the tiny model of that game. At the
+    end, it prints the commands that evaluate the result and train from it on the same game.
+
     Environment: MODEL, HANABI_DTYPE, HANABI_THINKING, LORA_RANK, LORA_ALPHA, HANABI_ADAPTERS and
     SEED. DATASET, HANABI_PRESET, HANABI_PLAYERS and the other variables of a game select the board.
     """
     loaded = load_settings()
-    give_environ(loaded)
-    settings = loaded.settings
+    setup = game_setup(loaded.settings, env, preset, players)
+    chosen = _chosen_game(setup, env, preset, players)
+    settings = loaded.settings.for_game(setup) if chosen else loaded.settings
+    give_environ(replace(loaded, settings=settings))
     # Imported after the switches are set: libraries read them once.
     quiet.before_imports()
     from hanabi_grpo.sft.learning import belief_text
@@ -106,7 +120,6 @@ def warm_start(
     from hanabi_grpo.sft.sources import Sources
 
     quiet.after_imports()
-    setup = game_setup(settings, env, preset, players)
     sources = Sources(
         lineups=tuple(lineups or ()),
         paths=tuple(games or ()),
@@ -147,8 +160,55 @@ def warm_start(
             sayer(aside)(f"stopped: {error}; to continue, run the same command with --resume.")
             raise typer.Exit(INTERRUPTED) from None
     console.print(_table(rows, belief_text))
-    for line in work.next_steps():
+    for line in work.next_steps(_assignments(loaded, chosen, full=full)):
         sayer(console)(line)
+    if chosen and settings.dataset is not None:
+        sayer(console)(
+            f"DATASET={settings.dataset} selects other games; unset it for these commands."
+        )
+
+
+def _chosen_game(
+    setup: Setup[Any], env: str | None, preset: str | None, players: int | None
+) -> dict[str, str]:
+    """Return the variables that choose the same game as the options; empty without options.
+
+    Args:
+        setup: The game.
+        env: Option --env; None: not given, like the others.
+        preset: Option --preset.
+        players: Option --players.
+    """
+    chosen = {}
+    if env is not None:
+        chosen["HANABI_ENV"] = setup.env
+    if env is not None or preset is not None:
+        chosen["HANABI_PRESET"] = str(setup.config.preset)
+    if players is not None:
+        chosen["HANABI_PLAYERS"] = str(players)
+    return chosen
+
+
+def _assignments(loaded: LoadedSettings, chosen: Mapping[str, str], *, full: bool) -> list[str]:
+    """Return NAME=value of the settings that the commands at the end need from this shell.
+
+    Args:
+        loaded: The settings.
+        chosen: The variables of the game that options chose.
+        full: Whether the commands set MODEL.
+    """
+    without = {*chosen, *_SET_BY_NEXT_STEPS}
+    if full:
+        without.add("MODEL")
+    if chosen:
+        without.add("DATASET")
+    env = loaded.settings.env
+    if chosen.get("HANABI_ENV", env) != env:
+        without |= {variable.env for variable in variables_of(game_model(env))}
+    assignments = shell_assignments(loaded, without=without)
+    for name, value in chosen.items():
+        assignments.append(f"{name}={shlex.quote(value)}")
+    return assignments
 
 
 def _seats(text: str | None, num_players: int) -> tuple[int, ...] | None:

@@ -37,7 +37,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.tools.calls import describe_tools
 from hanabi_grpo.envs.tools.seat import SeatTools
 from hanabi_grpo.envs.tools.tool import Tool
-from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 from hanabi_grpo.types import (
     JUDGE_MEAN_PART,
     JUDGE_PART,
@@ -102,6 +102,19 @@ class EnvSpec:
         That figure is a team's return, or a score other than the return.
         """
         return self.payoff == "team" or (self.payoff == "general" and self.score != "return")
+
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """A distinct name for each seat: its role; where roles repeat, followed by the seat.
+
+        Example:
+            With the roles ("player", "player"): ("player (seat 0)", "player (seat 1)")
+        """
+        names = []
+        for seat, role in enumerate(self.roles):
+            is_unique = self.roles.count(role) == 1
+            names.append(role if is_unique else f"{role} (seat {seat})")
+        return tuple(names)
 
     def __post_init__(self) -> None:
         """Raise a `SettingsError` for a spec that contradicts itself."""
@@ -648,6 +661,20 @@ def _spec(setup: Setup[Any]) -> EnvSpec:
             )
     # The part before the dash still identifies the rules.
     return replace(spec, hash=f"{spec.hash}-{stable_hash(instruction)}")
+
+
+def no_such_preset(environment: Environment[Any], name: object) -> str:
+    """Return why an environment cannot play a preset; the caller says where the name was given.
+
+    Example:
+        no_such_preset(KUHN, "khun_poker") == "kuhn_poker has no such preset; did you mean
+        'kuhn_poker'? allowed are kuhn_poker."
+    """
+    presets = list(environment.presets)
+    return (
+        f"{environment.name} has no such preset; {did_you_mean(name, presets)}allowed are "
+        f"{', '.join(presets)}."
+    )
 
 
 def tools_of(environment: Environment[C], config: C) -> tuple[Tool, ...]:

@@ -40,6 +40,7 @@ OWN = {
     "revise": "hanabi_grpo.envs.workflows.environment:REVISE",
     "split_sum": "hanabi_grpo.envs.parts.split_sum:SPLIT_SUM",
     "hat_line": "hanabi_grpo.envs.parts.hat_line:HAT_LINE",
+    "levers": "hanabi_grpo.envs.levers:LEVERS_GAME",
 }
 """Environments of this package by name, with the module and object name of each."""
 FAMILIES = {

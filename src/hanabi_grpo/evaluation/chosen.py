@@ -22,7 +22,8 @@ from hanabi_grpo.settings.game import default_preset
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.token_filter import ALL_TOKENS
 
-_WITHOUT_SERVER = "Or let this command start its own server: press Ctrl-C and add --own-server."
+_WITHOUT_SERVER = "Or repeat this command with --own-server, and it starts a server for itself."
+"""What else to do without a server; a line of the wait for one, and of the error at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Chosen:
     temperature: float
     """Sampling temperature; 0 is greedy."""
     is_of_several: bool = False
-    """Whether the game is one of several in a dataset, which this command's own server reads."""
+    """Whether the game is one of several in DATASET. A server that is started for the command is
+    then not told a game: it reads DATASET itself."""
 
     @contextmanager
     def serving(

@@ -15,13 +15,17 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out, reward_figures
 from hanabi_grpo.envs.starts import HALF, start_numbers
-from hanabi_grpo.envs.tools.figures import SHARES_OF_CALLS, shares_of_calls, tool_figures
+from hanabi_grpo.envs.tools.figures import (
+    FIGURES_OF_TURNS,
+    SHARES_OF_CALLS,
+    figures_of_tasks,
+    tool_figures,
+)
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.evaluation.outcomes import (
     is_versus,
     outcome_figures,
-    role_names,
     seat_of,
     task_outcomes,
 )
@@ -135,7 +139,7 @@ def _ledger_key(key: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     Where roles repeat, it has the names of the roles: rows of earlier versions have the outcomes of
     only one seat, under the name of the role alone.
     """
-    names = role_names(spec)
+    names = spec.role_names
     if not is_versus(spec) or names == spec.roles:
         return key
     return {**key, "roles": names}
@@ -430,13 +434,13 @@ def summarise(
 
 
 def _figures_of_tasks(tasks: Sequence[TaskFigures]) -> dict[str, float]:
-    """Return the mean of each figure over tasks; shares of tool calls are over all calls."""
+    """Return the mean of each figure over tasks; those of tools are over all turns or calls."""
     figures = mean_figures(task.figures for task in tasks)
-    for name in SHARES_OF_CALLS:
+    for name in (*FIGURES_OF_TURNS, *SHARES_OF_CALLS):
         figures.pop(name, None)
     # Every task has the same number of games.
     num_turns = [task.figures.get("turns_per_game", 0.0) for task in tasks]
-    return figures | shares_of_calls([task.figures for task in tasks], num_turns)
+    return figures | figures_of_tasks([task.figures for task in tasks], num_turns)
 
 
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:

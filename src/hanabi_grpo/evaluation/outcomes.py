@@ -42,19 +42,6 @@ def seat_of(order: int, num_players: int) -> int:
     return -order % num_players
 
 
-def role_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return the name of each seat's role; where roles repeat, it includes the seat.
-
-    Example:
-        With the roles ("player", "player"): ("player (seat 0)", "player (seat 1)")
-    """
-    names = []
-    for seat, role in enumerate(spec.roles):
-        is_unique = spec.roles.count(role) == 1
-        names.append(role if is_unique else f"{role} (seat {seat})")
-    return tuple(names)
-
-
 def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]:
     """Return the outcomes of one task's games, one game per seat order.
 
@@ -67,7 +54,7 @@ def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]
          "bad-reply win as first": 0.0, "return as first": 2.0, "win as second": 0.0, …}
     """
     figures: dict[str, float] = {}
-    names = role_names(spec)
+    names = spec.role_names
     for order, game in enumerate(games):
         seat = seat_of(order, spec.num_players)
         own_points = _points(game, seat)

@@ -477,7 +477,7 @@ def _told_apart(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
 def _roles(state: RunState) -> tuple[str, ...]:
     """Return the names of the seats; those of two players where the game is not known."""
     setup = run_setup(state.settings)
-    return ("first", "second") if setup is None else setup.spec.roles
+    return ("first", "second") if setup is None else setup.spec.role_names
 
 
 def _task_key(result: EvaluationResult) -> TaskKey:

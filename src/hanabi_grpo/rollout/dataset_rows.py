@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Setup, is_held_out
+from hanabi_grpo.envs.base import Setup, is_held_out, no_such_preset
 from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 from hanabi_grpo.rollout.messages import SPLIT_PATTERN
 from hanabi_grpo.rollout.wire import read_struct
@@ -91,6 +91,11 @@ class TaskRow:
     """Seed of the task in the suite, which decides how an episode starts."""
     number: int
     """Number of the task in the run, from 0."""
+
+    @property
+    def setup(self) -> Setup[Any]:
+        """Environment and configuration of the game."""
+        return registry.setup(self.env, self.env_config)
 
     def request(self, seats: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the task as sent to the server, see `messages.TaskRequest`.
@@ -334,11 +339,8 @@ def _setup(row: _ParsedRow, settings: Settings) -> Setup[Any]:
         del game["preset"]
     setup = registry.setup(row.env, game)
     if not setup.environment.knows_preset(setup.config.preset):
-        presets = list(setup.environment.presets)
-        raise ValueError(
-            f"preset {shown(setup.config.preset)}: {row.env} has no such preset; "
-            f"{did_you_mean(setup.config.preset, presets)}allowed are {', '.join(presets)}."
-        )
+        preset = setup.config.preset
+        raise ValueError(f"preset {shown(preset)}: {no_such_preset(setup.environment, preset)}")
     return setup
 
 

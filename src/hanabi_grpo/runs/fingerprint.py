@@ -8,8 +8,10 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.settings.base_models import names_several
@@ -25,6 +27,8 @@ _FINGERPRINT_DIGITS = 16
 _CONFIG = "config.json"
 _WEIGHTS = "*.safetensors"
 """Files of a model's weights."""
+_VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab*", "*.model", "*.tiktoken")
+"""Files that tokenizers keep their vocabulary in; each tokenizer has one or two of them."""
 _DOWNLOADED = ["*.json", _WEIGHTS, "*.txt", "*.jinja", "*.model"]
 """Files that are needed from a hub model."""
 
@@ -32,6 +36,11 @@ _DOWNLOADED = ["*.json", _WEIGHTS, "*.txt", "*.jinja", "*.model"]
 def has_model(folder: Path) -> bool:
     """Return whether a folder has a model's config and weights."""
     return (folder / _CONFIG).is_file() and any(folder.glob(_WEIGHTS))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has a file with a tokenizer's vocabulary."""
+    return any(any(folder.glob(pattern)) for pattern in _VOCABULARIES)
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -44,12 +53,7 @@ def model_fingerprint(folder: Path) -> str:
     Raises:
         SettingsError: There is no model in the folder.
     """
-    if not has_model(folder):
-        raise SettingsError(
-            f"MODEL={folder}: no config.json with *.safetensors weights there. Point MODEL at a "
-            "model folder, or make the tiny one: .venv/bin/hanabi-grpo tiny-model"
-        )
-    architecture = json.loads((folder / _CONFIG).read_text())
+    architecture = _read_config(folder)
     for key in _NOT_OF_THE_ARCHITECTURE:
         architecture.pop(key, None)
     architecture_text = json.dumps(architecture, sort_keys=True)
@@ -72,8 +76,9 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
         make: The command for a tiny model, for the error.
 
     Raises:
-        SettingsError: It is neither a folder nor a hub id that can be reached from here, a model
-            that brings code, or the models of several players (`settings.base_models`).
+        SettingsError: It is neither a folder nor a hub id that can be reached from here, a folder
+            without config.json, weights or tokenizer, a model that brings code, or the models of
+            several players (`settings.base_models`).
     """
     if names_several(name):
         raise SettingsError(
@@ -82,7 +87,7 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
         )
     folder = Path(name)
     if folder.is_dir():
-        return _without_code(folder.resolve())
+        return _checked(folder.resolve())
     if is_local_model(name):
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
         shipped = ""
@@ -102,7 +107,7 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
             f"MODEL={name}: neither a local folder nor a hub model that can be reached "
             f"({type(error).__name__}: {error}). Download it first and point MODEL at the folder."
         ) from error
-    return _without_code(folder)
+    return _checked(folder)
 
 
 def _kept_digest(path: Path) -> str:
@@ -138,15 +143,46 @@ def _kept_digest(path: Path) -> str:
     return str(digests[name])
 
 
-def _without_code(folder: Path) -> Path:
-    """Return the folder of a model, or refuse a model that brings its own code.
+def _checked(folder: Path) -> Path:
+    """Return the folder of a model, or refuse a model that cannot be loaded or brings its own code.
 
     ms-swift loads configurations with trust_remote_code on, so it must never see such a folder.
     """
-    config = folder / "config.json"
-    if config.is_file() and "auto_map" in json.loads(config.read_text()):
+    if "auto_map" in _read_config(folder):
         raise SettingsError(
             f"MODEL={folder}: its config.json names its own Python code (auto_map), which is never "
             "run here. Choose a model whose architecture transformers and vLLM support."
         )
+    if not has_tokenizer(folder):
+        raise SettingsError(
+            f"MODEL={folder}: no tokenizer there (no tokenizer.json or other file with its "
+            "vocabulary). Copy the tokenizer's files of the model into that folder, or choose "
+            "another MODEL."
+        )
     return folder
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a model folder.
+
+    Raises:
+        SettingsError: There is no model in the folder, or the file is damaged.
+    """
+    if not has_model(folder):
+        raise SettingsError(
+            f"MODEL={folder}: no config.json with *.safetensors weights there. Point MODEL at a "
+            "model folder, or make the tiny one: .venv/bin/hanabi-grpo tiny-model"
+        )
+    try:
+        config = json.loads(read_bytes(folder / _CONFIG, MAX_DOCUMENT_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(
+            f"MODEL={folder}: its config.json cannot be read ({error}). Restore it, or choose "
+            "another MODEL."
+        ) from error
+    if not isinstance(config, dict):
+        raise SettingsError(
+            f"MODEL={folder}: its config.json does not hold an object. Restore it, or choose "
+            "another MODEL."
+        )
+    return config

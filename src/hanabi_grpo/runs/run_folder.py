@@ -144,8 +144,13 @@ def check_fresh(folder: Path) -> None:
     )
 
 
-def make_run_folder(folder: Path) -> None:
+def make_run_folder(folder: Path, *, option: str = "") -> None:
     """Create a folder unless it exists.
+
+    Args:
+        folder: The folder.
+        option: Option that names the folder, for the error message, e.g. "--out"; "": OUTPUT_DIR
+            names it.
 
     Raises:
         RunFolderError: The path is a file, or the folder cannot be created.
@@ -153,17 +158,18 @@ def make_run_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise _unusable(folder, error, option) from error
 
 
-def _unusable(folder: Path, error: OSError) -> RunFolderError:
-    reason = (
-        f"cannot be used ({error.strerror}); choose a folder that can be created, or unset "
-        "OUTPUT_DIR for a new one in outputs/"
-    )
+def _unusable(folder: Path, error: OSError, option: str = "") -> RunFolderError:
+    """Return the error for a folder that cannot be used; see `make_run_folder`."""
+    given = f"{option} {folder}" if option else f"OUTPUT_DIR={str(folder)!r}"
     if folder.is_file():
-        reason = "is a file; choose a folder that does not exist yet"
-    return RunFolderError(f"OUTPUT_DIR={str(folder)!r}: {reason}.")
+        return RunFolderError(f"{given}: is a file; choose a folder that does not exist yet.")
+    another = "" if option else ", or unset OUTPUT_DIR for a new one in outputs/"
+    return RunFolderError(
+        f"{given}: cannot be used ({error.strerror}); choose a folder that can be created{another}."
+    )
 
 
 def used_entries(folder: Path) -> list[str]:
@@ -262,29 +268,34 @@ def open_locked(path: Path) -> io.FileIO:
         file.close()
 
 
-def lock_run_folder(folder: Path) -> io.FileIO:
+def lock_run_folder(folder: Path, *, option: str = "") -> io.FileIO:
     """Lock a run folder for this process, and for the one that replaces it through exec.
 
     Close the file to release the lock. The kernel releases it when the last process that inherited
     the file ends, even by kill -9.
 
+    Args:
+        folder: The folder.
+        option: Option that names it, see `make_run_folder`.
+
     Raises:
-        RunFolderError: Another trainer holds it, or the file system has no locks.
+        RunFolderError: Another process holds it, or the file system has no locks.
     """
     path = folder / LOCK
+    user = "process" if option else "trainer"
+    name = option or "OUTPUT_DIR"
     try:
         file = _open_free(path)
     except BlockingIOError as error:
         with open_plain(path) as locked:
             holder = _read_holder(locked)
         raise RunFolderError(
-            f"{folder}: another trainer is using it ({holder}). Stop it, or choose another "
-            "OUTPUT_DIR."
+            f"{folder}: another {user} is using it ({holder}). Stop it, or choose another {name}."
         ) from error
     except OSError as error:
         raise RunFolderError(
-            f"{path}: cannot be locked ({error.strerror}); make {folder} writable, or choose an "
-            "OUTPUT_DIR on a file system with locks."
+            f"{path}: cannot be locked ({error.strerror}); make {folder} writable, or choose "
+            f"another {name}, on a file system with locks."
         ) from error
     file.truncate(0)
     file.write(f"{_this_process()}\n".encode())

@@ -20,6 +20,7 @@ from hanabi_grpo.agents.served_model import ONLY_BASE, Model, TeamModels
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.tools.mcp_client import end_servers
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.processes import usable_cores
 from hanabi_grpo.rollout.chat import ChatFormat
@@ -285,6 +286,9 @@ def rollout_server(
     finally:
         if scheduler is not None:
             scheduler.close()
+        # A thread that reads a request may wait for an MCP server that does not respond, and at its
+        # end the process waits for the thread.
+        end_servers()
         store.close()
         _stop_all(engines)
         logger.info("stopped; engine core and workers ended")

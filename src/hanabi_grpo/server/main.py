@@ -7,7 +7,6 @@ serving process leaves behind (engine core, workers) are reparented to the paren
 ended before the next start, since a new engine needs their memory.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -96,7 +95,9 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
     if settings.debug == "server":
         # In the serving process, also after a restart.
         wait_for_debugger("server")
-    engine_died = asyncio.run(_run(settings, extra_args, listener, stamp))
+    from hanabi_grpo.server.serving import run
+
+    engine_died = run(_run(settings, extra_args, listener, stamp))
     if engine_died:
         raise SystemExit(EXIT_CODE)
 

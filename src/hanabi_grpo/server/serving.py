@@ -7,7 +7,8 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.responses import JSONResponse
@@ -27,6 +28,50 @@ _BACKLOG = 128
 """Connections that may wait in the kernel's queue, and that are accepted at once."""
 _MAX_HEAD_BYTES = 64 << 10
 """Maximum size of request line and headers; an upload's PEFT configuration is a header."""
+
+_T = TypeVar("_T")
+
+
+def run(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine as `asyncio.run` does, without waiting for name servers at the end.
+
+    A call to a partner or judge first looks up the address of its host. If no name server answers,
+    that takes up to a minute, and `asyncio.run` waits for the thread although the call is
+    cancelled.
+    """
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(main)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that looks up addresses in daemon threads, for which nobody has to wait."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **hints: int) -> Any:
+        """Return what `socket.getaddrinfo` does, or raise its error."""
+        found: asyncio.Future[Any] = self.create_future()
+
+        def tell(addresses: Any, error: Exception | None) -> None:
+            if found.done():
+                # The call was cancelled.
+                return
+            if error is None:
+                found.set_result(addresses)
+            else:
+                found.set_exception(error)
+
+        def look_up() -> None:
+            addresses = None
+            problem = None
+            try:
+                addresses = socket.getaddrinfo(host, port, **hints)
+            except Exception as error:
+                problem = error
+            # A RuntimeError: the loop was closed meanwhile.
+            with contextlib.suppress(RuntimeError):
+                self.call_soon_threadsafe(tell, addresses, problem)
+
+        threading.Thread(target=look_up, name="getaddrinfo", daemon=True).start()
+        return await found
 
 
 @contextlib.contextmanager

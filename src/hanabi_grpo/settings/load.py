@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import no_such_preset
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.settings.defaults import installed_device, is_local_model
 from hanabi_grpo.settings.game import HANABI, game_values
@@ -22,7 +23,15 @@ from hanabi_grpo.settings.names import ENV, unknown_names
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.saved import ORIGINS, VALUES, read_settings_document
 from hanabi_grpo.settings.sleep import check_sleep
-from hanabi_grpo.settings.sources import DOTENV, PROFILE, Source, Sources, find, read_sources
+from hanabi_grpo.settings.sources import (
+    DOTENV,
+    PROFILE,
+    Source,
+    Sources,
+    expand_home,
+    find,
+    read_sources,
+)
 from hanabi_grpo.settings.values import why_key_is_needed
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 
@@ -92,7 +101,8 @@ def load_settings(
     for variable in known:
         value = find(sources, variable.env)
         if value is not None:
-            given[variable.field] = value.value
+            text = value.value
+            given[variable.field] = text if variable.secret else expand_home(text)
             origins[variable.field] = value.source.origin
         elif variable.cpu == variable.gpu:
             origins[variable.field] = _DEFAULT
@@ -293,5 +303,4 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
 def _check_preset(settings: Settings) -> None:
     setup = settings.setup()
     if not setup.environment.knows_preset(setup.config.preset):
-        presets = ", ".join(setup.environment.presets)
-        raise SettingsError(f"no such preset of {settings.env}; allowed are {presets}.")
+        raise SettingsError(no_such_preset(setup.environment, setup.config.preset))

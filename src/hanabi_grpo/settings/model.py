@@ -1330,6 +1330,25 @@ class Settings(BaseModel):
                 row[name] = values[name]
         return row
 
+    def for_game(self, setup: Setup[Any]) -> Self:
+        """Return these settings for another game, with the defaults that belong to it.
+
+        What the user gave stays, except fields of an environment that is no longer played.
+
+        Example:
+            Settings().for_game(...).model == "outputs/tiny-mini" for the preset mini.
+        """
+        fields_before = registry.get(self.env).Config.model_fields
+        values: dict[str, Any] = {"device": self.device, "device_reason": self.device_reason}
+        for name in self.model_fields_set:
+            if name not in fields_before:
+                values[name] = getattr(self, name)
+        values["env"] = setup.env
+        for name, value in setup.config.model_dump().items():
+            if value is not None:
+                values[name] = value
+        return type(self).model_validate(values)
+
     @property
     def board(self) -> str | None:
         """Name of the board in records; None if a dataset's rows name it.

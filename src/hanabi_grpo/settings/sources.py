@@ -1,6 +1,7 @@
 """Where values come from: --set over the shell over `.env` over the profile."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ PROFILE_VARIABLE = "HANABI_PROFILE"
 """Names the profile; it may be set in the shell and in `.env`."""
 PROFILES = Path("tools/profiles")
 """Folder of the profiles that come with the repository."""
+_HOME = re.compile(r"(?P<before>^|[,;=]\s*)(?P<home>~[^/,;=\s]*)(?=/|$)")
+"""A ~ or ~user that begins a path: in a value, in an entry of a list, or after a player's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,22 @@ def find(sources: Sequence[Source], name: str) -> GivenValue | None:
     return None
 
 
+def expand_home(value: str) -> str:
+    """Return a value in which each path that begins with ~ begins with the home folder.
+
+    A shell replaces only a ~ that it reads without quotes, so it never sees those of `.env`, of a
+    profile, or of a list's later entries.
+
+    Example:
+        expand_home("~/a,player_1=~/b*3") == "/home/ann/a,player_1=/home/ann/b*3"
+    """
+
+    def expanded(match: re.Match[str]) -> str:
+        return match["before"] + os.path.expanduser(match["home"])
+
+    return _HOME.sub(expanded, value)
+
+
 def _read_profile(profile: str, named_in: str) -> Source:
     """Read a profile.
 
@@ -161,7 +180,7 @@ def _read_profile(profile: str, named_in: str) -> Source:
         profile: Its path, as it was typed.
         named_in: Where it was typed, for messages.
     """
-    path = Path(profile)
+    path = Path(expand_home(profile))
     given = f"{PROFILE_VARIABLE}={profile!r} (from {named_in})"
     if not os.path.isfile(path):
         shipped = sorted(str(file) for file in PROFILES.glob("*.*"))

@@ -149,7 +149,7 @@ class KeptGames:
             return
         name = f"{len(self.files):06d}.npz"
         row = {"name": name, "games": self._num_unsaved}
-        make_run_folder(self.folder)
+        make_run_folder(self.folder, option="--out")
         try:
             write_text_atomic(self.folder / name, _pack(self.samples[self._first_unsaved :]))
             index = {"key": self.key, "files": [*self.files, row], "counts": counts}

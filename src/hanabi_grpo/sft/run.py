@@ -15,6 +15,7 @@ from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
 from hanabi_grpo.processes import usable_cores
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
+from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.run_folder import (
     leave_run_folder,
@@ -24,8 +25,10 @@ from hanabi_grpo.runs.run_folder import (
     used_entries,
 )
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.defaults import tiny_model_command
 from hanabi_grpo.settings.per_player import PerPlayer
 from hanabi_grpo.settings.refs import BASE
+from hanabi_grpo.settings.shell import TRAIN_SCRIPT, start_words
 from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.kept_games import KeptGames
@@ -56,7 +59,6 @@ _MODEL_RATE = 1e-3
 """Default peak learning rate of a whole model."""
 _LARGE_MODEL_RATE = 1e-5
 """The same for a model with more than `LARGE` parameters."""
-_TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
 
 
 class StoppedError(HanabiGrpoError):
@@ -118,8 +120,8 @@ class WarmStart:
             RunFolderError: `out` is in use or cannot be written.
             NonFiniteError: The loss became infinite or NaN.
         """
-        make_run_folder(self.out)
-        with lock_run_folder(self.out):
+        make_run_folder(self.out, option="--out")
+        with lock_run_folder(self.out, option="--out"):
             try:
                 used = used_entries(self.out)
                 if used and not self.resume:
@@ -131,22 +133,30 @@ class WarmStart:
             finally:
                 leave_run_folder(self.out)
 
-    def next_steps(self) -> tuple[str, ...]:
-        """Return the commands to run next."""
+    def next_steps(self, assignments: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return where the result is, and the commands to run next.
+
+        Args:
+            assignments: NAME=value of each further setting that these commands need.
+        """
+        evaluate = list(assignments)
+        train = list(assignments)
         if self.full:
             best = self.out / MODEL
-            model = shlex.quote(str(best))
-            evaluate = f"MODEL={model} hanabi-grpo evaluate base --own-server"
-            train = f"MODEL={model} bash {_TRAIN_SCRIPT}"
+            model = f"MODEL={shlex.quote(str(best))}"
+            evaluate.append(model)
+            train.append(model)
+            lineup = BASE
             where = f"the best model is in {best}"
         else:
             best = self.out / "checkpoint-0"
             lineup, start = self._uses(best)
-            evaluate = f"hanabi-grpo evaluate {shlex.quote(lineup)} --own-server"
-            train = f"HANABI_START_FROM={shlex.quote(start)} bash {_TRAIN_SCRIPT}"
+            train.append(f"HANABI_START_FROM={shlex.quote(start)}")
             last = self.out / LAST / "checkpoint-0"
             where = f"the best adapters are in {best}, those of the last step in {last}"
-        return where, f"  {evaluate}", f"  {train}"
+        evaluate += ["hanabi-grpo", "evaluate", shlex.quote(lineup), "--own-server"]
+        train += start_words(TRAIN_SCRIPT, "train")
+        return where, f"  {' '.join(evaluate)}", f"  {' '.join(train)}"
 
     def _uses(self, checkpoint: Path) -> tuple[str, str]:
         """Return a lineup with the adapters of a checkpoint, and HANABI_START_FROM.
@@ -163,7 +173,7 @@ class WarmStart:
 
     def _run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
         settings = self.settings
-        folder = resolve_model(settings.model)
+        folder = resolve_model(settings.model, tiny_model_command(*boards_of([self.setup])))
         tokenizer = AutoTokenizer.from_pretrained(folder)
         chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
         samples = self._read_games(chat, watcher)

@@ -184,7 +184,7 @@ class ResultFolder:
         if all(student.best is not None for student in students):
             self._save_best(model, tokenizer, students)
         last = self.out / LAST
-        make_run_folder(last)
+        make_run_folder(last, option="--out")
         state = _WarmStartState(
             key=self.key,
             history=self.history,

@@ -28,13 +28,15 @@ def make_monitors(settings: Settings, run_folder: Path) -> list[Monitor]:
     average LOGGING_STEPS steps (for W&B, the mirror does so).
     """
     every = settings.logging_steps
+    metrics_file = run_folder / METRICS
     monitors: list[Monitor] = [FileMonitor(run_folder)]
     if "tensorboard" in settings.report_to:
-        monitors.append(IntervalMonitor(TensorBoardMonitor(run_folder), every))
+        monitors.append(IntervalMonitor(TensorBoardMonitor(run_folder), every, metrics_file))
     if "wandb" in settings.report_to and settings.wandb_mode != "disabled":
         monitors.append(WandbMonitor(run_folder))
     has_common_score = settings.setup().spec.has_common_score
-    monitors.append(IntervalMonitor(TerminalMonitor(has_common_score=has_common_score), every))
+    terminal = TerminalMonitor(has_common_score=has_common_score)
+    monitors.append(IntervalMonitor(terminal, every, metrics_file))
     return monitors
 
 

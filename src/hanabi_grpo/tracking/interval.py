@@ -4,12 +4,16 @@
 TensorBoard and W&B get the means over each interval.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hanabi_grpo.runs.history import number
+from hanabi_grpo.runs.history import number, read_whole_history
 from hanabi_grpo.tracking.monitor import Monitor, StepRow
+
+FIELDS_OF_LAST_STEP = ("step", "seconds")
+"""Fields of a row of `metrics.jsonl` that are not averaged."""
 
 
 class Interval:
@@ -30,6 +34,28 @@ class Interval:
         self._last_step: int | None = None
         """Last step of the rows that are waiting for the interval's end; None if there are none."""
 
+    def resume(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add the earlier steps of the interval in which a run is resumed.
+
+        They only count for the row at the interval's end: without a later step, nothing is left to
+        log.
+
+        Args:
+            step: The step that the run resumes from.
+            rows: Rows of `metrics.jsonl`; those of other intervals and of later steps are ignored.
+        """
+        last_of_earlier = step - step % self._num_steps
+        for row in rows:
+            if last_of_earlier < row["step"] <= step:
+                figures = {name: row[name] for name in row if name not in FIELDS_OF_LAST_STEP}
+                self._count(figures)
+
+    def _count(self, metrics: Mapping[str, Any]) -> None:
+        for name, value in metrics.items():
+            figure = number(value)
+            if figure is not None:
+                self._values.setdefault(name, []).append(figure)
+
     def add(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
         """Add a step's figures; return the interval's if this step ends it, else None.
 
@@ -40,10 +66,7 @@ class Interval:
         if self._num_steps == 1:
             return dict(metrics)
         self._last_step = step
-        for name, value in metrics.items():
-            figure = number(value)
-            if figure is not None:
-                self._values.setdefault(name, []).append(figure)
+        self._count(metrics)
         if step % self._num_steps:
             return None
         rest = self.take_rest()
@@ -65,25 +88,33 @@ class Interval:
 class IntervalMonitor(Monitor):
     """Passes one row per interval to another monitor, and the remaining steps at the end."""
 
-    def __init__(self, monitor: Monitor, num_steps: int) -> None:
+    def __init__(self, monitor: Monitor, num_steps: int, metrics_file: Path) -> None:
         """Wrap a monitor.
 
         Args:
             monitor: The monitor that receives one row per interval.
             num_steps: LOGGING_STEPS.
+            metrics_file: `metrics.jsonl` of the run, with the steps before a resume.
         """
         self.name = monitor.name
         self.monitor = monitor
+        self._metrics_file = metrics_file
         self._interval = Interval(num_steps)
         self._last_row: StepRow | None = None
 
     def start(self, step: int) -> None:
-        """Start the monitor.
+        """Start the monitor; the interval of a resumed run includes its steps before the resume.
 
         Raises:
             SettingsError: The monitor is misconfigured.
         """
         self.monitor.start(step)
+        try:
+            rows = read_whole_history(self._metrics_file).rows
+        except OSError:
+            # The callback says so. The first interval then has only the steps that follow.
+            return
+        self._interval.resume(step, rows)
 
     def log(self, row: StepRow) -> None:
         """Log the interval if this row ends it, or if this is the run's last step."""

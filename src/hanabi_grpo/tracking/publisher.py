@@ -17,7 +17,7 @@ from hanabi_grpo.runs.validation import best_of, choosing, read_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact
 from hanabi_grpo.tracking.file_monitor import METRICS
-from hanabi_grpo.tracking.interval import Interval
+from hanabi_grpo.tracking.interval import FIELDS_OF_LAST_STEP, Interval
 from hanabi_grpo.tracking.record import (
     ArtifactRecord,
     RunningScore,
@@ -36,8 +36,6 @@ REPLAY = "replay.html"
 LOGS = ("train.log", "server.log")
 """Files of the run folder that are uploaded to W&B when the run ends."""
 
-_OF_LAST_STEP = ("step", "seconds")
-"""Fields of a row for several steps that are taken from the last step, not averaged."""
 _START = 0
 """Step of the initial adapters."""
 
@@ -89,10 +87,15 @@ class Publisher:
             everything: Also send a checkpoint whose validation is not finished.
         """
         with self._guard("metrics"):
-            for row in self._new_rows():
+            rows = self._new_rows()
+            self._interval.resume(self.from_step, rows)
+            for row in rows:
+                if row["step"] <= self.from_step:
+                    continue
                 figures = self._interval.add(row["step"], row)
                 if figures is not None:
-                    self.run.log_row(figures | {name: row.get(name) for name in _OF_LAST_STEP})
+                    of_last_step = {name: row.get(name) for name in FIELDS_OF_LAST_STEP}
+                    self.run.log_row(figures | of_last_step)
             if everything:
                 self._log_rest()
         with self._guard("checkpoints"):
@@ -246,7 +249,7 @@ class Publisher:
         return None if is_validated else newest
 
     def _new_rows(self) -> list[dict[str, Any]]:
-        """Return the rows after `from_step` that were written since the last call.
+        """Return the rows that were written since the last call; at first, also earlier ones.
 
         Raises an OSError.
         """
@@ -260,7 +263,7 @@ class Publisher:
         rows = []
         for line in data[:end].splitlines():
             row = read_row(line)
-            if row and row["step"] > self.from_step:
+            if row:
                 rows.append(row)
         return rows
 

@@ -1,9 +1,9 @@
 """The folders that a run used for other runs' checkpoints: start, partners, teachers, opponents.
 
-Before the first step, `hanabi-grpo train` resolves `RUN` (its newest checkpoint), `RUN@best`,
-`wandb:` and `hf:` references to folders once, and records them in `settings.json` of the run
-folder. All processes of the run, and a resumed run, therefore read the same weights, even if the
-reference now points to something else.
+Before it waits for a server, `hanabi-grpo train` resolves `RUN` (its newest checkpoint),
+`RUN@best`, `wandb:` and `hf:` references to folders once, and records them in `settings.json` of
+the run folder. All processes of the run, and a resumed run, therefore read the same weights, even
+if the reference now points to something else.
 
 Example:
     "remote_checkpoints": {"wandb:team/hanabi/laptop:best": {"folder":
@@ -14,7 +14,8 @@ Example:
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, re
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.refs import (
+    BestPlace,
     CheckpointRef,
     Moving,
     Place,
@@ -57,6 +59,15 @@ class UsedCheckpoint(BaseModel):
 _UsedCheckpoints = TypeAdapter(dict[str, UsedCheckpoint])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reference:
+    """A reference to another run's checkpoint in a setting."""
+
+    setting: str
+    """The setting, for errors, e.g. "HANABI_PARTNERS=outputs/run"."""
+    place: Place
+
+
 def fetch_used(
     settings: Settings,
     run_folder: Path,
@@ -83,32 +94,96 @@ def fetch_used(
         The value of `KEY` in `settings.json`.
 
     Raises:
-        SettingsError: A checkpoint cannot be fetched, or differs from the one used before.
+        SettingsError: A checkpoint is missing, is damaged, cannot be fetched, or differs from the
+            one used before.
     """
     used = recorded_checkpoints(run_folder)
-    for place in dict.fromkeys([*_places(settings, is_resumed=is_resumed), *opponents]):
-        name = str(place)
-        before = used.get(name)
-        if isinstance(place, Path):
-            now = _use_run(place, before, say)
-            if now is None:
-                continue
-        else:
-            now = _use(place) if before is None else _use_again(name, before)
+    for reference in _references(settings, opponents, is_resumed=is_resumed):
+        name = str(reference.place)
+        now = _find(reference, used.get(name), say)
+        if now is None:
+            continue
         used[name] = now
         say(f"{name}: {now.folder}, step {now.step}")
     return _UsedCheckpoints.dump_python(used)
 
 
-def _places(settings: Settings, *, is_resumed: bool) -> list[Place]:
-    """Return the places of the checkpoints of start, partners and teachers."""
-    refs: list[object] = [partner.ref for partner in read_pool(settings)]
-    refs += parse_teachers(settings).values()
+def check_local(
+    settings: Settings,
+    run_folder: Path | None,
+    *,
+    opponents: Iterable[Place] = (),
+    is_resumed: bool = False,
+) -> list[str]:
+    """Do what `fetch_used` does with the checkpoints on this disk, without recording anything.
+
+    Remote ones are checked when they are fetched.
+
+    Args:
+        settings: The run's settings.
+        run_folder: The run; None: a new one.
+        opponents: As for `fetch_used`.
+        is_resumed: As for `fetch_used`.
+
+    Returns:
+        The references that were checked.
+
+    Raises:
+        SettingsError: A checkpoint is missing or damaged, or differs from the one used before.
+    """
+    used = recorded_checkpoints(run_folder)
+    checked = []
+    for reference in _references(settings, opponents, is_resumed=is_resumed):
+        name = str(reference.place)
+        if isinstance(reference.place, Path | BestPlace):
+            _find(reference, used.get(name), lambda line: None)
+            checked.append(name)
+    return checked
+
+
+def _references(
+    settings: Settings, opponents: Iterable[Place], *, is_resumed: bool
+) -> Iterator[_Reference]:
+    """Yield each place of start, partners, teachers and opponents once."""
+    refs: list[tuple[str, object]] = []
+    for partner in read_pool(settings):
+        refs.append((f"HANABI_PARTNERS={partner.spec}", partner.ref))
+    for teacher in parse_teachers(settings).values():
+        refs.append((f"HANABI_TEACHER={teacher}", teacher))
     if not is_resumed:
         for entry in settings.start_from:
             _, reference = split_player(entry)
-            refs.append(parse_checkpoint(reference))
-    return [ref.place for ref in refs if isinstance(ref, CheckpointRef)]
+            refs.append((f"HANABI_START_FROM={entry}", parse_checkpoint(reference)))
+    places = [(setting, ref.place) for setting, ref in refs if isinstance(ref, CheckpointRef)]
+    for place in opponents:
+        places.append((f"HANABI_EVAL_LINEUPS={settings.eval_lineups}", place))
+    seen = set()
+    for setting, place in places:
+        if place not in seen:
+            seen.add(place)
+            yield _Reference(setting=setting, place=place)
+
+
+def _find(
+    reference: _Reference, before: UsedCheckpoint | None, say: Callable[[str], None]
+) -> UsedCheckpoint | None:
+    """Return the checkpoint that a reference resolves to; None for the folder of a checkpoint.
+
+    Args:
+        reference: The reference.
+        before: The checkpoint that it was resolved to when the run that uses it started.
+        say: Receives a line if that checkpoint is gone.
+
+    Raises:
+        SettingsError: See `fetch_used`; the message begins with the setting.
+    """
+    place = reference.place
+    try:
+        if isinstance(place, Path):
+            return _use_run(place, before, say)
+        return _use(place) if before is None else _use_again(str(place), before)
+    except (OSError, SettingsError) as error:
+        raise SettingsError(f"{reference.setting}: {error}") from error
 
 
 def recorded_checkpoints(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
@@ -169,7 +244,7 @@ def _use(place: Moving) -> UsedCheckpoint:
 def _use_run(
     place: Path, before: UsedCheckpoint | None, say: Callable[[str], None]
 ) -> UsedCheckpoint | None:
-    """Return the checkpoint that a run resolves to; None if the folder is not a run.
+    """Return the checkpoint that a run resolves to; None if the folder is a checkpoint itself.
 
     Args:
         place: A folder.
@@ -178,12 +253,8 @@ def _use_run(
     """
     if before is not None and _is_as_it_was(before):
         return before
-    try:
-        folder = newest_checkpoint(place)
-        saved = read_adapters(folder)
-    except (OSError, SettingsError):
-        # The trainer reports what is wrong, and in which setting.
-        return None
+    folder = newest_checkpoint(place)
+    saved = read_adapters(folder)
     if folder == place:
         return None
     if before is not None:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import clip, step_advantages, whiten
 from hanabi_grpo.training.belief_labels import BeliefLabels, num_belief_tokens
@@ -227,6 +228,7 @@ def build_micro_batches(
     with_steps: bool = False,
     taught: Mapping[str, Teaching] | None = None,
     beliefs: BeliefLabels | None = None,
+    setups: Sequence[Setup[Any]] = (),
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
@@ -248,6 +250,7 @@ def build_micro_batches(
         with_steps: See `token_rows`.
         taught: How players with a teacher are taught, see `lessons`; None: no player has one.
         beliefs: Makes the rows of the belief loss; None: there is no belief loss.
+        setups: Per task, its game; only the belief loss needs it.
     """
     if parts is None:
         parts = [WHOLE_STEP] * len(flatten_groups(groups))
@@ -285,6 +288,7 @@ def build_micro_batches(
         if beliefs is not None:
             rows += beliefs.rows(
                 groups,
+                setups,
                 seat,
                 player,
                 trained_seats,

@@ -38,8 +38,6 @@ VARIABLE = "HANABI_BELIEF_WEIGHT"
 class BeliefLabels:
     """Makes the rows of the belief loss from games."""
 
-    setups: Mapping[str, Setup[Any]]
-    """The environments that are played, by the hash of their rules."""
     chats: Mapping[str, ChatFormat]
     """The chat format of each player's model."""
     weights: Mapping[str, float]
@@ -48,6 +46,7 @@ class BeliefLabels:
     def rows(
         self,
         groups: Sequence[Sequence[Episode]],
+        setups: Sequence[Setup[Any]],
         seat: int,
         player: str,
         trained_seats: Sequence[str],
@@ -64,6 +63,8 @@ class BeliefLabels:
 
         Args:
             groups: Per task, the games to train on.
+            setups: Per task, its game. The hash in an episode identifies the rules, but not the
+                prompts and the memory that the players had.
             seat: Number of the seat.
             player: The run's player who holds it.
             trained_seats: Per seat, the adapter that is trained there, see `batching.token_rows`.
@@ -74,11 +75,15 @@ class BeliefLabels:
         """
         if not self.weights.get(player):
             return []
+        setups_of_games: list[Setup[Any]] = []
+        for setup, group in zip(setups, groups, strict=True):
+            setups_of_games += [setup] * len(group)
         rows = []
         for number, episode in enumerate(flatten_groups(groups)):
             if not is_trained(episode, seat, trained_seats):
                 continue
-            for prompt, answer in self._labels(episode, seat, self.chats[player]):
+            setup = setups_of_games[number]
+            for prompt, answer in _labels(setup, episode, seat, self.chats[player]):
                 row = TokenRow.unsampled(
                     prompt,
                     answer,
@@ -91,34 +96,6 @@ class BeliefLabels:
                 )
                 rows.append(row)
         return rows
-
-    def _labels(
-        self, episode: Episode, seat: int, chat: ChatFormat
-    ) -> list[tuple[list[int], tuple[int, ...]]]:
-        """Return, for each turn of a seat, the ids before the answer and the ids of the answer."""
-        setup = self.setups[episode.spec_hash]
-        game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
-        system = setup.environment.system_message(setup.config, seat)
-        conversation = _Conversation(chat, system, setup.config.window)
-        labels = []
-        for step, turns_of_step in groupby(episode.turns, key=lambda turn: turn.step):
-            actions = {}
-            for turn in turns_of_step:
-                if not turn.is_call:
-                    actions[turn.player] = turn.action
-                if turn.player != seat:
-                    continue
-                questions = game.questions(seat)
-                # After a tool call the message is the tool's result, and no question can follow it.
-                if questions and not turn.follows_call:
-                    key = (episode.suite, episode.seed, episode.game, step, seat)
-                    chosen = draw("belief question", *key, below=len(questions))
-                    question = questions[chosen]
-                    prompt = conversation.ids_before_answer(turn.prompt + question.text)
-                    labels.append((prompt, chat.said(game.truths(seat)[chosen])))
-                conversation.append(turn)
-            game.step(actions)
-        return labels
 
 
 class AskedTokens:
@@ -190,12 +167,40 @@ def belief_labels(
     chats = {}
     for player in weights:
         chats[player] = ChatFormat.from_tokenizer(tokenizers[player], thinking=settings.thinking)
-    return BeliefLabels(setups=setups, chats=chats, weights=weights)
+    return BeliefLabels(chats=chats, weights=weights)
 
 
 def num_belief_tokens(rows: Sequence[TokenRow]) -> int:
     """Return how many tokens of the rows belong to an answer."""
     return sum(sum(row.belief) for row in rows if row.belief is not None)
+
+
+def _labels(
+    setup: Setup[Any], episode: Episode, seat: int, chat: ChatFormat
+) -> list[tuple[list[int], tuple[int, ...]]]:
+    """Return, for each turn of a seat, the ids before the answer and the ids of the answer."""
+    game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
+    system = setup.environment.system_message(setup.config, seat)
+    conversation = _Conversation(chat, system, setup.config.window)
+    labels = []
+    for step, turns_of_step in groupby(episode.turns, key=lambda turn: turn.step):
+        actions = {}
+        for turn in turns_of_step:
+            if not turn.is_call:
+                actions[turn.player] = turn.action
+            if turn.player != seat:
+                continue
+            questions = game.questions(seat)
+            # After a tool call the message is the tool's result, and no question can follow it.
+            if questions and not turn.follows_call:
+                key = (episode.suite, episode.seed, episode.game, step, seat)
+                chosen = draw("belief question", *key, below=len(questions))
+                question = questions[chosen]
+                prompt = conversation.ids_before_answer(turn.prompt + question.text)
+                labels.append((prompt, chat.said(game.truths(seat)[chosen])))
+            conversation.append(turn)
+        game.step(actions)
+    return labels
 
 
 class _Conversation:

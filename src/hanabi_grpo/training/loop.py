@@ -20,23 +20,10 @@ def train(run: TrainingRun) -> None:
         # If due: a validation, on the same tasks each time. It may end the run or a phase.
         run.validate(version)
 
-        # Request groups of episodes over HTTP: token ids, the sampler's logprobs, rewards per turn.
-        games = run.play(step, version)
-
-        # Advantages per turn, one row per conversation, micro-batches of one player each.
-        batches = run.build_batches(games)
-
-        # The trained policy must be the one that sampled; otherwise stop before any update.
-        run.check_logprobs(batches, games)
-
-        # One update, several passes, or one player after the other; adapters are independent.
-        for update in run.plan_updates(batches):
-            # A pass computes one micro-batch, or the last micro-batches of several players.
-            for micro_batches in update.passes:
-                logprobs = run.logprobs(micro_batches, update)
-                loss = run.loss(logprobs, micro_batches)
-                run.backward(loss, micro_batches, update)
-            run.optimizer_step(update)
+        # With HANABI_UPDATE=best_response, a player whose phase is over returns to its best
+        # version. That is the whole step: nobody learns beside the version that is given up.
+        if not run.return_to_phase_best():
+            play_and_learn(run, step, version)
 
         run.finish_step()
         if run.should_save():
@@ -45,3 +32,24 @@ def train(run: TrainingRun) -> None:
     # Serve and validate the final adapters, too.
     run.validate(run.push_adapters())
     run.end()
+
+
+def play_and_learn(run: TrainingRun, step: int, version: int) -> None:
+    """Play the games of a step with the pushed version, and update the players from them."""
+    # Request groups of episodes over HTTP: token ids, the sampler's logprobs, rewards per turn.
+    games = run.play(step, version)
+
+    # Advantages per turn, one row per conversation, micro-batches of one player each.
+    batches = run.build_batches(games)
+
+    # The trained policy must be the one that sampled; otherwise stop before any update.
+    run.check_logprobs(batches, games)
+
+    # One update, several passes, or one player after the other; adapters are independent.
+    for update in run.plan_updates(batches):
+        # A pass computes one micro-batch, or the last micro-batches of several players.
+        for micro_batches in update.passes:
+            logprobs = run.logprobs(micro_batches, update)
+            loss = run.loss(logprobs, micro_batches)
+            run.backward(loss, micro_batches, update)
+        run.optimizer_step(update)

@@ -750,7 +750,8 @@ def _gap_rule(limits: GapLimits, num_steps: int) -> str:
     return (
         f"the median of the last {num_steps} step(s) is {limits.median:.3g}; a gap above "
         f"{limits.incident:.3g} is an incident, and a gap above {limits.stop:.3g} stops the run. "
-        "Check whether the server was replaced, or its version or settings changed"
+        "Check whether the server was replaced, or its version or settings changed; if this player "
+        "has just changed abruptly (entropy, unparsable replies), its larger logits round more"
     )
 
 

@@ -129,6 +129,10 @@ class PlayAhead:
         threading.Thread(target=fly, daemon=True).start()
         return True
 
+    def discard(self) -> None:
+        """Forget the requested games, because other weights play their steps."""
+        self._flights.clear()
+
     def _land(self, flight: _Flight, tasks: list[TaskRow], start: float) -> StepGames | None:
         """Return prefetched games; None if they have to be played now."""
         version = flight.request.version

@@ -9,6 +9,10 @@ no player finds a better response. For exact best responses this is the alternat
 JESP (Nair et al., Taming Decentralized POMDPs, IJCAI 2003), which ends in an equilibrium, not
 always the best one.
 
+The return is a step without games. Every version is one set of weights, and the version that ended
+the phase is already served, with the weights that the player gives up; the version after the return
+is the first that the next player can learn beside. It is not validated: nobody has learned.
+
 Phases are recomputed from the validations each time, so a resumed run has the same phases as an
 uninterrupted one. A fork has no validations and begins with the first player. The best version of
 the whole run is `RUN@best`.

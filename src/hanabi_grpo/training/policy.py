@@ -27,6 +27,7 @@ from hanabi_grpo.training.model.forward import (
 from hanabi_grpo.training.model.output_head import (
     CHUNK,
     FilteredSampling,
+    Float32Weights,
     TokenLaw,
     computes_logits,
     in_float32,
@@ -95,6 +96,8 @@ class Policy:
         self.token_filter = token_filter.within(largest)
         """Which tokens of the largest vocabulary can be sampled; logprobs are over all tokens."""
         self._trained: torch.nn.Module = model
+        self._float32_weights = Float32Weights()
+        """Copies in the place of the base models' weights within `in_float32`."""
         self.adapter_parameters = adapter_parameters(model)
         """Every parameter of every adapter, by its name in the model."""
         self.layers = [
@@ -346,8 +349,15 @@ class Policy:
         with contextlib.ExitStack() as stack:
             for part in adapters.parts_of(self.model):
                 # Not the part itself: player_0's part contains the others.
-                stack.enter_context(in_float32(part.base_model))
+                stack.enter_context(in_float32(part.base_model, self._float32_weights))
             yield
+
+    def restore_base_weights(self) -> None:
+        """Give the base models their own weights back, if an interrupt left others in them.
+
+        `in_float32` does so at the end of its block, and a signal may stop it there.
+        """
+        self._float32_weights.take_out()
 
     def whole_adapters(self, *, written: bool = False) -> AbstractContextManager[Any]:
         """Gather whole adapter weights on every rank for a block; all ranks must call it together.

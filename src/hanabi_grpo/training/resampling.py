@@ -46,6 +46,8 @@ class UsedGames:
     """Usable groups of the step's own tasks; metrics of play cover these."""
     groups: list[list[Episode]]
     """Groups to train on, in the order of the step's tasks."""
+    tasks: list[TaskRow]
+    """The task of each of `groups`."""
     problems: list[str]
     """A sentence for each task that lost games."""
     metrics: dict[str, float]
@@ -90,7 +92,13 @@ def resample(
     drawn, problems = usable_groups(result.groups, result.dropped, min_games)
     num_rounds = link.settings.resample_flat
     if not num_rounds:
-        return UsedGames(drawn=drawn, groups=drawn, problems=problems, metrics={})
+        return UsedGames(
+            drawn=drawn,
+            groups=drawn,
+            tasks=_tasks_of_usable(tasks, result.groups, min_games),
+            problems=problems,
+            metrics={},
+        )
 
     worth_of = _Worths(
         estimator=run_estimator(link.settings),
@@ -100,6 +108,7 @@ def resample(
     )
     rows = training_rows(link.settings)
     groups = list(result.groups)
+    tasks_of_groups = list(tasks)
     answers = [result]
     for attempt in range(1, num_rounds + 1):
         worths = worth_of(groups)
@@ -113,10 +122,11 @@ def resample(
         for place, group in zip(positions, answer.groups, strict=True):
             candidates[place] = group
         worths_of_candidates = worth_of(candidates)
-        for place in positions:
+        for place, task in zip(positions, further, strict=True):
             # Prefer the first of equally useful groups: the task's own.
             if worths_of_candidates[place] > worths[place]:
                 groups[place] = candidates[place]
+                tasks_of_groups[place] = task
         _, problems_of_answer = usable_groups(answer.groups, answer.dropped, min_games)
         problems += problems_of_answer
 
@@ -145,8 +155,24 @@ def resample(
     for answer in answers[1:]:
         further_groups += answer.groups
     return UsedGames(
-        drawn=drawn, groups=used, problems=problems, metrics=metrics, further=further_groups
+        drawn=drawn,
+        groups=used,
+        tasks=_tasks_of_usable(tasks_of_groups, groups, min_games),
+        problems=problems,
+        metrics=metrics,
+        further=further_groups,
     )
+
+
+def _tasks_of_usable(
+    tasks: Sequence[TaskRow], groups: Sequence[Sequence[Episode]], min_games: int
+) -> list[TaskRow]:
+    """Return the tasks whose groups have enough games."""
+    usable = []
+    for task, group in zip(tasks, groups, strict=True):
+        if len(group) >= min_games:
+            usable.append(task)
+    return usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

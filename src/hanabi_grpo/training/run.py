@@ -242,8 +242,6 @@ class TrainingRun:
             logger.info("replacing %d tasks whose games timed out earlier in this run", len(late))
         self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks, late)
         self._loss = PolicyLoss(settings)
-        self._kept: Mapping[str, torch.Tensor] = {}
-        """The adapter that the current step must not change; {} if there is none."""
         self._boards_before: tuple[str, ...] = ()
         """Hashes of the boards that were played before this process started."""
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
@@ -466,11 +464,6 @@ class TrainingRun:
             outcome = figures, self._validation.verdict(version)
         figures, self._verdict = _broadcast(outcome)
         self._metrics.add(figures)
-        self._kept = {}
-        if self._verdict.ends_run and self._settings.update == "best_response":
-            # No later version of this player will be validated, so this step must not change it.
-            [player] = self._verdict.active_players
-            self._kept = self._weights_of(player)
         if not self._verdict.is_phase_best:
             return
         [player] = self._verdict.active_players
@@ -478,6 +471,37 @@ class TrainingRun:
             # The only trained player: its next phase begins with the weights it returns to.
             return
         self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
+
+    def return_to_phase_best(self) -> bool:
+        """Restore the best version of the player whose phase is over, see `phases`.
+
+        Call it after `validate`.
+
+        Returns:
+            Whether a phase is over. If so, this is the whole step: its games would be played beside
+            the version that the player has given up.
+        """
+        player = self._verdict.finished_player
+        if player is None:
+            return False
+        restored = self.state.phase_best
+        if not restored:
+            logger.warning("%s keeps its last version: its best version was not saved", player)
+        parameters = self._policy.adapter_parameters
+        with self._policy.whole_adapters(written=True):
+            adapters.fill(parameters, restored)
+        with self._policy.whole_adapters():
+            OptimizerState(parameters, self._parts.optimizer).adopt_weights(restored)
+        if self._settings.beta:
+            # HANABI_REFERENCE=every:K may be due.
+            self._reference.begin_step(self.state.step)
+            self._next_state = replace(self._next_state, reference=self._reference.weights)
+        # They were requested with earlier versions of the player.
+        self._ahead.discard()
+        self._guard.begin_step()
+        self._step_losses = []
+        self._metrics.add({"games": 0.0})
+        return True
 
     def _measure(self, version: int) -> dict[str, float]:
         """Return the figures of exploitability, beliefs and validation that are due.
@@ -661,6 +685,7 @@ class TrainingRun:
             with_steps=self._settings.sequential_factor == "step",
             taught=taught,
             beliefs=self._beliefs,
+            setups=[task.setup for task in played.used.tasks] if self._beliefs else (),
         )
         # For all own players: the baseline of a player that rests in this step still moves. From
         # the paid rewards, because the next step's games are compared with those.
@@ -1031,7 +1056,6 @@ class TrainingRun:
                 rates[f"{name}/learning_rate"] = rate
         # By each player's own count of updates, which the guard increments.
         self._parts.schedule.refresh()
-        self._return_to_phase_best()
         optimizer = OptimizerState(self._policy.adapter_parameters, self._parts.optimizer)
         self.state = replace(
             self._next_state,
@@ -1091,7 +1115,8 @@ class TrainingRun:
             )
         self._validation.write()
         if not folder.exists():
-            # The interrupt may have left other weights in the adapters, see `adapters.holding`.
+            # The interrupt may have left other weights in the model, see `adapters.holding`.
+            self._policy.restore_base_weights()
             own_weights = self._earlier.weights(step)
             adapters.fill(self._policy.adapter_parameters, own_weights)
             self._saver.save(self.state)
@@ -1110,10 +1135,13 @@ class TrainingRun:
         return rates
 
     def _mean_loss(self) -> dict[str, float]:
-        """Return the step's loss, a mean over updates and processes; empty if it is not finite.
+        """Return the step's loss, a mean over updates and processes.
 
-        With several players it is the sum of their losses.
+        With several players it is the sum of their losses. Empty: it is not finite, or the step had
+        no games.
         """
+        if not self._step_losses:
+            return {}
         total = torch.stack(self._step_losses).sum() / self._updates_of_player
         mean = float(self._accelerator.gather(total[None].float()).mean())
         return {"loss": mean} if math.isfinite(mean) else {}
@@ -1124,26 +1152,6 @@ class TrainingRun:
         parameters = adapters.trainable_parameters(self._policy.model, adapter)
         with self._policy.whole_adapters():
             return adapters.copy_parameters(parameters)
-
-    def _return_to_phase_best(self) -> None:
-        """Restore the best version of the player whose phase is over, see `phases`.
-
-        At the run's end, the player that learned in the last step returns to what it was before.
-        """
-        restored = dict(self._kept)
-        player = self._verdict.finished_player
-        if player is not None:
-            if not self.state.phase_best:
-                logger.warning("%s keeps its last version: its best version was not saved", player)
-            # The only player that learns is the one that has finished.
-            restored |= self.state.phase_best
-        if not restored:
-            return
-        parameters = self._policy.adapter_parameters
-        with self._policy.whole_adapters(written=True):
-            adapters.fill(parameters, restored)
-        with self._policy.whole_adapters():
-            OptimizerState(parameters, self._parts.optimizer).adopt_weights(restored)
 
     def _checkpoint_facts(self) -> dict[str, object]:
         """Return the facts that a checkpoint's manifest records besides its files."""

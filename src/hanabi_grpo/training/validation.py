@@ -41,7 +41,8 @@ class Verdict:
     is_phase_best: bool = False
     """Whether the version is the best of its phase (HANABI_UPDATE=best_response)."""
     finished_player: str | None = None
-    """The player that returns to its best version after this step, because its phase is over."""
+    """The player that returns to its best version in this step, because its phase is over. Then
+    nothing is played, and nobody learns."""
 
 
 class Validation:
@@ -78,11 +79,20 @@ class Validation:
     def is_due(self, step: int) -> bool:
         """Tell whether the version after this many steps is to be validated."""
         every = self._settings.eval_steps
-        if not every or step % every:
+        if not every or step % every or self._is_return(step):
             return False
         if step == self._repeated_step:
             return True
         return all(row.step != step for row in choosing(self.rows))
+
+    def _is_return(self, step: int) -> bool:
+        """Tell whether a version is the return to a player's best one, in which nobody learned."""
+        before = [row for row in self.rows if row.step < step]
+        rows = choosing(before)
+        if not rows or rows[-1].step != step - 1:
+            return False
+        phase = self._phase_after(before)
+        return phase is not None and phase.finished_player is not None
 
     def add(
         self,

@@ -8,6 +8,7 @@ doctor calls the same function, so that both agree on what is refused and why.
 - `software`: packages, engine, compiler and W&B.
 - `gpus`: the GPUs and how both terminals share them.
 - `machine`: run folder, disk and shared memory.
+- `checkpoints`: checkpoints of other runs that the run uses.
 - `games`: dataset, batch and context length.
 - `model`: the model folder and its chat template.
 - `server`: ports and servers.

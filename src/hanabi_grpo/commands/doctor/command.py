@@ -14,6 +14,7 @@ from rich.console import Console
 from hanabi_grpo.commands.console import give_environ, make_console, print_json
 from hanabi_grpo.commands.doctor import (
     budget,
+    checkpoints,
     games,
     gpus,
     machine,
@@ -86,6 +87,7 @@ PROBES = (
     Probe("memory", memory.memory_checks),
     Probe("budget", budget.budget_checks, bases="one"),
     Probe("run folder", machine.run_folder_checks, ("trainer",)),
+    Probe("checkpoints", checkpoints.checkpoint_checks, ("trainer",)),
     Probe("partner urls", server.partner_url_checks),
     Probe("shared memory", machine.shared_memory_checks),
     Probe("disk", machine.disk_checks, ("trainer",)),

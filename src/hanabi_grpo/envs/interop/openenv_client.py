@@ -58,7 +58,7 @@ class OpenEnvGame(ForeignGame):
         raise NotImplementedError(f"{self.url}: OpenEnv games cannot be copied.")
 
     def _observe(self, result: Any) -> None:
-        """Take the message from OpenEnv's response, and close the session at the end."""
+        """Take the message from OpenEnv's response; the end or an error closes the session."""
         observation: Mapping[str, Any] = result.observation
         field = self.config.observation_field
         if not field:
@@ -67,14 +67,18 @@ class OpenEnvGame(ForeignGame):
         elif field in observation:
             self.messages[0] = str(observation[field])
         else:
+            self._end_session()
             raise SettingsError(
                 f"HANABI_OBSERVATION_FIELD={field}: observations of {self.url} have the fields "
                 f"{', '.join(observation)}."
             )
         if result.done:
             self.actor = None
-            self._abandon.detach()
-            self._session.close()
+            self._end_session()
+
+    def _end_session(self) -> None:
+        self._abandon.detach()
+        self._session.close()
 
 
 def _close_abandoned_sessions() -> None:

@@ -485,8 +485,8 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         is_loaded_by_name = config.game() == config.preset
         if is_loaded_by_name and config.preset not in self.presets:
             raise SettingsError(
-                f"env_config: preset={shown(config.preset)}: {self.name} has no such preset; "
-                f"known presets: {', '.join(self.presets)}."
+                f"env_config: preset={shown(config.preset)}: "
+                f"{base.no_such_preset(self, config.preset)}"
             )
 
     def system(self, config: OpenSpielConfig, player: int) -> str:

@@ -6,8 +6,10 @@ from statistics import fmean
 from hanabi_grpo.types import CallError, Episode, ToolCall
 
 CALLS_PER_TURN = "tools/calls_per_turn"
+FIGURES_OF_TURNS = (CALLS_PER_TURN, "tools/turn_share", "tools/over_limit_per_turn")
+"""Figures over all turns."""
 SHARES_OF_CALLS = ("tools/error_share", "tools/timeout_share")
-"""Figures over all calls; the others are over all turns."""
+"""Figures over all calls."""
 
 
 def tool_figures(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -43,12 +45,13 @@ def tool_figures(episodes: Sequence[Episode]) -> dict[str, float]:
     return figures
 
 
-def shares_of_calls(
+def figures_of_tasks(
     figures: Sequence[Mapping[str, float]], num_turns: Sequence[float]
 ) -> dict[str, float]:
-    """Return `SHARES_OF_CALLS` over the calls of several tasks; {} if there are no calls.
+    """Return the `tool_figures` of several tasks together, as if their games were one list.
 
-    A task counts as often as it has calls, so that a share is one of all calls.
+    A task counts as often as it has turns or calls, so that figures are of all turns or all calls.
+    Figures without any turn or call are left out.
 
     Args:
         figures: Per task, the figures of its games, see `tool_figures`.
@@ -56,23 +59,40 @@ def shares_of_calls(
             every task has the same number of games.
 
     Example:
-        shares_of_calls(
+        figures_of_tasks(
             [
                 {"tools/calls_per_turn": 1.5, "tools/error_share": 1.0},
                 {"tools/calls_per_turn": 0.5, "tools/error_share": 0.0},
             ],
-            [2, 2],
-        ) == {"tools/error_share": 0.75}
+            [2, 6],
+        ) == {"tools/calls_per_turn": 0.75, "tools/error_share": 0.5}
     """
-    shares = {}
-    for name in SHARES_OF_CALLS:
-        num_calls = 0.0
-        num_with_property = 0.0
-        for task, turns in zip(figures, num_turns, strict=True):
-            if name in task:
-                calls = task[CALLS_PER_TURN] * turns
-                num_calls += calls
-                num_with_property += task[name] * calls
-        if num_calls:
-            shares[name] = num_with_property / num_calls
-    return shares
+    num_calls = []
+    for task, turns in zip(figures, num_turns, strict=True):
+        num_calls.append(task.get(CALLS_PER_TURN, 0.0) * turns)
+    together = {}
+    for names, counts in ((FIGURES_OF_TURNS, num_turns), (SHARES_OF_CALLS, num_calls)):
+        for name in names:
+            mean = _weighted_mean(name, figures, counts)
+            if mean is not None:
+                together[name] = mean
+    return together
+
+
+def _weighted_mean(
+    name: str, figures: Sequence[Mapping[str, float]], counts: Sequence[float]
+) -> float | None:
+    """Return the mean of a figure over the tasks that have it; None if these count nothing.
+
+    Args:
+        name: The figure.
+        figures: Per task, its figures.
+        counts: Per task, how often it counts.
+    """
+    total = 0.0
+    num_counted = 0.0
+    for task, count in zip(figures, counts, strict=True):
+        if name in task:
+            total += task[name] * count
+            num_counted += count
+    return total / num_counted if num_counted else None

@@ -46,7 +46,10 @@ _servers: "WeakSet[_Server]" = WeakSet()
 
 
 def end_servers() -> None:
-    """Stop all servers that this process started; a later call starts its server again."""
+    """Stop all servers that this process started, also those that have not responded yet.
+
+    A later call starts its server again.
+    """
     for server in list(_servers):
         server.end()
 
@@ -213,7 +216,10 @@ class _Server:
         with self._lock:
             if self._connection is None or not self._connection.is_usable():
                 self._connection = _Connection(self)
-            return self._connection
+            connection = self._connection
+        # Without the lock, so that `end` can stop a server that does not respond.
+        connection.wait_until_started()
+        return connection
 
     def end(self) -> None:
         """Stop the server; the next request starts it again."""
@@ -227,11 +233,8 @@ class _Connection:
     """One run of a server."""
 
     def __init__(self, server: _Server) -> None:
-        """Start the server and wait for its first response.
-
-        Raises:
-            SettingsError: The server does not start or respond.
-        """
+        """Start the server, without waiting for it."""
+        self._name = server.name
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -245,6 +248,13 @@ class _Connection:
             target=self._run, args=(server,), name=f"MCP server {server.command[0]}", daemon=True
         )
         self._thread.start()
+
+    def wait_until_started(self) -> None:
+        """Wait for the server's first response.
+
+        Raises:
+            SettingsError: The server does not start or respond, or is ended meanwhile.
+        """
         try:
             self._client.result(timeout=_START_SECONDS)
         except SettingsError:
@@ -256,7 +266,7 @@ class _Connection:
                 raise
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise SettingsError(
-                f"MCP server {server.name}: it does not start ({reason}). Run the command by hand: "
+                f"MCP server {self._name}: it does not start ({reason}). Run the command by hand: "
                 "it must speak MCP over standard input and output."
             ) from error
 
@@ -352,6 +362,9 @@ class _Connection:
         except Exception as error:
             if not self._client.done():
                 self._client.set_exception(error)
+        finally:
+            if not self._client.done():
+                self._client.set_exception(ConnectionError("it was ended before it responded"))
 
 
 def _client(server: _Server) -> "Client":

@@ -110,7 +110,7 @@ def rate_players(
     Args:
         cells: By "row-column"; the diagonal does not count.
         num_entries: Number of entries.
-        roles: The two roles of the game, e.g. ("first", "second"); see `role_names`.
+        roles: The two roles of the game, e.g. ("first", "second"); see `EnvSpec.role_names`.
         starts: Cluster of each task, the same in all cells.
     """
     draws = _Draws(starts)

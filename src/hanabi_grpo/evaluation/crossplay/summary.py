@@ -22,7 +22,6 @@ from hanabi_grpo.evaluation.outcomes import (
     is_versus,
     outcome_shares,
     played_roles,
-    role_names,
 )
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
@@ -120,7 +119,7 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
     )
     opponents = None
     if is_versus(plan.setup.spec):
-        opponents = rate_players(cells, num_entries, role_names(plan.setup.spec), starts)
+        opponents = rate_players(cells, num_entries, plan.setup.spec.role_names, starts)
     return Summary(
         plan=plan,
         cells=dict(cells),

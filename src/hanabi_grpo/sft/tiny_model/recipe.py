@@ -10,7 +10,7 @@ from typing import Any
 
 from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Policy, Setup
+from hanabi_grpo.envs.base import Policy, Setup, no_such_preset
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
@@ -169,8 +169,7 @@ class Recipe:
             env, _, preset = name.rpartition(":")
             environment = registry.get(env or self.env)
             if not environment.knows_preset(preset):
-                known = ", ".join(environment.presets)
-                problems.append(f"--preset {name}: no such preset; {environment.name} has {known}.")
+                problems.append(f"--preset {name}: {no_such_preset(environment, preset)}")
                 continue
             given = {}
             for field, value in fields.items():

@@ -73,8 +73,38 @@ def _without_grouped_heads() -> Iterator[None]:
         module.use_gqa_in_sdpa = grouped
 
 
+class Float32Weights:
+    """Float32 copies of layers' own weights, in the place of those with 16 bits."""
+
+    def __init__(self) -> None:
+        """Begin with no copies."""
+        self._held: list[tuple[torch.nn.Module, dict[str, torch.nn.Parameter | None]]] = []
+        """The layers with copies, and all weights that they had before."""
+
+    def put_into(self, layer: torch.nn.Module) -> None:
+        """Convert a layer's own weights, without those of its submodules.
+
+        Norms and convolutions reject or round float32 inputs if their weights have 16 bits.
+        """
+        held = dict(layer._parameters)
+        self._held.append((layer, held))
+        for name, value in held.items():
+            if value is not None and value.dtype != torch.float32:
+                layer._parameters[name] = torch.nn.Parameter(value.float(), requires_grad=False)
+
+    def take_out(self) -> None:
+        """Give all layers their own weights back.
+
+        A signal that arrives meanwhile raises its exception here. Call it again afterwards: it
+        begins anew, because it forgets the layers only when all of them have their weights.
+        """
+        for layer, held in self._held:
+            layer._parameters.update(held)
+        self._held.clear()
+
+
 @contextlib.contextmanager
-def in_float32(model: Any) -> Iterator[None]:
+def in_float32(model: Any, weights: Float32Weights | None = None) -> Iterator[None]:
     """Make a model compute in float32, without a gradient, with the weights that a server has.
 
     In 16-bit formats, adapters are float32 here and rounded on the server, by more than a small
@@ -83,8 +113,11 @@ def in_float32(model: Any) -> Iterator[None]:
     Args:
         model: PEFT's `base_model`, which must also be the module that is called: accelerate wraps
             autocast around the outermost model.
+        weights: Holds the weights that are replaced, so that `take_out` can finish what an
+            interrupt at the end of the block leaves undone; None: nobody needs it.
     """
     served = model.get_input_embeddings().weight.dtype
+    copies = Float32Weights() if weights is None else weights
 
     def linear(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
         bias = None if layer.bias is None else layer.bias.float()
@@ -100,6 +133,7 @@ def in_float32(model: Any) -> Iterator[None]:
         if served == torch.float32:
             yield
             return
+        stack.callback(copies.take_out)
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 stack.enter_context(forward_as(layer, partial(linear, layer)))
@@ -107,24 +141,8 @@ def in_float32(model: Any) -> Iterator[None]:
                 # Convert the output, not the weights: a large vocabulary takes gigabytes.
                 stack.callback(layer.register_forward_hook(to_float32).remove)
             else:
-                stack.enter_context(_with_float32_weights(layer))
+                copies.put_into(layer)
         yield
-
-
-@contextlib.contextmanager
-def _with_float32_weights(layer: torch.nn.Module) -> Iterator[None]:
-    """Temporarily convert a layer's own weights to float32, without those of its submodules.
-
-    Norms and convolutions reject or round float32 inputs if their weights have 16 bits.
-    """
-    held = dict(layer._parameters)
-    try:
-        for name, value in held.items():
-            if value is not None and value.dtype != torch.float32:
-                layer._parameters[name] = torch.nn.Parameter(value.float(), requires_grad=False)
-        yield
-    finally:
-        layer._parameters.update(held)
 
 
 def chosen_logps(
