@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.chosen import game_setup
 from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow, dataset_row, parse_row
 from hanabi_grpo.rollout.datasets import (
     EXAMPLE_ROW,
@@ -311,6 +312,9 @@ def test_an_unknown_preset_is_refused_in_the_same_words_everywhere(tmp_path: Pat
     with pytest.raises(SettingsError) as caught:
         Recipe.of("sokoban", presets=("sokoban-3",)).setups()
     assert str(caught.value) == f"--preset sokoban-3: {words}"
+    with pytest.raises(SettingsError) as caught:
+        game_setup(Settings(), "sokoban", "sokoban-3", None)
+    assert str(caught.value) == f"--preset 'sokoban-3': {words}"
     line = dataset_row("sokoban", env="sokoban", suite="train", num_tasks=0)
     path = write_lines(tmp_path / "rows.jsonl", {**line, "env_config": {"preset": "sokoban-3"}})
     assert f"preset 'sokoban-3': {words}" in message(path, Settings(players=1))

@@ -12,8 +12,8 @@ from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.envs.base import Setup, no_such_preset
+from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.run_folder import results_folder
@@ -197,7 +197,11 @@ def game_setup(
         if players:
             options["players"] = players
         config = settings.config_row(options)
-    return _with_players(env, config, players)
+    setup = _with_players(env, config, players)
+    name = setup.config.preset
+    if not setup.environment.knows_preset(name):
+        raise SettingsError(f"--preset {shown(name)}: {no_such_preset(setup.environment, name)}")
+    return setup
 
 
 def _with_players(env: str, config: dict[str, Any], players: int | None) -> Setup[Any]:
