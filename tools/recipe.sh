@@ -8,6 +8,7 @@
 #   thoughts_in_words             sets the settings for imitation of a bot that thinks aloud; the shell overrides them
 #   untaught PLAYERS OUT [START]  makes a model of Full Hanabi with random weights, or with those of the model START, and exports it
 #                                 as MODEL (after tools/session.sh)
+#   choose_arms ARM...            lets the chosen arms replace the list `order`, if any are given; exits if one is not in it
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
 #   is_taught FOLDER              whether the warm start in FOLDER has made all its steps
 #   warm_start [SEED]             creates the model that training starts from, or continues it if it was interrupted (after
@@ -66,6 +67,17 @@ untaught() {
     if [ -n "${3:-}" ]; then weights=(--start "$3"); fi
     export HANABI_PLAYERS=$1 MODEL=$2
     run - hanabi-grpo tiny-model --preset full --players "$1" --games 2 --steps 1 --out "$2" "${weights[@]}"
+}
+
+choose_arms() {
+    local arm
+    for arm in "$@"; do
+        if ! printf '%s\n' "${order[@]}" | grep -qxF -e "$arm"; then
+            echo "$name: '$arm': must be one of ${order[*]}." >&2
+            exit 2
+        fi
+    done
+    if [ $# -gt 0 ]; then order=("$@"); fi
 }
 
 must_be_new() {

@@ -97,6 +97,25 @@ def ask(partners: UrlPartners, times: int = 1) -> str:
     return asyncio.run(ask_in_loop())
 
 
+class OpenCalls:
+    """Answers every call after a while, and counts how many were in progress at once."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._num = 0
+        self.most = 0
+
+    def __call__(self, body: dict[str, Any]) -> Response:
+        with self._lock:
+            self._num += 1
+            self.most = max(self.most, self._num)
+        time.sleep(self._seconds)
+        with self._lock:
+            self._num -= 1
+        return completion()
+
+
 def expected_messages(system: str, turns: list[Turn], number: int, kept: int) -> list[Message]:
     """What a partner is asked at its turn of this number, with `kept` turns before it."""
     messages = [{"role": "system", "content": system}]
@@ -357,31 +376,19 @@ def test_a_guest_that_hangs_up_pays_for_its_call(tmp_path: Path) -> None:
 def test_calls_at_the_same_time_exceed_a_budget_by_no_more_than_one_of_them(
     tmp_path: Path, own: bool
 ) -> None:
-    lock = threading.Lock()
-    num_open = 0
-    most_open = 0
-
-    def count_open(body: dict[str, Any]) -> Response:
-        nonlocal num_open, most_open
-        with lock:
-            num_open += 1
-            most_open = max(most_open, num_open)
-        time.sleep(0.05)
-        with lock:
-            num_open -= 1
-        return completion()
+    open_calls = OpenCalls(seconds=0.05)
 
     async def call_at_once(partners: UrlPartners) -> list[str | BaseException]:
         calls = [start_call(partners, own=own) for _ in range(16)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    with served(Partner(count_open)) as service:
+    with served(Partner(open_calls)) as service:
         limits = {"partner_tokens": 105, "partner_guest_tokens": 105, "partner_requests": 32}
         partners = partners_of(tmp_path, service.entry(), **limits)
         outcomes = asyncio.run(call_at_once(partners))
     # A call may cost 4 tokens for the reply, 1 for the question and 16 around it, which is a fifth
     # of the budget; each costs 10.
-    assert most_open == 5
+    assert open_calls.most == 5
     assert partners.spent == 110
     assert outcomes.count("Play 0") == len(service.bodies) == 11
     refusals = [outcome for outcome in outcomes if outcome != "Play 0"]
@@ -507,26 +514,14 @@ def test_guests_may_be_kept_off_urls_and_ask_a_paid_one_for_no_more_than_the_ser
 
 
 def test_guests_take_at_most_half_of_the_calls_at_the_same_time(tmp_path: Path) -> None:
-    lock = threading.Lock()
-    num_open = 0
-    most_open = 0
+    open_calls = OpenCalls(seconds=0.02)
 
-    def count_open(body: dict[str, Any]) -> Response:
-        nonlocal num_open, most_open
-        with lock:
-            num_open += 1
-            most_open = max(most_open, num_open)
-        time.sleep(0.02)
-        with lock:
-            num_open -= 1
-        return completion()
-
-    with table(tmp_path, count_open, partner_requests=4) as (_, app, client):
+    with table(tmp_path, open_calls, partner_requests=4) as (_, app, client):
         play(client, "url:big", "base", num_games=12)
-        assert most_open == 2
+        assert open_calls.most == 2
         open_session(client, app)
         play(client, "url:big", "base", num_games=12)
-        assert most_open == 4
+        assert open_calls.most == 4
 
 
 @pytest.mark.parametrize(
@@ -556,24 +551,12 @@ def test_answers_that_cannot_be_counted_end_the_request_of_a_budget(tmp_path: Pa
 def test_no_more_calls_than_allowed_are_made_at_once_and_a_long_transcript_is_moved_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = threading.Lock()
-    num_open = 0
-    most_open = 0
-
-    def count_open(body: dict[str, Any]) -> Response:
-        nonlocal num_open, most_open
-        with lock:
-            num_open += 1
-            most_open = max(most_open, num_open)
-        time.sleep(0.02)
-        with lock:
-            num_open -= 1
-        return completion()
+    open_calls = OpenCalls(seconds=0.02)
 
     monkeypatch.setattr(url_transcript, "MAX_TRANSCRIPT", 2000)
-    with table(tmp_path, count_open, partner_requests=1) as (partner, _, client):
+    with table(tmp_path, open_calls, partner_requests=1) as (partner, _, client):
         play(client, "url:big", "base", num_games=6)
-    assert most_open == 1
+    assert open_calls.most == 1
     assert len(partner.bodies) > 9
     assert (tmp_path / "calls.jsonl").stat().st_size < 3000
     assert (tmp_path / "calls.old.jsonl").stat().st_size > 2000

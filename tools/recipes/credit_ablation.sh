@@ -45,13 +45,7 @@ debate | vote)
     default_env HANABI_TASKS_PER_STEP 8
     RECIPE_SEED=0 recipe_settings 60 1000 ;;
 esac
-for arm in "$@"; do
-    if [[ ! -v arms[$arm] ]]; then
-        echo "credit_ablation: '$arm': must be one of ${order[*]}." >&2
-        exit 2
-    fi
-done
-if [ $# -gt 0 ]; then order=("$@"); fi
+choose_arms "$@"
 
 out=outputs/credit/$board
 folder=$out/logs-$(date +%Y%m%d-%H%M%S)

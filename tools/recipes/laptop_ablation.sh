@@ -63,13 +63,7 @@ single_turns
 default_env LR_SCHEDULER_TYPE constant
 RECIPE_START=${RECIPE_START:-iggi}
 recipe_settings 60 1000
-for arm in "$@"; do
-    if [[ ! -v arms[$arm] ]]; then
-        echo "laptop_ablation: '$arm': must be one of ${order[*]}." >&2
-        exit 2
-    fi
-done
-if [ $# -gt 0 ]; then order=("$@"); fi
+choose_arms "$@"
 
 for arm in "${order[@]}"; do must_be_new "outputs/ablation/$board/$arm-$seed"; done
 folder=outputs/ablation/$board/logs-$seed-$(date +%Y%m%d-%H%M%S)

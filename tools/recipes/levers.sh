@@ -22,13 +22,7 @@ declare -A arms=(
     [other_play]="HANABI_OTHER_PLAY=1"
 )
 order=(self_play other_play)
-for arm in "$@"; do
-    if [[ ! -v arms[$arm] ]]; then
-        echo "$name: '$arm': must be one of ${order[*]}." >&2
-        exit 2
-    fi
-done
-if [ $# -gt 0 ]; then order=("$@"); fi
+choose_arms "$@"
 export HANABI_ENV=levers HANABI_PRESET=levers
 unset DATASET
 default_env NUM_GENERATIONS 8

@@ -13,6 +13,7 @@ with the same ten levers and the same .9 for the last one.
 import math
 import operator
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -29,6 +30,8 @@ LEVERS = (
     *("foxtrot", "golf", "hotel", "india", "juliett"),
 )
 """Names of the levers. The last one in the game pays less."""
+RULES_VERSION = 1
+"""Part of the hash; increased when the rules change."""
 COMPACT_MESSAGE = "lever"
 """The message in the compact style. Every game is the same, so there is nothing else to say."""
 
@@ -171,7 +174,7 @@ class Levers(base.Environment[LeversConfig]):
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, 1, texts, config.rule_fields()),
+            hash=base.stable_hash(self.name, RULES_VERSION, texts, config.rule_fields()),
             num_players=NUM_PLAYERS,
             roles=("player",) * NUM_PLAYERS,
             payoff="team",
@@ -234,14 +237,11 @@ class Levers(base.Environment[LeversConfig]):
         """
         figures = super().metrics(config, episodes)
         for player in range(NUM_PLAYERS):
-            counts = dict.fromkeys(LEVERS, 0)
+            pulled: Counter[str] = Counter()
             for episode in episodes:
-                for turn in episode.turns:
-                    if turn.player == player:
-                        counts[turn.action] += 1
-            num_pulled = sum(counts.values())
-            if num_pulled:
-                figures[f"favourite/player_{player}"] = max(counts.values()) / num_pulled
+                pulled.update(turn.action for turn in episode.turns if turn.player == player)
+            if pulled:
+                figures[f"favourite/player_{player}"] = max(pulled.values()) / pulled.total()
         return figures
 
     def _orders(self, config: LeversConfig, split: str, seed: int) -> list[tuple[int, ...]]:

@@ -34,6 +34,10 @@ class Interval:
         self._last_step: int | None = None
         """Last step of the rows that are waiting for the interval's end; None if there are none."""
 
+    def is_amid(self, step: int) -> bool:
+        """Return whether a step lies within an interval, so that later steps join earlier ones."""
+        return step % self._num_steps != 0
+
     def resume(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the earlier steps of the interval in which a run is resumed.
 
@@ -109,6 +113,8 @@ class IntervalMonitor(Monitor):
             SettingsError: The monitor is misconfigured.
         """
         self.monitor.start(step)
+        if not self._interval.is_amid(step):
+            return
         try:
             rows = read_whole_history(self._metrics_file).rows
         except OSError:
