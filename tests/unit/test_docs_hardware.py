@@ -47,7 +47,7 @@ def table(name: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders with the sizes of two models; their weights are holes in the files."""
+    """Folders with the sizes of two models; their weights are holes, their vocabularies empty."""
     made = {}
     for name in ("qwen3-4b", "qwen3-1.7b"):
         made[name] = write_sparse_model(tmp_path_factory.mktemp("model"), ARCHITECTURES[name])
@@ -64,6 +64,7 @@ def write_sparse_model(folder: Path, sizes: Mapping[str, Any]) -> Path:
         end = start + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     (folder / "config.json").write_text(json.dumps(sizes))
+    (folder / "vocab.json").write_text("{}")
     header_text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(header_text)) + header_text)
