@@ -776,12 +776,24 @@ def test_checks_that_need_the_model_are_skipped_without_one() -> None:
     assert only(find(memory.memory_checks, MODEL="/no/model")).status == "skip"
 
 
-def test_a_model_without_a_tokenizer_fails_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        pytest.param(None, "no tokenizer there (no tokenizer.json or other file", id="missing"),
+        pytest.param('{"cut off', "its tokenizer.json cannot be read (Unterminated", id="cut-off"),
+    ],
+)
+def test_a_model_without_a_usable_tokenizer_fails_once(
+    tmp_path: Path, content: str | None, problem: str
+) -> None:
     folder = make_model(tmp_path / "model")
-    (folder / "tokenizer.json").unlink()
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.unlink()
+    if content is not None:
+        tokenizer.write_text(content)
     check = only(find(model.model_checks, MODEL=folder))
     assert check.status == "fail"
-    assert "no tokenizer there (no tokenizer.json or other file" in check.finding
+    assert problem in check.finding
     for other in (model.chat_checks, games.context_checks, memory.memory_checks):
         assert only(find(other, MODEL=folder)).status == "skip"
 

@@ -76,7 +76,12 @@ def test_a_folder_that_lacks_a_part_of_a_model_is_refused(tmp_path: Path) -> Non
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(SettingsError, match=re.escape(no_tokenizer)):
         resolve_model(str(folder))
-    (folder / "tokenizer.json").write_text("{}")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text('{"cut off')
+        damaged = f"MODEL={folder}: its {name} cannot be read (Unterminated string"
+        with pytest.raises(SettingsError, match=re.escape(damaged)):
+            resolve_model(str(folder))
+        (folder / name).write_text("{}")
     assert resolve_model(str(folder)) == folder
     config = folder / "config.json"
     for text, problem in (

@@ -166,6 +166,20 @@ def test_a_dry_run_of_serve_checks_and_shows_the_server(
 
 
 @pytest.mark.usefixtures("sound")
+def test_a_dry_run_with_a_failed_check_says_that_a_start_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HANABI_PARTNERS", "outputs/nobody")
+    code, text = run("train", "--dry-run")
+    assert code == 1, text
+    assert " 1 fail" in text
+    _, _, start = text.partition("dry run: nothing was started. ")
+    assert start.startswith(
+        "Once the failed checks above pass, and without --dry-run, this command"
+    )
+
+
+@pytest.mark.usefixtures("sound")
 def test_a_dry_run_as_json_has_settings_checks_and_start(tmp_path: Path) -> None:
     code, text = run("train", "--dry-run", "--json")
     assert code == 0, text

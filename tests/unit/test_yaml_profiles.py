@@ -99,6 +99,17 @@ def test_a_file_wins_over_its_base_which_is_beside_it_and_may_have_one_itself() 
     assert (settings.max_steps, loaded.origins["max_steps"]) == (500, "default")
 
 
+def test_the_path_of_a_base_may_begin_with_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    (home / "mine.env").write_text("PORT=8001\n")
+    write(my_yaml="base: ~/mine.env\nSEED: 3\n")
+    assert load().settings.port == 8001
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -114,6 +114,7 @@ def show_start(
     # If it cannot be planned, a check has reported why.
     with contextlib.suppress(HanabiGrpoError):
         start = _plan_start(terminal, loaded, extra_args)
+    failed = any(check.status == "fail" for check in checks)
     if as_json:
         document = {
             "settings": settings_json(loaded),
@@ -123,18 +124,21 @@ def show_start(
         print_json(document, indent=2)
     else:
         console.print(summary_line(checks))
-        sayer(console)(_describe(terminal, loaded, start))
-    if any(check.status == "fail" for check in checks):
+        sayer(console)(_describe(terminal, loaded, start, failed=failed))
+    if failed:
         raise typer.Exit(1)
 
 
-def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | None) -> str:
+def _describe(
+    terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | None, *, failed: bool
+) -> str:
     """Return what a terminal would do, and the command that it would run.
 
     Args:
         terminal: The terminal.
         loaded: Its settings.
         start: What it would start; None: it cannot start.
+        failed: A check failed.
     """
     if start is None:
         return "dry run: nothing was started. A start would fail; see the failed checks above."
@@ -145,10 +149,10 @@ def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | 
     else:
         timeout = f"{loaded.settings.server_timeout:g} s"
         would = f"wait up to {timeout} for the server at {start.url}, then start the trainer"
-    return (
-        f"dry run: nothing was started. Without --dry-run, this command would {would}:\n"
-        f"    {command}"
-    )
+    condition = "Without --dry-run"
+    if failed:
+        condition = "Once the failed checks above pass, and without --dry-run"
+    return f"dry run: nothing was started. {condition}, this command would {would}:\n    {command}"
 
 
 def _plan_start(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> PlannedStart:

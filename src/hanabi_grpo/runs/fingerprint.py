@@ -43,6 +43,22 @@ def has_tokenizer(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in _VOCABULARIES)
 
 
+def damaged_tokenizer(folder: Path) -> str:
+    """Return which of the tokenizer's JSON files is damaged, and why; empty if none is.
+
+    A copy or a download that was cut short leaves such a file.
+
+    Example:
+        "tokenizer.json cannot be read (Expecting ',' delimiter: line 1 column 20 (char 19))"
+    """
+    for path in sorted(folder.glob("tokenizer*.json")):
+        try:
+            json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            return f"{path.name} cannot be read ({error})"
+    return ""
+
+
 def model_fingerprint(folder: Path) -> str:
     """Return a short sha256 over the architecture and the weights of a model folder.
 
@@ -158,6 +174,12 @@ def _checked(folder: Path) -> Path:
             f"MODEL={folder}: no tokenizer there (no tokenizer.json or other file with its "
             "vocabulary). Copy the tokenizer's files of the model into that folder, or choose "
             "another MODEL."
+        )
+    damage = damaged_tokenizer(folder)
+    if damage:
+        raise SettingsError(
+            f"MODEL={folder}: its {damage}. Copy or download the model again, or choose another "
+            "MODEL."
         )
     return folder
 

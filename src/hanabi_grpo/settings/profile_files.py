@@ -123,7 +123,7 @@ def _read_yaml(path: Path, derived: Sequence[Path]) -> SettingsFile:
     reader.read(root)
     if reader.base is None:
         return reader.file(SettingsFile())
-    base = path.parent / reader.base
+    base = path.parent / Path(reader.base).expanduser()
     if not base.is_file():
         there = sorted(each.name for each in path.parent.glob("*") if _is_settings_file(each))
         raise SettingsError(
