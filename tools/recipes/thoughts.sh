@@ -14,6 +14,8 @@
 #   RECIPE_RL_SILENT steps without thoughts (same number)
 #   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
 #
+# A second call continues an interrupted one: finished imitations, runs and evaluations are not repeated.
+#
 # In reinforcement learning, each player has an adapter, and nothing rewards a good thought directly: its tokens get the
 # advantage of their turn.
 #
@@ -39,6 +41,14 @@ default_env HANABI_TASKS_PER_STEP 16
 unset DATASET
 source tools/session.sh
 start_session
+
+# evaluate_once FILE ARGUMENTS...: evaluates on the test deals, unless an earlier call wrote FILE
+evaluate_once() {
+    local file=$1
+    shift
+    [ -e "$file" ] || run - hanabi-grpo evaluate "$@" --suite test --tasks "$deals" --out "$file"
+}
+
 export MODEL=$folder/untaught
 run - hanabi-grpo tiny-model --preset "$HANABI_PRESET" --style full --teacher "$teacher-aloud" --games 2 --steps 1 --out "$MODEL"
 for arm in aloud silent; do
@@ -52,19 +62,22 @@ for arm in aloud silent; do
     export MODEL=$folder/$arm/model
     say "$arm: $deals test deals, sampled and greedy"
     start_server
-    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --out "$folder/$arm-sampled.json"
-    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --temperature 0 --out "$folder/$arm-greedy.json"
-    if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py "$teacher-aloud" 300 "$folder/corrupted.json"; fi
+    evaluate_once "$folder/$arm-sampled.json" base --label "$arm"
+    evaluate_once "$folder/$arm-greedy.json" base --label "$arm" --temperature 0
+    if [ $arm = aloud ] && [ ! -e "$folder/corrupted.json" ]; then
+        run - python tools/recipes/thought_table.py "$teacher-aloud" 300 "$folder/corrupted.json"
+    fi
     rl=${RECIPE_RL:-40}
     if [ $arm = silent ]; then rl=${RECIPE_RL_SILENT:-$rl}; fi
     if [ "$rl" -gt 0 ]; then
         say "$arm: $rl steps on the reward alone, log $folder/$arm-rl.log"
-        OUTPUT_DIR=$folder/$arm-rl MAX_STEPS=$rl REPORT_TO=none WANDB_MODE=disabled \
+        OUTPUT_DIR=$folder/$arm-rl MAX_STEPS=$rl REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
             run "$folder/$arm-rl.log" bash tools/train/train_grpo_msswift.sh
-        run - hanabi-grpo evaluate served --suite test --label "$arm, trained" --tasks "$deals" --out "$folder/$arm-rl-sampled.json"
-        run - hanabi-grpo evaluate served --suite test --label "$arm, trained" --tasks "$deals" --temperature 0 --out "$folder/$arm-rl-greedy.json"
+        # By its folder: a finished run pushes no players in a second call.
+        evaluate_once "$folder/$arm-rl-sampled.json" "$folder/$arm-rl" --label "$arm, trained"
+        evaluate_once "$folder/$arm-rl-greedy.json" "$folder/$arm-rl" --label "$arm, trained" --temperature 0
     fi
     stop_server
 done
-run - hanabi-grpo evaluate "$teacher" --suite test --tasks "$deals" --out "$folder/teacher.json"
+evaluate_once "$folder/teacher.json" "$teacher"
 finish 0
