@@ -2,7 +2,7 @@
 # Train players whose last version is close to an equilibrium: self-play with a reference policy that follows the players.
 #
 #   bash tools/recipes/poker.sh                      # Kuhn poker, about 25 minutes per seed on two idle cores
-#   POKER_SEEDS=0 bash tools/recipes/poker.sh leduc_poker
+#   POKER_SEEDS=0 bash tools/recipes/poker.sh leduc_poker   # an hour on one core
 #
 #   POKER_SEEDS   seeds of tiny model, adapters, deals and sampling (0 1 2)
 #   POKER_OUT     folder (outputs/poker); finished seeds are not repeated, and an interrupted seed continues
@@ -18,7 +18,13 @@ case $game in
     kuhn_poker)
         steps=1000 bonus=0.02 reference=every:50 ;;
     leduc_poker)
-        steps=800 bonus=0.3 reference=every:200 ;;
+        steps=800 bonus=0.3 reference=every:200
+        # Games cost more than updates here: each step's games are used for 16.
+        default_env HANABI_ADVANTAGE mappo
+        default_env HANABI_GAE_LAMBDA 0.8
+        default_env HANABI_MINIBATCHES 8
+        default_env HANABI_UPDATES_PER_STEP 2
+        default_env BETA 1 ;;
     *)
         echo "poker: '$game': must be kuhn_poker or leduc_poker." >&2
         exit 2 ;;
