@@ -68,7 +68,7 @@ def empty_model(folder: Path, **config: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").touch()
-    (folder / "tokenizer.json").touch()
+    (folder / "tokenizer.json").write_text("{}")
     return folder
 
 
