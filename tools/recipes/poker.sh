@@ -19,7 +19,7 @@ case $game in
         steps=1000 bonus=0.02 reference=every:50 ;;
     leduc_poker)
         steps=800 bonus=0.3 reference=every:200
-        # Games cost more than updates here: each step's games are used for 16.
+        # Games take longer than updates here, so 16 updates are made from those of each step.
         default_env HANABI_ADVANTAGE mappo
         default_env HANABI_GAE_LAMBDA 0.8
         default_env HANABI_MINIBATCHES 8

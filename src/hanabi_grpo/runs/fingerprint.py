@@ -38,24 +38,27 @@ def has_model(folder: Path) -> bool:
     return (folder / _CONFIG).is_file() and any(folder.glob(_WEIGHTS))
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether a folder has a file with a tokenizer's vocabulary."""
-    return any(any(folder.glob(pattern)) for pattern in _VOCABULARIES)
+def tokenizer_problem(folder: Path) -> str:
+    """Return why a folder has no usable tokenizer, and what to do; empty if it has one.
 
-
-def damaged_tokenizer(folder: Path) -> str:
-    """Return which of the tokenizer's JSON files is damaged, and why; empty if none is.
-
-    A copy or a download that was cut short leaves such a file.
+    A copy or a download that was cut short leaves a JSON file that cannot be parsed.
 
     Example:
-        "tokenizer.json cannot be read (Expecting ',' delimiter: line 1 column 20 (char 19))"
+        "its tokenizer.json cannot be read (Expecting ',' delimiter: line 1 column 20 (char 19))…"
     """
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
+        return (
+            "no tokenizer there (no tokenizer.json or other file with its vocabulary). Copy the "
+            "tokenizer's files of the model into that folder, or choose another MODEL."
+        )
     for path in sorted(folder.glob("tokenizer*.json")):
         try:
             json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            return f"{path.name} cannot be read ({error})"
+            return (
+                f"its {path.name} cannot be read ({error}). Copy or download the model again, or "
+                "choose another MODEL."
+            )
     return ""
 
 
@@ -169,18 +172,9 @@ def _checked(folder: Path) -> Path:
             f"MODEL={folder}: its config.json names its own Python code (auto_map), which is never "
             "run here. Choose a model whose architecture transformers and vLLM support."
         )
-    if not has_tokenizer(folder):
-        raise SettingsError(
-            f"MODEL={folder}: no tokenizer there (no tokenizer.json or other file with its "
-            "vocabulary). Copy the tokenizer's files of the model into that folder, or choose "
-            "another MODEL."
-        )
-    damage = damaged_tokenizer(folder)
-    if damage:
-        raise SettingsError(
-            f"MODEL={folder}: its {damage}. Copy or download the model again, or choose another "
-            "MODEL."
-        )
+    problem = tokenizer_problem(folder)
+    if problem:
+        raise SettingsError(f"MODEL={folder}: {problem}")
     return folder
 
 

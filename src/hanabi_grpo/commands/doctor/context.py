@@ -28,7 +28,7 @@ from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.rollout.budget import Budget, measure_budget
 from hanabi_grpo.rollout.dataset_rows import DatasetRow
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
-from hanabi_grpo.runs.fingerprint import damaged_tokenizer, has_model, has_tokenizer
+from hanabi_grpo.runs.fingerprint import has_model, tokenizer_problem
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings import LoadedSettings, Settings
@@ -148,9 +148,7 @@ class Context:
         folder = self.located_folder
         if folder is None:
             return None
-        if not has_model(folder) or not has_tokenizer(folder):
-            return None
-        if damaged_tokenizer(folder) or broken_weights(folder):
+        if not has_model(folder) or tokenizer_problem(folder) or broken_weights(folder):
             return None
         return folder
 
