@@ -10,6 +10,8 @@
 #                                 as MODEL (after tools/session.sh)
 #   choose_arms ARM...            lets the chosen arms replace the list `order`, if any are given; exits if one is not in it
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
+#   evaluate FILE ARGUMENT...     evaluates on `deals` deals of the suite test and writes FILE (after tools/session.sh)
+#   evaluate_once FILE ARGUMENT...  the same, unless FILE exists: for a model that later calls of the recipe do not change
 #   is_taught FOLDER              whether the warm start in FOLDER has made all its steps
 #   warm_start [SEED]             creates the model that training starts from, or continues it if it was interrupted (after
 #                                 tools/session.sh); SEED is that of the model and of the games it imitates (the run's seed)
@@ -85,6 +87,16 @@ must_be_new() {
         echo "$name: $1 already exists; move or delete it to run this again." >&2
         exit 2
     fi
+}
+
+evaluate() {
+    local file=$1
+    shift
+    run - hanabi-grpo evaluate "$@" --suite test --tasks "$deals" --out "$file"
+}
+
+evaluate_once() {
+    [ -e "$1" ] || evaluate "$@"
 }
 
 # A warm start saves its best model so far while it learns, so the model alone does not show that it has ended.

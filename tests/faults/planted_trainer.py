@@ -1,19 +1,21 @@
-"""The real trainer on a planted server: fault after fault, and what the check said of each.
+"""The real trainer with a server that has planted faults: what the mismatch check says of each.
 
     python tests/faults/planted_trainer.py
 
-takes the place of `hanabi-grpo train`, and the same variables. `PLANT_PLAN` names the faults, one a
-line; `PLANT_FILE` is where the server reads the fault of now, and `PLANT_RESULTS` where lines of
-JSON go.
+runs in place of `hanabi-grpo train` and reads the same variables. `PLANT_PLAN` is a file with the
+names of the faults, one on each line. The server reads the current fault from `PLANT_FILE`, and the
+results are appended to `PLANT_RESULTS` as lines of JSON.
+
 A fault is planted before a version is pushed and stays until the run would have stopped, for ten
-steps at most. Then the evidence of these steps is taken back, and the run goes on: with sound steps
-between, so that the next fault meets what it would have met alone. Nothing else of the run differs
-from any other.
+steps at most. Then the evidence of these steps is withdrawn, and a few sound steps follow, so that
+the next fault meets the same run as if it were alone. Everything else is the training loop of the
+package.
 """
 
 import copy
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,13 @@ from hanabi_grpo.training.main import import_parts
 STEPS = 10
 """Most steps of a fault."""
 SOUND_STEPS = 2
-"""Sound steps behind a fault."""
+"""Sound steps after a fault."""
 FIRST_SOUND_STEPS = 6
 """Sound steps before the first fault."""
 
 
 class Plan:
-    """Which fault is planted, and what was said of it."""
+    """Which fault is planted, and what the checks said about it."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -124,28 +126,32 @@ class Plan:
 
 
 def train(run: Any) -> None:
-    """The loop of `loop.train`, in which a stop is noted and the run continues."""
+    """Train with the package's loop; where a check would stop the run, note it and continue."""
+    from hanabi_grpo.training import loop
     from hanabi_grpo.training.mismatch import TokenGaps
 
     plan = Plan(run)
+    remaining_steps = run.remaining_steps
+    check_logprobs = run.check_logprobs
+    check_gap = run._mismatch.check_gap
     report = run._mismatch._report
-
-    def reported(kind: str, message: str, **details: Any) -> None:
-        plan.incident(kind, message)
-        report(kind, message, **details)
-
-    run._mismatch._report = reported
     log = run._events.log
 
-    def logged(figures: dict[str, float]) -> None:
-        log(figures)
-        plan.end_step(figures)
+    def planned_steps() -> Iterator[int]:
+        for step in remaining_steps():
+            plan.begin_step()
+            if plan.is_done:
+                return
+            yield step
 
-    run._events.log = logged
-    check_gap = run._mismatch.check_gap
+    def noted_check(batches: Any, games: Any) -> None:
+        try:
+            check_logprobs(batches, games)
+        except ParityError as error:
+            plan.stop(str(error))
 
     def noted_gap(batch: Any, logprobs: Any, version: int) -> Any:
-        # In the middle of an update: it is finished, and the run continues.
+        # This check is in the middle of an update, which must be finished.
         try:
             return check_gap(batch, logprobs, version)
         except ParityError as error:
@@ -153,27 +159,20 @@ def train(run: Any) -> None:
             gaps = (logprobs - batch.sampler_logprobs)[batch.reply_mask].abs()
             return TokenGaps(float(gaps.sum()), float(len(gaps)))
 
+    def noted_report(kind: str, message: str, **details: Any) -> None:
+        plan.incident(kind, message)
+        report(kind, message, **details)
+
+    def noted_log(figures: dict[str, float]) -> None:
+        log(figures)
+        plan.end_step(figures)
+
+    run.remaining_steps = planned_steps
+    run.check_logprobs = noted_check
     run._mismatch.check_gap = noted_gap
-    for step in run.remaining_steps():
-        plan.begin_step()
-        if plan.is_done:
-            return
-        version = run.push_adapters()
-        run.validate(version)
-        games = run.play(step, version)
-        batches = run.build_batches(games)
-        try:
-            run.check_logprobs(batches, games)
-        except ParityError as error:
-            plan.stop(str(error))
-        for update in run.plan_updates(batches):
-            for micro_batches in update.passes:
-                logprobs = run.logprobs(micro_batches, update)
-                run.backward(run.loss(logprobs, micro_batches), micro_batches, update)
-            run.optimizer_step(update)
-        run.finish_step()
-        if run.should_save():
-            run.save()
+    run._mismatch._report = noted_report
+    run._events.log = noted_log
+    loop.train(run)
 
 
 if __name__ == "__main__":

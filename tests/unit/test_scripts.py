@@ -738,7 +738,6 @@ def test_a_recipe_refuses_what_it_is_not_for(
     ("script", "args", "folder"),
     [
         ("laptop_ablation", ("turn", "rloo"), "outputs/ablation/laptop/rloo-3"),
-        ("search_teacher", (), "outputs/search-teacher/laptop-best-messages-3"),
     ],
 )
 def test_a_recipe_never_writes_over_a_run(

@@ -117,19 +117,18 @@ default_env HANABI_EVAL_TASKS 200
 default_env SAVE_STEPS 10
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
-[ -e "$folder/start.json" ] || run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --out "$folder/start.json"
-[ -e "$folder/start-greedy.json" ] ||
-    run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --temperature 0 --out "$folder/start-greedy.json"
+evaluate_once "$folder/start.json" base --label start
+evaluate_once "$folder/start-greedy.json" base --label start --temperature 0
 if [ "$steps" -gt 0 ]; then
     say "training: $steps steps, log $training.log"
     OUTPUT_DIR=$training MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
         for_now "$training.log" bash tools/train/train_grpo_msswift.sh
     say "after training: $deals test deals, sampled at temperature 1 and greedy, compared with the teacher"
     # By its folder: in a session after the last step, no trainer has pushed its players to the server.
-    run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --out "$training/sampled.json"
-    run - hanabi-grpo evaluate "$training" --suite test --tasks "$deals" --temperature 0 --out "$training/greedy.json"
+    evaluate "$training/sampled.json" "$training"
+    evaluate "$training/greedy.json" "$training" --temperature 0
 fi
 bots=("$teacher")
 if [ "$teacher" != iggi ]; then bots+=(iggi); fi
-[ -e "$folder/bots.json" ] || run - hanabi-grpo evaluate "${bots[@]}" --suite test --tasks "$deals" --out "$folder/bots.json"
+evaluate_once "$folder/bots.json" "${bots[@]}"
 finish 0

@@ -57,11 +57,11 @@ for arm in aloud silent; do
     export MODEL=$folder/$arm/model
     say "$arm: $deals test deals, sampled and greedy"
     start_server
-    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --out "$folder/$arm-sampled.json"
-    run - hanabi-grpo evaluate base --suite test --label "$arm" --tasks "$deals" --temperature 0 --out "$folder/$arm-greedy.json"
+    evaluate "$folder/$arm-sampled.json" base --label "$arm"
+    evaluate "$folder/$arm-greedy.json" base --label "$arm" --temperature 0
     # A deal has some 180 thoughts that can be corrupted.
     if [ $arm = aloud ]; then run - python tools/recipes/thought_table.py plain-hat-bot-aloud 2 "$folder/corrupted.json"; fi
     stop_server
 done
-run - hanabi-grpo evaluate plain-hat-bot --suite test --tasks "$deals" --out "$folder/teacher.json"
+evaluate "$folder/teacher.json" plain-hat-bot
 finish 0

@@ -45,7 +45,7 @@ say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
 say "before training: $deals test deals with the starting model, sampled"
-run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --out "$folder/start.json"
+evaluate "$folder/start.json" base --label start
 
 say "training: $steps steps, log $folder/train.log"
 OUTPUT_DIR=$out MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
@@ -53,7 +53,7 @@ OUTPUT_DIR=$out MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
 mv "$folder/start.json" "$out/"
 
 say "after training: the same deals, sampled at temperature 1 and greedy, compared with IGGI"
-run - hanabi-grpo evaluate served --suite test --tasks "$deals" --out "$out/sampled.json"
-run - hanabi-grpo evaluate served --suite test --tasks "$deals" --temperature 0 --out "$out/greedy.json"
-run - hanabi-grpo evaluate iggi --suite test --tasks "$deals" --out "$folder/iggi.json"
+evaluate "$out/sampled.json" served
+evaluate "$out/greedy.json" served --temperature 0
+evaluate "$folder/iggi.json" iggi
 finish 0

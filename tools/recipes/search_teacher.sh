@@ -14,8 +14,9 @@
 #   RECIPE_STEPS  optimizer steps of self-play afterwards (0 after best-messages, which can be memorized; 250)
 #   RECIPE_DEALS  deals of each evaluation (2000), from the suite test, which was not used to choose anything
 #
-# Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value. The run
-# is outputs/search-teacher/BOARD-TEACHER-SEED. Written 2026-11-23; docs/results-appendix.md has the results.
+# Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE in the shell overrides the recipe's own value. All output
+# is in outputs/search-teacher/BOARD-TEACHER-SEED. A second call continues an interrupted one: finished imitations and
+# steps are not repeated. docs/results-appendix.md has the results.
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -38,7 +39,6 @@ default_env NUM_GENERATIONS 8
 default_env HANABI_ENTROPY_BONUS 0.005
 recipe_settings $default_steps 2000
 out=outputs/search-teacher/$board-$start-$seed
-must_be_new "$out"
 folder=$out/logs
 mkdir -p "$folder"
 source tools/session.sh
@@ -50,23 +50,23 @@ run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 # Every start is in the games and none is held out: such a team plays from a table, which does not generalize.
 say "games of $start, and the model that learns to imitate them, log $folder/warm_start.log"
 run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --every-start --noise 0.03 \
-    --tasks "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-$default_warm}" --learning-rate 3e-3 --out "$out/warm"
+    --tasks "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-$default_warm}" --learning-rate 3e-3 --out "$out/warm" --resume
 export MODEL=$out/warm/model
 
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
 say "the teacher and the model that imitates it, sampled and greedy: $deals test deals"
-evaluate() { run - hanabi-grpo evaluate "$1" --suite test --tasks "$deals" --temperature "$2" --out "$out/$3.json"; }
-run - hanabi-grpo evaluate "$start" --suite test --tasks "$deals" --out "$out/teacher.json"
-evaluate base 1 warm-sampled
-evaluate base 0 warm-greedy
+evaluate_once "$out/teacher.json" "$start"
+evaluate_once "$out/warm-sampled.json" base
+evaluate_once "$out/warm-greedy.json" base --temperature 0
 
 if [ "$steps" -gt 0 ]; then
     say "training from there: $steps steps, log $folder/train.log"
-    OUTPUT_DIR=$out/run MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
+    OUTPUT_DIR=$out/run MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
         run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
-    evaluate served 1 sampled
-    evaluate served 0 greedy
+    # By its folder: a finished run pushes no players in a second call.
+    evaluate "$out/sampled.json" "$out/run"
+    evaluate "$out/greedy.json" "$out/run" --temperature 0
 fi
 finish 0

@@ -14,7 +14,7 @@
 #   RECIPE_RL_SILENT steps without thoughts (same number)
 #   RECIPE_DEALS     deals of the evaluations, from the suite test (1000)
 #
-# A second call continues an interrupted one: finished imitations, runs and evaluations are not repeated.
+# A second call continues an interrupted one: finished imitations and steps are not repeated.
 #
 # In reinforcement learning, each player has an adapter, and nothing rewards a good thought directly: its tokens get the
 # advantage of their turn.
@@ -25,6 +25,7 @@ set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
+source tools/recipe.sh
 name=thoughts
 whole_numbers RECIPE_SEED RECIPE_GAMES RECIPE_STEPS RECIPE_SILENT RECIPE_RL RECIPE_RL_SILENT RECIPE_DEALS
 export SEED=${RECIPE_SEED:-0}
@@ -41,13 +42,6 @@ default_env HANABI_TASKS_PER_STEP 16
 unset DATASET
 source tools/session.sh
 start_session
-
-# evaluate_once FILE ARGUMENTS...: evaluates on the test deals, unless an earlier call wrote FILE
-evaluate_once() {
-    local file=$1
-    shift
-    [ -e "$file" ] || run - hanabi-grpo evaluate "$@" --suite test --tasks "$deals" --out "$file"
-}
 
 export MODEL=$folder/untaught
 run - hanabi-grpo tiny-model --preset "$HANABI_PRESET" --style full --teacher "$teacher-aloud" --games 2 --steps 1 --out "$MODEL"
@@ -74,8 +68,8 @@ for arm in aloud silent; do
         OUTPUT_DIR=$folder/$arm-rl MAX_STEPS=$rl REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
             run "$folder/$arm-rl.log" bash tools/train/train_grpo_msswift.sh
         # By its folder: a finished run pushes no players in a second call.
-        evaluate_once "$folder/$arm-rl-sampled.json" "$folder/$arm-rl" --label "$arm, trained"
-        evaluate_once "$folder/$arm-rl-greedy.json" "$folder/$arm-rl" --label "$arm, trained" --temperature 0
+        evaluate "$folder/$arm-rl-sampled.json" "$folder/$arm-rl" --label "$arm, trained"
+        evaluate "$folder/$arm-rl-greedy.json" "$folder/$arm-rl" --label "$arm, trained" --temperature 0
     fi
     stop_server
 done
