@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import pytest
 from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.settings.defaults import TINY_MODEL
 from hanabi_grpo.types import Episode
+from ports import free_port
 from trainer_host import Request, next_host
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,13 +103,6 @@ def reset_signals() -> None:
     A test run in the background would hand down an ignored Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def free_port() -> int:
-    """Return a port at which nobody listens right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

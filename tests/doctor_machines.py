@@ -1,7 +1,6 @@
 """What the doctor's tests examine: a small model folder, a server, a machine with GPUs."""
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,13 +86,6 @@ def find(
     loaded = load_settings(environ, NOWHERE)
     probe = Probe("probe", function, ("server", "trainer", "both"))
     return make_checks(loaded, role=role, shell={**environ, **(shell or {})}, probes=[probe])
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def only(checks: list[Check]) -> Check:

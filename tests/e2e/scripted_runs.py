@@ -15,9 +15,10 @@ import torch
 from plans import PLAN_VARIABLE, Plan
 from safetensors.torch import load_file
 
-from conftest_e2e import ROOT, TRAINER_SECONDS, VARIABLES, clean_environment, free_port
+from conftest_e2e import ROOT, TRAINER_SECONDS, VARIABLES, clean_environment
 from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.settings import load_settings, settings_json
+from ports import free_port
 from trainer_host import Request, next_host
 
 SCRIPTED_TRAINER = Path(__file__).parent / "scripted_trainer.py"

@@ -22,7 +22,6 @@ from conftest_e2e import (
     SERVER_SECONDS,
     Server,
     clean_environment,
-    free_port,
     read_json_lines,
     read_metrics,
     run_cli,
@@ -30,6 +29,7 @@ from conftest_e2e import (
     stop,
     train,
 )
+from ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 KEY = "sk-0123456789abcdef"

@@ -23,10 +23,11 @@ from planted_server import ADAPTER_FAULTS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from conftest_e2e import clean_environment, free_port, stop  # noqa: E402
+from conftest_e2e import clean_environment, stop  # noqa: E402
 from hanabi_grpo.rollout.dataset_rows import dataset_row  # noqa: E402
 from hanabi_grpo.rollout.datasets import write_dataset  # noqa: E402
 from hanabi_grpo.settings.defaults import TINY_MODEL  # noqa: E402
+from ports import free_port  # noqa: E402
 
 TRUTHFUL = "raw_logprobs"
 AS_SAMPLED = "processed_logprobs"

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from doctor_machines import free_port
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.access import GameAccess
@@ -27,6 +26,7 @@ from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.server.assembly import read_setups
 from hanabi_grpo.settings import load_settings
 from local_service import LocalService, QuietHandler, served
+from ports import closed_port
 from server_app import RunningApp, open_session, rollout_body, running_app, session_body
 
 SECONDS = 3.0
@@ -263,8 +263,9 @@ def test_no_request_has_the_server_connect_anywhere(app: RunningApp) -> None:
             assert "that the server was started with: none" in detail
             assert f"HANABI_ENV='openenv:{address}'" in detail
         assert port.num_requests == 0
-    closed = {"env": f"openenv:localhost:{free_port()}", "env_config": {"preset": "x"}}
-    assert "started with: none" in ask_rollout(app, closed).json()["detail"]
+    with closed_port() as port:
+        closed = {"env": f"openenv:localhost:{port}", "env_config": {"preset": "x"}}
+        assert "started with: none" in ask_rollout(app, closed).json()["detail"]
     word_lists = {"env": "textarena:Wordle-v0", "env_config": {"preset": "Wordle-v0"}}
     assert "started with: none" in ask_rollout(app, word_lists).json()["detail"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest_e2e import free_port
+from ports import free_port
 
 SESSIONS = Path(__file__).parent.parent / "zero_sessions.py"
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from doctor_machines import NOWHERE, ROOT, free_port, make_model
+from doctor_machines import NOWHERE, ROOT, make_model
 from hanabi_grpo import __version__
 from hanabi_grpo.cli import GROUPS, all_commands, app
 from hanabi_grpo.commands.console import INTERRUPTED, offline_environ
@@ -33,6 +33,7 @@ from hanabi_grpo.settings import (
     variables,
 )
 from hanabi_grpo.settings.shell import server_command
+from ports import free_port
 
 RUNNER = CliRunner()
 CLI = (sys.executable, "-m", "hanabi_grpo.cli")

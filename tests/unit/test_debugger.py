@@ -13,6 +13,7 @@ import pytest
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.processes import wait_for_debugger
+from ports import free_port
 
 _SECONDS = 90.0
 """For debugpy's own processes to start on a busy machine."""
@@ -31,12 +32,6 @@ try:
 except SettingsError as error:
     print(error)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def connect(port: int) -> socket.socket:

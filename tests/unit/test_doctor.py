@@ -18,7 +18,6 @@ from doctor_machines import (
     NOWHERE,
     ROOT,
     find,
-    free_port,
     install_package,
     make_gpu_machine,
     make_model,
@@ -39,6 +38,7 @@ from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.pass_through import Terminal
+from ports import free_port
 from tracked_runs import tracked_run
 
 RUNNER = CliRunner()

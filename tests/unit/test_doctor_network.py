@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from doctor_machines import answering, find, free_port, make_model, only
+from doctor_machines import answering, find, make_model, only
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.commands.doctor.server import port_checks, server_checks
@@ -15,6 +15,7 @@ from hanabi_grpo.runs.run_folder import public_run, run_identity
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.serving import starting_server
 from hanabi_grpo.settings import Settings
+from ports import closed_port, free_port
 from server_app import make_identity, running_app, session_body
 
 
@@ -49,8 +50,8 @@ def identity(folder: Path) -> dict[str, Any]:
 
 
 def test_each_server_of_a_list_is_asked(folder: Path) -> None:
-    with answering(200, identity(folder), key="k") as port:
-        hosts = f"127.0.0.1:{port},127.0.0.1:{free_port()}"
+    with answering(200, identity(folder), key="k") as port, closed_port() as closed:
+        hosts = f"127.0.0.1:{port},127.0.0.1:{closed}"
         first, second = find(
             server_checks, MODEL=folder, VLLM_SERVER_HOST=hosts, HANABI_API_KEY="k"
         )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bad_server import bad_server, silent
-from doctor_machines import find, free_port
+from doctor_machines import find
 from fake_engine import LAPTOP, task
 from hanabi_grpo.agents import url_calls
 from hanabi_grpo.agents.judge import FailedCalls, Judge, fill_template, read_score
@@ -35,6 +35,7 @@ from hanabi_grpo.settings.judge_template import judge_template
 from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.types import Episode, Reply
 from local_service import served
+from ports import closed_port
 from server_app import RunningApp, open_session, running_app, session_body
 from url_service import Answer, Partner, completion
 
@@ -359,7 +360,10 @@ def test_nonsense_for_most_games_ends_the_request_with_the_reason(
 
 
 def test_a_judge_that_is_gone_or_hangs_ends_the_request_in_time(tmp_path: Path) -> None:
-    with court(tmp_path, completion, f"http://127.0.0.1:{free_port()}") as (_, _, client):
+    with (
+        closed_port() as port,
+        court(tmp_path, completion, f"http://127.0.0.1:{port}") as (_, _, client),
+    ):
         message = r"judge url:big .*not reached .*3 calls in a row .*calls.jsonl.*RESUME=latest"
         with pytest.raises(ServerError, match=message):
             play(client, num_games=8)

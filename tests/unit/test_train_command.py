@@ -25,7 +25,6 @@ from doctor_machines import (
     answering,
     empty_model,
     find,
-    free_port,
     make_model,
     only,
 )
@@ -38,6 +37,7 @@ from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import LoadedSettings, load_settings, read_settings, settings_json
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.training import main as trainer
+from ports import closed_port, free_port
 from torn_checkpoints import write as write_checkpoint_of
 
 RUNNER = CliRunner()
@@ -260,10 +260,10 @@ def test_a_refused_key_ends_the_wait() -> None:
 
 def test_a_server_that_never_comes_ends_the_wait_with_the_command_that_starts_it() -> None:
     console = recording()
-    here = loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5")
-    with pytest.raises(ServerError, match=r"after 2\.5 s \(ConnectError") as caught:
-        wait_for_first_server(here, sayer(console), remind=0.05, poll=0.01)
-    port = here.settings.vllm_server_port
+    with closed_port() as port:
+        here = loaded(VLLM_SERVER_PORT=str(port), HANABI_SERVER_TIMEOUT="2.5")
+        with pytest.raises(ServerError, match=r"after 2\.5 s \(ConnectError") as caught:
+            wait_for_first_server(here, sayer(console), remind=0.05, poll=0.01)
     assert f"PORT={port} bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
     said = console.export_text()
     assert said.count("Type in another terminal") == 1

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bad_server import Behaviour, bad_server, drips, http, resets, silent
-from doctor_machines import find, free_port
+from doctor_machines import find
 from fake_engine import CHAT, task, task_row
 from hanabi_grpo.agents import url_calls, url_transcript
 from hanabi_grpo.agents.url_model import UrlPartners
@@ -37,6 +37,7 @@ from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.tasks import check_stamps
 from hanabi_grpo.types import Turn
 from local_service import served
+from ports import closed_port
 from server_app import RunningApp, lora_of, open_session, push_to, running_app, word_reply
 from url_service import Answer, Partner, Response, completion
 
@@ -247,10 +248,11 @@ def test_what_stays_broken_is_given_up_with_a_sentence_and_never_hangs(
 
 
 def test_a_url_that_fails_three_calls_in_a_row_ends_the_request(tmp_path: Path) -> None:
-    partners = partners_of(tmp_path, f"big=http://127.0.0.1:{free_port()}/v1#m")
     message = r"not reached .*3 calls in a row .*calls.jsonl.*RESUME=latest"
-    with pytest.raises(PartnerDownError, match=message):
-        ask(partners, times=3)
+    with closed_port() as port:
+        partners = partners_of(tmp_path, f"big=http://127.0.0.1:{port}/v1#m")
+        with pytest.raises(PartnerDownError, match=message):
+            ask(partners, times=3)
     assert all(call["error"] and call["reply"] == "" for call in read_calls(tmp_path))
 
 
@@ -697,11 +699,11 @@ def test_a_bad_url_is_refused(text: str) -> None:
 
 
 def test_the_doctor_asks_each_url_for_its_models() -> None:
-    with served(Partner(lambda body: completion())) as partner:
+    with served(Partner(lambda body: completion())) as partner, closed_port() as closed:
         urls = [
             partner.entry(),
             partner.entry("other") + "x",
-            f"gone=http://127.0.0.1:{free_port()}/v1#m",
+            f"gone=http://127.0.0.1:{closed}/v1#m",
             partner.entry("lost").replace("/v1", ""),
         ]
         checks = find(partner_url_checks, HANABI_PARTNER_URLS=",".join(urls))
