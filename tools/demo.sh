@@ -20,7 +20,7 @@
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_OUT     new folder of everything (unset: outputs/demo-DATE-PID)
-#   DEMO_RESUME  any text: DEMO_OUT is a demo that was interrupted; it continues from its last checkpoint
+#   DEMO_RESUME  any text: continue the interrupted demo in DEMO_OUT from its last checkpoint, if it has one
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -188,7 +188,7 @@ if [ ! -e "$folder/before.json" ]; then
 fi
 
 say "3 of 5: training, $steps steps, after the trainer's start of half a minute; log $folder/train.log"
-if compgen -G "$folder/train/checkpoint-*" >/dev/null; then export RESUME=latest; fi
+if [ -n "${DEMO_RESUME:-}" ]; then export RESUME=latest; fi # without a checkpoint, it starts over
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 

@@ -367,11 +367,12 @@ def test_ctrl_c_while_the_demo_makes_its_model_leaves_nothing_running(
     assert not maker.exists()
 
 
-def test_an_interrupted_demo_continues_from_its_last_checkpoint(
-    demo: Runner, launch: Runner, checkout: Path, command_line: Path
+@pytest.mark.parametrize("left", ["train/checkpoint-3", "train"])
+def test_an_interrupted_demo_continues_also_before_its_first_checkpoint(
+    demo: Runner, launch: Runner, checkout: Path, command_line: Path, left: str
 ) -> None:
     folder = checkout / "out"
-    (folder / "train/checkpoint-3").mkdir(parents=True)
+    (folder / left).mkdir(parents=True)
     (folder / "before.json").touch()
     refused = launch("demo.sh", DEMO_OUT="out")
     assert refused.returncode == 2
