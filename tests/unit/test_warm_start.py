@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import NonFiniteError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
+from hanabi_grpo.runs import checkpoints
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.manifest import check_checkpoint, read_manifest, write_manifest
 from hanabi_grpo.runs.run_folder import LOCK, open_locked
@@ -609,6 +611,17 @@ def test_a_folder_that_cannot_be_used_is_named_by_its_option(base: Path, tmp_pat
             run(make_start(base, used))
     assert str(caught.value) == (
         f"{used}: another process is using it (pid 1 on gpu7). Stop it, or choose another --out."
+    )
+
+
+def test_a_full_disk_ends_with_the_option_that_continues_the_warm_start(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(RunFolderError) as caught:
+        run(make_start(base, tmp_path / "out"))
+    assert str(caught.value).endswith(
+        "0 MiB are left. Free space there, then run the same command with --resume."
     )
 
 

@@ -40,8 +40,8 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _MARGIN_BYTES = 16 << 20
 """Space that must stay free in addition to a new checkpoint."""
 _REMEDIES = {
-    errno.ENOSPC: "Free space there, or keep fewer with SAVE_TOTAL_LIMIT",
-    errno.EDQUOT: "Your quota is used up: free space there, or keep fewer with SAVE_TOTAL_LIMIT",
+    errno.ENOSPC: "Free space there",
+    errno.EDQUOT: "Your quota is used up: free space there",
     errno.EFBIG: "Raise this shell's limit on file sizes: ulimit -f unlimited",
 }
 """What to do, by the operating system's error."""
@@ -74,6 +74,7 @@ def write_checkpoint(
     facts: Mapping[str, object],
     *,
     needed_bytes: int,
+    next_step: str | None = None,
 ) -> Path:
     """Write `checkpoint-<step>`: it appears by a rename, once every file in it is on disk.
 
@@ -86,6 +87,8 @@ def write_checkpoint(
         fill: Writes the files, with any sub-folders, into the folder that it is given.
         facts: Further keys of the manifest.
         needed_bytes: Approximate size of what `fill` writes; 10 % and 16 MiB more must be free.
+        next_step: How to continue after an error is remedied; None: the variables of a training
+            run.
 
     Returns:
         The checkpoint's folder.
@@ -93,11 +96,16 @@ def write_checkpoint(
     Raises:
         RunFolderError: Too little space, or the operating system refuses.
     """
+    if next_step is None:
+        next_step = (
+            f"continue with OUTPUT_DIR={run_folder} RESUME=latest; a lower SAVE_TOTAL_LIMIT keeps "
+            "fewer checkpoints"
+        )
     target = run_folder / f"checkpoint-{step}"
     partial = target.with_name(f".{target.name}.partial")
     replaced = target.with_name(f".{target.name}.old")
     try:
-        _check_space(target, needed_bytes)
+        _check_space(target, needed_bytes, next_step)
         _remove(partial)
         partial.mkdir()
         fill(partial)
@@ -116,8 +124,7 @@ def write_checkpoint(
         remedy = _REMEDIES.get(code, f"Make {run_folder} writable")
         raise RunFolderError(
             f"{target}: cannot be written ({os.strerror(code)}). No partial files are left, and "
-            f"earlier checkpoints are unchanged. {remedy}, then continue with "
-            f"OUTPUT_DIR={run_folder} RESUME=latest."
+            f"earlier checkpoints are unchanged. {remedy}, then {next_step}."
         ) from error
     logger.info("checkpoint: %s", target)
     return target
@@ -323,20 +330,20 @@ def _os_error_code(error: BaseException) -> int | None:
     return None
 
 
-def _check_space(target: Path, needed_bytes: int) -> None:
+def _check_space(target: Path, needed_bytes: int, next_step: str) -> None:
     """Refuse to write if too little space is free.
 
     Args:
         target: The checkpoint that is about to be written.
         needed_bytes: Its approximate size.
+        next_step: See `write_checkpoint`.
     """
     needed = needed_bytes + needed_bytes // 10 + _MARGIN_BYTES
     free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise RunFolderError(
             f"{target}: needs {needed / 2**20:.0f} MiB of free space, but {free / 2**20:.0f} MiB "
-            f"are left. {_REMEDIES[errno.ENOSPC]}, then continue with OUTPUT_DIR={target.parent} "
-            "RESUME=latest."
+            f"are left. {_REMEDIES[errno.ENOSPC]}, then {next_step}."
         )
 
 

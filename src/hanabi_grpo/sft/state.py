@@ -47,6 +47,8 @@ _WEIGHTS = "weights.safetensors"
 """A student's current parameters."""
 _BEST = "best.safetensors"
 """A student's parameters at the lowest held-out loss."""
+_CONTINUE = "run the same command with --resume"
+"""How to continue after a write failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +254,7 @@ class ResultFolder:
         """
         names = [student.name for student in students if student.name != WHOLE_MODEL]
         facts = {**self.facts, "warm_start": self._about(students)}
-        save_checkpoint(model, names, folder, 0, facts, state)
+        save_checkpoint(model, names, folder, 0, facts, state, next_step=_CONTINUE)
 
     def _save_model(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
         """Write a Hugging Face model folder, replacing the old one."""
@@ -269,7 +271,7 @@ class ResultFolder:
         except OSError as error:
             raise RunFolderError(
                 f"{target}: cannot be written ({error.strerror or error}). Free some space, then "
-                "run the same command with --resume."
+                f"{_CONTINUE}."
             ) from error
 
     def _about(self, students: Sequence[Student]) -> dict[str, Any]:

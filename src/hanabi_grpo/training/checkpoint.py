@@ -552,6 +552,8 @@ def save_checkpoint(
     step: int,
     facts: Mapping[str, object],
     state: ResumeState | None = None,
+    *,
+    next_step: str | None = None,
 ) -> Path:
     """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, a state, and a manifest.
 
@@ -563,6 +565,7 @@ def save_checkpoint(
         facts: Facts for the manifest besides the hashes of the files.
         state: What a resume needs, in its own folder, e.g. `trainer/`. None: the checkpoint cannot
             be resumed from.
+        next_step: See `write_checkpoint`.
 
     Returns:
         The folder.
@@ -582,7 +585,9 @@ def save_checkpoint(
         tensors += adapters.adapter_tensors(model, name, torch.float32).values()
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     manifest = {"adapters": list(names), **facts}
-    return write_checkpoint(run_folder, step, fill, manifest, needed_bytes=needed)
+    return write_checkpoint(
+        run_folder, step, fill, manifest, needed_bytes=needed, next_step=next_step
+    )
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
