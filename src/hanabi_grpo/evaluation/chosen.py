@@ -18,6 +18,7 @@ from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
+from hanabi_grpo.settings.defaults import reply_limit
 from hanabi_grpo.settings.game import default_preset
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.token_filter import ALL_TOKENS
@@ -79,11 +80,27 @@ class Chosen:
             yield Served(
                 client=client,
                 resolver=SeatResolver(client, settings),
-                max_tokens=settings.max_completion_length,
+                max_tokens=self.max_tokens,
                 temperature=self.temperature,
                 token_filter=ALL_TOKENS if self.temperature == 0 else settings.token_filter,
                 seed=settings.seed,
             )
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum length of one reply: MAX_COMPLETION_LENGTH, or its default in the chosen game."""
+        settings = self.loaded.settings
+        if not self.loaded.origins["max_completion_length"].startswith("default"):
+            return settings.max_completion_length
+        return reply_limit(
+            {
+                "device": settings.device,
+                "thinking": settings.thinking,
+                "max_model_len": settings.max_model_len,
+                "env": self.game.env,
+                "preset": self.game.spec.preset,
+            }
+        )
 
     def _game_variables(self) -> dict[str, str]:
         """Return the environment variables with which this command's own server plays the game."""
