@@ -520,6 +520,8 @@ def test_a_model_without_a_server_is_refused() -> None:
         (["iggy"], "Did you mean 'iggi'?"),
         (["iggi,iggi,iggi"], "lineup 'iggi,iggi,iggi': 3 "),
         (["iggi", "iggi"], "lineup 'iggi': is given twice"),
+        (["iggi", "iggi,iggi"], "'iggi,iggi' are the same games: they have the same players in"),
+        (["iggi,blind", "blind,iggi"], "or play only the given seats with --no-rotate"),
         (["iggi", "blind", "--label", "x"], "--label 'x': names a single lineup, but 2 are given"),
         (["iggi", "--tasks", "1"], "--tasks 1: a standard error needs at least 2 tasks"),
         (["iggi", "--suite", "train"], "training may have seen its tasks"),
@@ -545,6 +547,15 @@ def test_bad_options_are_one_message(arguments: list[str], message: str) -> None
     assert answer.exit_code == 2
     assert answer.stderr.startswith("error: ")
     assert message in answer.stderr
+
+
+def test_seat_orders_are_lineups_of_their_own_where_seats_are_not_changed() -> None:
+    answer = evaluate(
+        "iggi,blind", "blind,iggi", "--no-rotate", "--tasks", "4", "--preset", "laptop", "--json"
+    )
+    assert answer.exit_code == 0, answer.output
+    seats = [result["orders"][0]["seats"] for result in json.loads(answer.stdout)["results"]]
+    assert seats == [["iggi", "blind"], ["blind", "iggi"]]
 
 
 def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:

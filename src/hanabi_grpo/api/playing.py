@@ -144,7 +144,7 @@ def evaluate(
     if all_starts:
         suite = ALL_STARTS
         tasks = tasks_of_all_starts(chosen.game)
-    teams = parse_lineups(specs, chosen.game, label=label)
+    teams = parse_lineups(specs, chosen.game, label=label, rotate=rotate)
     needs_server = any(team.lineup.needs_server for team in teams)
     own = needs_server and needs_own_server(given, server)
     if own:

@@ -109,7 +109,9 @@ def evaluate(
     games = [each.game for each in chosen]
     names = setup_names(games)
     suite, num_tasks = _chosen_tasks(games, names, tasks, suite, all_starts=all_starts)
-    teams_of_games = [parse_lineups(specs, game, label=label) for game in games]
+    teams_of_games = []
+    for game in games:
+        teams_of_games.append(parse_lineups(specs, game, label=label, rotate=not no_rotate))
     is_one = len(games) == 1
     files: list[Path | None] = []
     for name in names:

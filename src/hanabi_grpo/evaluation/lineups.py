@@ -26,7 +26,7 @@ from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS, OUTPUTS
-from hanabi_grpo.settings.refs import Role, ScriptRef
+from hanabi_grpo.settings.refs import Ref, Role, ScriptRef
 
 if TYPE_CHECKING:
     import pandas
@@ -121,7 +121,7 @@ class Evaluation:
 
 
 def parse_lineups(
-    specs: Sequence[str], game: Setup[Any], *, label: str | None = None
+    specs: Sequence[str], game: Setup[Any], *, label: str | None = None, rotate: bool = True
 ) -> list[Team]:
     """Read the lineups of one evaluation.
 
@@ -129,10 +129,12 @@ def parse_lineups(
         specs: The lineups, see `parse_lineup`.
         game: What is played.
         label: Name in tables of the only lineup; None: short names that differ.
+        rotate: Whether different players change seats.
 
     Raises:
-        SettingsError: A lineup cannot be read or is given twice, one of its scripts does not play
-            this game, or a label is given for several lineups.
+        SettingsError: A lineup cannot be read or is given twice, possibly in another order of
+            seats that is played anyway, one of its scripts does not play this game, or a label is
+            given for several lineups.
     """
     for spec in specs:
         if list(specs).count(spec) > 1:
@@ -149,11 +151,31 @@ def parse_lineups(
             if isinstance(ref, ScriptRef):
                 check_script(game, ref.name)
         lineups.append(lineup)
+    _check_that_all_differ(lineups, rotate=rotate)
     names = distinct_labels(lineups) if label is None else [label]
     teams = []
     for spec, lineup, name in zip(specs, lineups, names, strict=True):
         teams.append(Team(spec=spec, lineup=lineup, name=name))
     return teams
+
+
+def _check_that_all_differ(lineups: Sequence[Lineup], *, rotate: bool) -> None:
+    """Raise SettingsError if two lineups would play the same games."""
+    played: dict[frozenset[tuple[Ref, ...]], Lineup] = {}
+    for lineup in lineups:
+        orders = frozenset(lineup.orders(rotate=rotate))
+        if orders not in played:
+            played[orders] = lineup
+            continue
+        same = played[orders]
+        reason = "they have the same players in the same seats"
+        remedy = "leave one out"
+        if lineup.refs != same.refs:
+            reason = "a lineup is played in all rotations of its seats"
+            remedy += ", or play only the given seats with --no-rotate"
+        raise SettingsError(
+            f"lineups {same.text!r} and {lineup.text!r} are the same games: {reason}; {remedy}."
+        )
 
 
 def _quiet(title: str, total: int, name: str) -> Callable[[int], None]:
