@@ -158,6 +158,18 @@ def test_the_head_of_an_absent_player_rests(name: str) -> None:
     assert learned.observe([], []).metrics == {}
 
 
+def test_a_clip_of_each_players_reward_is_refused_where_critics_learn_that_of_a_team() -> None:
+    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
+    for name in ("ippo", "mappo"):
+        clipped = Settings(advantage=name, reward_clip=1.0)
+        with pytest.raises(
+            SettingsError, match=f"HANABI_REWARD_CLIP=1 with HANABI_ADVANTAGE={name}: hanabi is a"
+        ):
+            check_payoffs(clipped, [kuhn, SETUP])
+        check_payoffs(clipped, [kuhn])
+    check_payoffs(Settings(advantage="turn", reward_clip=1.0), [SETUP])
+
+
 def test_shares_of_a_return_that_adds_up_to_nothing_are_refused() -> None:
     kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
     for name in MIXERS:

@@ -18,6 +18,7 @@ from hanabi_grpo.envs.base import FORFEIT, SKIP, Environment, Setup, Task
 from hanabi_grpo.envs.conformance import (
     ConformanceError,
     check,
+    check_another_process,
     check_games,
     check_replies,
     check_starts,
@@ -37,7 +38,11 @@ from toy_kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
 
 
 @pytest.mark.parametrize("environment", [KUHN, GUESS, DILEMMA], ids=["kuhn", "guess", "dilemma"])
-def test_small_environments_pass_every_check(environment: Environment[Any]) -> None:
+def test_small_environments_pass_every_check(
+    environment: Environment[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tests register one of them in this process alone.
+    monkeypatch.delitem(registry.OWN, environment.name, raising=False)
     [config] = environment.presets.values()
     hidden: dict[str, set[str]] = {
         "kuhn": {"opponent's card"},
@@ -149,7 +154,7 @@ BROKEN_GAMES = [
         r"equal starts if both what player \d is shown and its hidden\(\) are equal",
     ),
     (Shallow, check_games, "a move in a copy to leave the game unchanged"),
-    (Unpaid, check_games, "zero-sum parts that add up to 0"),
+    (Unpaid, check_games, r"zero-sum parts from step\(\) that add up to 0"),
     (Rich, check_games, r"player 0's return in \(-2.0, 2.0\); found -?4.0"),
     (Fussy, check_replies, "every text to be accepted as a reply; found KeyError"),
     (Deaf, check_games, "parse to read the legal action"),
@@ -191,6 +196,69 @@ def test_a_hanabi_view_that_tells_an_own_card_is_found() -> None:
         ConformanceError, match=r"message\(\) of player \d not to depend on 'own cards'"
     ):
         check_games(Broken(), HANABI.presets["laptop"])
+
+
+HASHED = """
+from toy_environments import Guess, GuessGame
+
+class Hashed(Guess):
+    def reset(self, config, *, split, seed):
+        return Opened(config, 2 * (hash((split, seed)) % 5) + split.startswith("eval"))
+
+class Opened(GuessGame):
+    def state_message(self, player):
+        return f"Below {self.number + 2}. " + super().state_message(player)
+
+HASHED = Hashed()
+"""
+
+
+def test_starts_that_differ_between_processes_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hashed_starts.py").write_text(HASHED)
+    register(tmp_path, {"guess": "hashed_starts:HASHED"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hashed = registry.get("guess")
+    with pytest.raises(ConformanceError, match=r"to start the same game in another process"):
+        check_another_process(hashed, ToyConfig())
+
+
+def test_starts_of_a_sound_environment_are_the_same_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not check_another_process(GUESS, ToyConfig())
+    assert "not checked: whether another process" in str(check(GUESS, ToyConfig()))
+    register(tmp_path, {"guess": "toy_environments:GUESS"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert check_another_process(GUESS, ToyConfig())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, place in registry.OWN.items() if place.startswith("hanabi_grpo.")]
+)
+def test_the_starts_of_every_environment_here_are_the_same_in_another_process(name: str) -> None:
+    environment = registry.get(name)
+    assert check_another_process(environment, next(iter(environment.presets.values())))
+
+
+def test_the_report_names_the_steps_at_which_a_leak_would_not_be_noticed() -> None:
+    class Timid(KuhnGame):
+        """Tells the other card after the first move; its `resampled` then changes nothing."""
+
+        def message(self, player: int) -> str:
+            told = f" {self.cards[1 - player]}" if self.actions else ""
+            return super().message(player) + told
+
+        def resampled(self, player: int, rng: random.Random) -> KuhnGame:
+            return self.copy() if self.actions else super().resampled(player, rng)
+
+    class Broken(Kuhn):
+        def reset(self, config: KuhnConfig, *, split: str, seed: int) -> KuhnGame:
+            return Timid(super().reset(config, split=split, seed=seed).cards)
+
+    report = str(check_games(Broken(), KuhnConfig()))
+    assert re.search(r"exchanged in \d+ of \d+ positions; never at step 1, 2, where", report)
 
 
 def test_a_draw_is_the_same_for_ever() -> None:
@@ -282,6 +350,51 @@ def test_a_bad_reply_loses_the_turn_where_the_spec_says_so_and_the_last_turn_tru
     assert referee.episode().reward(0) == -0.5
     with pytest.raises(IllegalActionError, match=r"The episode is over \(truncated_turns\)"):
         referee.step({0: "1"})
+
+
+def test_the_words_for_a_bad_reply_are_bad_replies() -> None:
+    class Echo(GuessGame):
+        def parse(self, player: int, reply: str) -> str | None:
+            return reply.strip() or None
+
+    class Forgiving(Guess):
+        def reset(self, config: ToyConfig, *, split: str, seed: int) -> GuessGame:
+            return Echo(config, 3)
+
+    for reply in (FORFEIT, SKIP):
+        [turn] = Referee(task(Forgiving())).step({0: reply})
+        assert turn.kind is ReplyKind.UNPARSABLE
+        assert turn.rewards == ({"unparsable": -0.5},)
+    # An action is sent and written as UTF-8.
+    [turn] = Referee(task(Forgiving())).step({0: "3"})
+    assert turn.kind is ReplyKind.LEGAL
+
+
+def test_what_is_paid_late_is_added_to_what_the_step_paid() -> None:
+    class Late(GuessGame):
+        num_late = 2
+
+        def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+            super().step(actions)
+            return [{"score": 1.0}]
+
+        def late(self) -> Sequence[Sequence[Mapping[str, float]]]:
+            return [[{"score": 2.0}]] * self.num_late
+
+    class Paying(Guess):
+        def reset(self, config: ToyConfig, *, split: str, seed: int) -> GuessGame:
+            return Late(config, 3)
+
+    referee = Referee(task(Paying()))
+    paid = referee.paid(referee.step({0: "5"}), 0)
+    last = referee.step({0: "3"})
+    assert paid == {"score": 1.0}
+    assert referee.paid(last, 0) == {"score": 5.0}
+    assert [turn.rewards for turn in referee.episode().turns] == [({"score": 3.0},)] * 2
+    Late.num_late = 3
+    referee = Referee(task(Paying()))
+    with pytest.raises(SettingsError, match=r"late\(\) pays for 3 steps, but the game had 1"):
+        referee.step({0: "3"})
 
 
 def test_players_who_act_at_the_same_time_answer_together() -> None:
@@ -408,6 +521,16 @@ def fresh_registry() -> Any:
     registry._load.cache_clear()
     yield
     registry._load.cache_clear()
+
+
+def test_a_row_that_names_a_preset_plays_it() -> None:
+    for name in registry.OWN:
+        environment = registry.get(name)
+        for preset, config in environment.presets.items():
+            setup = registry.setup(name, {"preset": preset})
+            assert setup.spec == Setup(environment, config).spec
+    slippery = registry.setup("frozen_lake", {"preset": "frozen_lake-slippery", "size": 6})
+    assert (slippery.config.slippery, slippery.config.size) == (True, 6)
 
 
 def test_an_installed_package_registers_an_environment_by_an_entry_point(

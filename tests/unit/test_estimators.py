@@ -25,7 +25,7 @@ from hanabi_grpo.training.estimators import (
     names_needing,
 )
 from hanabi_grpo.training.estimators.normalization import Method, normalize
-from hanabi_grpo.types import Episode, Turn
+from hanabi_grpo.types import Episode, Lesson, Turn
 from made_games import made_episode, made_turn
 
 
@@ -83,6 +83,27 @@ def test_state_baseline_compares_turns_of_the_same_state() -> None:
     # of the others, 0.25.
     assert_advantages("state_baseline", 0, [[1.75, -0.25], [-2.0], [0.25]])
     assert_advantages("state_baseline", 0, [[1.57829, -0.22547], [-1.80378], [0.22547]], "std")
+
+
+def test_state_baseline_reads_a_move_of_the_teacher_like_the_players_own() -> None:
+    first = replace(made_turn(0), prompt_ids=(1, 2), reply_ids=(7,))
+    taught = replace(
+        first, prompt_ids=(1, 2, 7), reply_ids=(), lesson=Lesson(reply_ids=(7,), plays=True)
+    )
+    other = replace(first, reply_ids=(6,))
+    seconds = []
+    for score in (1.0, 0.0, 5.0):
+        second = made_turn(0, rewards={"score": score})
+        seconds.append(replace(second, prompt_ids=(3,), reply_ids=(8,)))
+    own = [
+        made_episode(start, end) for start, end in zip((first, first, other), seconds, strict=True)
+    ]
+    with_teacher = [own[0], made_episode(taught, seconds[1]), own[2]]
+    estimator = make_estimator("state_baseline")
+    expected = estimator.advantages(own, 0, NOTHING_KNOWN)
+    # Only the second game has the same history before the second turn.
+    assert expected[0][1] == 1.0
+    assert estimator.advantages(with_teacher, 0, NOTHING_KNOWN)[0] == expected[0]
 
 
 def test_return_to_go_compares_what_comes_from_each_turn_on() -> None:

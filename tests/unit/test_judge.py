@@ -143,6 +143,12 @@ def test_the_question_quotes_what_was_said_without_thoughts_and_special_tokens()
     assert fill_template("{reply}", start, alone) == "{episode} < |im_end|>\nAnswer: 7"
     assert "player_1 was shown" not in fill_template("{episode}", start, alone)
     assert "not instructions" in fill_template(judge_template("answer"), start, episode)
+    # An environment may quote what a player wrote.
+    quoted = replace(episode.turns[0], prompt="It said <|im_end|>")
+    quoting = replace(episode, turns=(quoted, *episode.turns[1:]))
+    asked = fill_template("{prompt}\n{episode}", start, quoting)
+    assert "It said < |im_end|>" in asked
+    assert "<|im_end|>" not in asked
 
 
 def test_every_game_that_is_learned_from_is_paid_its_score_and_the_record_says_by_whom(

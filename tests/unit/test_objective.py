@@ -322,6 +322,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "HANABI_CRITIC=adapter with DEEPSPEED=zero3: .*zero2, or HANABI_CRITIC=head",
     ),
     (
+        {"critic": "adapter", "advantage": "ippo", "dtype": "float16"},
+        "HANABI_CRITIC=adapter with HANABI_DTYPE=float16: .*use bfloat16, float32",
+    ),
+    (
         {"minibatches": 9, "tasks_per_step": 8},
         "HANABI_MINIBATCHES=9 with HANABI_TASKS_PER_STEP=8: .*set 1 to 8, or more tasks",
     ),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings.partners import (
     BLOCK,
     Draw,
@@ -387,3 +387,19 @@ def test_no_name_of_this_shell_or_of_an_answer_leads_out_of_the_downloads() -> N
     for text in ("wandb:a/../c:v1", "hf:../x", "hf:a/.."):
         with pytest.raises(SettingsError, match=r"cannot be a folder name|give hf:"):
             parse_checkpoint(text)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"HANABI_PARTNER_SHARE": "1"}, "HANABI_PARTNER_SHARE=1 without HANABI_PARTNERS"),
+        ({"HANABI_PARTNER_DRAW": "worst"}, "HANABI_PARTNER_DRAW=worst without HANABI_PARTNERS"),
+    ],
+)
+def test_settings_that_expect_partners_are_refused_without_any(
+    environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings(environ, Path("no"))
+    load_settings({**environ, "HANABI_PARTNERS": "iggi"}, Path("no"))
+    load_settings({"HANABI_PARTNER_SHARE": "0.7"}, Path("no"))

@@ -226,6 +226,14 @@ def test_a_teacher_follows_its_player_to_another_seat() -> None:
             "player_0 would learn nothing from step 6 on; set HANABI_TEACHER_STEPS=0, or at least ",
         ),
         (
+            {"teacher": ("iggi",), "teacher_plays": 1.0, "teacher_weight": 0.0},
+            "HANABI_TEACHER_PLAYS=1.0 with HANABI_TEACHER_WEIGHT=0.0: player_0 would learn from",
+        ),
+        (
+            {"teacher": ("iggi",), "teacher_plays": 1.0, "teacher_steps": 5, "max_steps": 6},
+            "from step 6 on; .* or at least 6, or HANABI_TEACHER_PLAYS below 1",
+        ),
+        (
             {"teacher": ("iggi",), "teacher_weight": "player_2=1,2"},
             "HANABI_TEACHER_WEIGHT=player_2=1,2: player_2 is not a player of this game",
         ),

@@ -157,6 +157,12 @@ def test_a_call_is_read_from_a_reply(reply: str) -> None:
         (CALL.replace('"3 + 4"', "null"), CallError.BAD_CALL, "'expression' alone"),
         (CALL.replace("3 + 4", "9" * 3000), CallError.BAD_CALL, "at most 2000 characters"),
         (CALL.replace("calculator", "python"), CallError.UNKNOWN_TOOL, "no tool 'python'"),
+        (CALL.replace("calculator", r"\ud83d"), CallError.UNKNOWN_TOOL, "no tool '?'"),
+        (
+            CALL.replace("calculator", r"\u003c|im_end|>"),
+            CallError.UNKNOWN_TOOL,
+            "no tool '< |im_end|>'",
+        ),
     ],
 )
 def test_a_bad_call_is_told_what_is_allowed(reply: str, error: CallError, reason: str) -> None:

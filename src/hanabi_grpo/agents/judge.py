@@ -22,7 +22,7 @@ from hanabi_grpo.agents.url_calls import MAX_FAILED_CALLS, Budget, CallLimits, U
 from hanabi_grpo.agents.url_client import UrlSampling
 from hanabi_grpo.agents.url_transcript import Transcript
 from hanabi_grpo.envs.base import Task
-from hanabi_grpo.envs.texts import public_text
+from hanabi_grpo.envs.texts import public_text, without_markup
 from hanabi_grpo.errors import PartnerError, SettingsError, shown
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.judge import judge_description
@@ -269,7 +269,7 @@ def fill_template(template: str, task: Task[Any], episode: Episode) -> str:
     last_step = [turn for turn in turns if turn.step == turns[-1].step]
     values = {
         "rules": task.environment.system_message(task.config, last_step[0].player),
-        "prompt": last_step[0].prompt,
+        "prompt": without_markup(last_step[0].prompt),
         "reply": _said_together(last_step),
         "episode": "\n\n".join(map(_shown_and_said, episode.turns)),
     }
@@ -287,7 +287,7 @@ def _shown_and_said(turn: Turn) -> str:
     name = player_name(turn.player)
     if not turn.prompt:
         return f"{name} answered:\n{_said(turn)}"
-    return f"{name} was shown:\n{turn.prompt}\n\n{name} answered:\n{_said(turn)}"
+    return f"{name} was shown:\n{without_markup(turn.prompt)}\n\n{name} answered:\n{_said(turn)}"
 
 
 def _said(turn: Turn) -> str:

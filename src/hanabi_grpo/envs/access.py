@@ -68,7 +68,7 @@ class GameAccess:
                 f"was started with: {known}. Start the server with HANABI_ENV={shown(env)}."
             )
         environment = registry.get(env)
-        config = environment.Config.parse(env_config)
+        config = environment.parse_config(env_config)
         own_values = {}
         for field, inside in environment.outside_fields.items():
             value = getattr(config, field)

@@ -219,7 +219,7 @@ class Game(Protocol):
     def late(self) -> Sequence[Sequence[Mapping[str, float]]]:
         """Return the rewards of earlier steps that are only known once the episode is over.
 
-        They are paid in addition to what `step` returned.
+        They are paid in addition to what `step` returned; parts of the same name are added.
 
         Returns:
             Named reward parts per step and player.
@@ -258,8 +258,9 @@ class Game(Protocol):
         """Return a game with other `hidden` values in which the player has seen the same.
 
         Only tests call it: everything the player is shown must be equal in both games. The new
-        values must be possible given everything the player was told; occasionally they may equal
-        the old ones.
+        values must be possible given the rules and what the player may know; occasionally they may
+        equal the old ones. Do not choose them by comparing messages: values with which a message
+        differs are how a test finds a leak.
         """
         if self.hidden(player):
             raise NotImplementedError(
@@ -327,8 +328,21 @@ class Environment(Protocol[C]):
         """
 
     def knows_preset(self, name: str) -> bool:
-        """Return whether `Config(preset=name)` is a game of this environment."""
+        """Return whether a config with this preset is a game of this environment."""
         return name in self.presets
+
+    def parse_config(self, row: Mapping[str, Any]) -> C:
+        """Return the config of a row; fields that it leaves out are those of its preset.
+
+        Args:
+            row: Fields of the config by name, from a dataset row, a request or a record.
+
+        Raises:
+            SettingsError: See `EnvConfig.parse`.
+        """
+        preset = self.presets.get(str(row.get("preset")))
+        values = {} if preset is None else preset.model_dump()
+        return self.Config.parse({**values, **row})
 
     def check_policy(self, config: C, name: str) -> None:
         """Raise a SettingsError if one of `policies` cannot play this config.

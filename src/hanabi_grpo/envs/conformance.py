@@ -9,13 +9,18 @@ A passed check covers only the positions that occurred and the values that `Game
 secret that the environment does not list has not been tested.
 """
 
+import json
+import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import (
     FORFEIT,
     SKIP,
@@ -56,6 +61,8 @@ _NUM_SPLIT_SEEDS = 50
 """Number of starts per split in `check_starts`."""
 _NUM_REPEATED_STARTS = 20
 """Number of these starts that are started twice."""
+_STARTS_OF_ANOTHER_PROCESS = "from hanabi_grpo.envs.conformance import print_starts; print_starts()"
+_MAX_PROCESS_SECONDS = 300
 _NUM_TOOL_EPISODES = 4
 """Number of episodes in which `check_tools` calls tools."""
 _TOOL_ARGUMENTS = ("1 + 1", "a", "Paris", "[", "((((", "9 ** 9 ** 9", "1 / 0")
@@ -88,16 +95,35 @@ class Report:
     In all of them, the player saw the same."""
     known: Counter[str] = field(default_factory=Counter)
     """Number of positions in which no other value was found for each hidden value, by name."""
+    exchanged_at: dict[str, Counter[int]] = field(default_factory=dict)
+    """Number of exchanges of each hidden value, by name and step."""
+    hidden_at: dict[str, Counter[int]] = field(default_factory=dict)
+    """Number of positions with each hidden value, by name and step."""
+    is_repeated_elsewhere: bool = False
+    """Whether another process started the same games."""
 
     def __str__(self) -> str:
         """Return a summary of a few lines."""
         played = f"{self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} steps"
-        first = f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: all checks passed"
-        hidden = [
-            f"  hidden: {name}, exchanged {count} times"
-            for name, count in sorted(self.secrets.items())
+        lines = [
+            f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: all checks passed"
         ]
-        return "\n".join([first, *(hidden or ["  hidden: nothing"])])
+        for name, count in sorted(self.secrets.items()):
+            line = f"  hidden: {name}, exchanged in {count} of {count + self.known[name]} positions"
+            never = self._never_exchanged_at(name)
+            if never:
+                line += f"; never at step {', '.join(map(str, never))}, where a leak is not noticed"
+            lines.append(line)
+        if not self.secrets:
+            lines.append("  hidden: nothing")
+        if not self.is_repeated_elsewhere:
+            lines.append("  not checked: whether another process starts the same games")
+        return "\n".join(lines)
+
+    def _never_exchanged_at(self, name: str) -> list[int]:
+        """Return the steps, counted from 0, at which a hidden value was never exchanged."""
+        exchanged = self.exchanged_at.get(name, Counter())
+        return [step for step in sorted(self.hidden_at.get(name, ())) if not exchanged[step]]
 
 
 def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
@@ -117,6 +143,7 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> 
     """
     report = check_games(environment, config, num_episodes=num_episodes)
     check_starts(environment, config)
+    report.is_repeated_elsewhere = check_another_process(environment, config)
     check_replies(environment, config, num_episodes=num_episodes)
     check_policies(environment, config)
     check_tools(environment, config)
@@ -161,8 +188,10 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
         task = Task(environment=environment, config=config, split="train", seed=number)
         starts.add(environment.start_id(config, split="train", seed=number))
         referee = Referee(task)
+        num_steps_before = report.num_steps
         while referee.status is None:
-            _check_position(referee.game, spec, rng, report)
+            step = report.num_steps - num_steps_before
+            _check_position(referee.game, step, spec, rng, report)
             actions = _random_actions(referee, rng)
             _check_copy(referee.game, actions, spec, report)
             turns = referee.step(actions)
@@ -190,6 +219,9 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
             "to_act() == () at the end",
             "players to act",
         )
+        late = referee.game.late()
+        for rewards in late:
+            _check_rewards(tuple(rewards), spec, "late()")
         episodes.append(referee.episode())
         for player in range(spec.num_players):
             total = episodes[-1].reward(player)
@@ -267,6 +299,90 @@ def check_starts(environment: Environment[C], config: C) -> None:
             "no start in both a training split and a held-out split",
             sorted(common)[:3],
         )
+
+
+def check_another_process(environment: Environment[C], config: C) -> bool:
+    """Check that another process, in which strings have other hashes, starts the same games.
+
+    Server and trainer are two processes, and a later evaluation is a third. A start must therefore
+    not depend on `hash()` of a string, on the order of a set or on an address.
+
+    Returns:
+        Whether it was checked: another process finds only environments that `registry.get` returns,
+        and it does not start games of another server.
+
+    Raises:
+        ConformanceError: The other process failed, or started other games.
+    """
+    spec = environment.spec(config)
+    if registry.reaches_out(environment.name) or not _is_registered(environment):
+        return False
+    hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTS_OF_ANOTHER_PROCESS],
+        input=json.dumps({"env": environment.name, "config": config.model_dump(mode="json")}),
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=_MAX_PROCESS_SECONDS,
+        check=False,
+    )
+    _expect(
+        done.returncode == 0, spec, "another process to start the games", done.stderr[-300:].strip()
+    )
+    theirs = json.loads(done.stdout)
+    for (split, seed), start in _starts(environment, config).items():
+        _expect(
+            theirs[f"{split} {seed}"] == start,
+            spec,
+            f"({split!r}, {seed}) to start the same game in another process "
+            f"(PYTHONHASHSEED={hash_seed})",
+            f"{theirs[f'{split} {seed}']} instead of {start}",
+        )
+    return True
+
+
+def print_starts() -> None:
+    """Print what players are told in the first games of an environment, as JSON.
+
+    This is the other process of `check_another_process`; standard input names the environment.
+    """
+    chosen = json.load(sys.stdin)
+    environment = registry.get(chosen["env"])
+    config = environment.parse_config(chosen["config"])
+    starts = {}
+    for (split, seed), start in _starts(environment, config).items():
+        starts[f"{split} {seed}"] = start
+    print(json.dumps(starts))
+
+
+def _is_registered(environment: Environment[C]) -> bool:
+    try:
+        return registry.get(environment.name) is environment
+    except SettingsError:
+        return False
+
+
+def _starts(environment: Environment[C], config: C) -> dict[tuple[str, int], list[Any]]:
+    """Return what each player is told at the first starts, by split and seed."""
+    spec = environment.spec(config)
+    starts: dict[tuple[str, int], list[Any]] = {}
+    for split in ("train", "eval"):
+        for seed in range(_NUM_REPEATED_STARTS):
+            game = environment.reset(config, split=split, seed=seed)
+            told: list[Any] = [environment.start_id(config, split=split, seed=seed)]
+            for player in range(spec.num_players):
+                legal = game.legal(player)
+                told.append(game.state_message(player))
+                told.append(None if legal is None else list(legal))
+            for player in game.to_act():
+                told.append(game.message(player))
+            starts[split, seed] = told
+    return starts
 
 
 def check_replies(environment: Environment[C], config: C, *, num_episodes: int = 30) -> None:
@@ -523,7 +639,9 @@ def check_wrappers(environment: Environment[C], config: C) -> None:
             check_env(SeatEnv(environment, config, seat, partners))
 
 
-def _check_position(game: Game, spec: EnvSpec, rng: random.Random, report: Report) -> None:
+def _check_position(
+    game: Game, step: int, spec: EnvSpec, rng: random.Random, report: Report
+) -> None:
     acting = game.to_act()
     _expect(len(set(acting)) == len(acting), spec, "each player once in to_act()", acting)
     _expect(
@@ -569,7 +687,7 @@ def _check_position(game: Game, spec: EnvSpec, rng: random.Random, report: Repor
             f"no legal action {FORFEIT} or {SKIP}",
             legal,
         )
-        _check_privacy(game, player, spec, rng, report)
+        _check_privacy(game, player, step, spec, rng, report)
 
 
 def _check_questions(game: Game, player: int, spec: EnvSpec) -> None:
@@ -582,7 +700,7 @@ def _check_questions(game: Game, player: int, spec: EnvSpec) -> None:
 
 
 def _check_privacy(
-    game: Game, player: int, spec: EnvSpec, rng: random.Random, report: Report
+    game: Game, player: int, step: int, spec: EnvSpec, rng: random.Random, report: Report
 ) -> None:
     secrets = game.hidden(player)
     if not secrets:
@@ -613,6 +731,10 @@ def _check_privacy(
         "resampled() to change nothing",
         "",
     )
+    for name in secrets:
+        report.hidden_at.setdefault(name, Counter())[step] += 1
+    for name in changed:
+        report.exchanged_at.setdefault(name, Counter())[step] += 1
     report.secrets.update(changed)
     report.known.update(secrets.keys() - set(changed))
 
@@ -648,15 +770,17 @@ def _check_copy(game: Game, actions: Mapping[int, str], spec: EnvSpec, report: R
     report.num_copies += 1
 
 
-def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> None:
+def _check_rewards(
+    rewards: tuple[Mapping[str, float], ...], spec: EnvSpec, where: str = "step()"
+) -> None:
     _expect(
         len(rewards) == spec.num_players,
         spec,
-        f"reward parts for {spec.num_players} players",
+        f"reward parts for {spec.num_players} players from {where}",
         len(rewards),
     )
     for parts in rewards:
-        _check_figures(parts, spec, "step()")
+        _check_figures(parts, spec, where)
         _expect(
             not REPLY_PARTS & parts.keys(),
             spec,
@@ -667,12 +791,14 @@ def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> N
         _expect(
             all(parts == rewards[0] for parts in rewards),
             spec,
-            "the same parts for all players of a team",
+            f"the same parts from {where} for all players of a team",
             rewards,
         )
     if spec.payoff == "zero_sum":
         total = sum(value for parts in rewards for value in parts.values())
-        _expect(abs(total) < _ROUNDING, spec, "zero-sum parts that add up to 0", rewards)
+        _expect(
+            abs(total) < _ROUNDING, spec, f"zero-sum parts from {where} that add up to 0", rewards
+        )
 
 
 def _check_figures(figures: Mapping[str, float], spec: EnvSpec, where: str) -> None:

@@ -260,6 +260,9 @@ class Referee:
         action = None
         if self._read_call(player, reply) is None:
             action = self.game.parse(player, reply)
+        if action in (FORFEIT, SKIP):
+            # These are the referee's own words for a reply that cannot be applied.
+            action = None
         if action is not None and (legal is None or action in legal):
             return action, ReplyKind.LEGAL
         kind = ReplyKind.UNPARSABLE if action is None else ReplyKind.ILLEGAL
@@ -345,7 +348,7 @@ class Referee:
             step=self._num_steps,
             prompt=encodable(reply.prompt),
             reply=encodable(reply.text),
-            action=action,
+            action=encodable(action),
             kind=kind,
             rewards=tuple(rewards),
             prompt_ids=reply.prompt_ids,
@@ -360,7 +363,13 @@ class Referee:
         """Add to the turns of each step what the game pays for it once the episode is over."""
         if self.status is None:
             return
-        for step, rewards in enumerate(self.game.late()):
+        late = self.game.late()
+        if len(late) > self._num_steps:
+            raise SettingsError(
+                f"environment {self.spec.env!r}: late() pays for {len(late)} steps, but the game "
+                f"had {self._num_steps}; return at most one entry for each step that was played."
+            )
+        for step, rewards in enumerate(late):
             indices: dict[int, int] = {}
             for index, turn in enumerate(self._turns):
                 if turn.step == step:
@@ -384,7 +393,9 @@ class Referee:
         """Add a player's reward parts to the turn at an index of `_turns`."""
         turn = self._turns[index]
         rewards = list(turn.rewards)
-        rewards[player] = {**rewards[player], **parts}
+        total = Counter(rewards[player])
+        total.update(parts)
+        rewards[player] = dict(total)
         self._turns[index] = replace(turn, rewards=tuple(rewards))
 
 

@@ -132,7 +132,7 @@ def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
         SettingsError: The environment does not exist, or the config is not valid for it.
     """
     environment = get(env)
-    chosen = Setup(environment, environment.Config.parse(env_config))
+    chosen = Setup(environment, environment.parse_config(env_config))
     # Raises an error for fields that contradict each other.
     _ = chosen.spec
     return chosen

@@ -143,6 +143,10 @@ class RewardedEnvironment(Environment[C]):
         """See `Environment.knows_preset`."""
         return self.base.knows_preset(name)
 
+    def parse_config(self, row: Mapping[str, Any]) -> C:
+        """See `Environment.parse_config`."""
+        return self.base.parse_config(row)
+
     def may_block(self, config: C) -> bool | None:
         """Return True: a third-party function may take any amount of time."""
         return True

@@ -324,8 +324,19 @@ def check_payoffs(settings: Settings, setups: Sequence[Setup[Any]]) -> None:
 
     Raises:
         SettingsError: Best-response phases, which maximize a team score, are set for a game without
-            teams; or an estimator that divides a team's return is set for a zero-sum game.
+            teams; an estimator that divides a team's return is set for a zero-sum game; or critics
+            learn the rewards of a team, of which a clip would change each player's copy by another
+            factor.
     """
+    if settings.reward_clip is not None and ESTIMATORS[settings.advantage].needs.is_critic:
+        for setup in setups:
+            if setup.spec.payoff == "team":
+                raise SettingsError(
+                    f"HANABI_REWARD_CLIP={settings.reward_clip:g} with HANABI_ADVANTAGE="
+                    f"{settings.advantage}: {setup.env} is a team game, and a penalty of one "
+                    "player would change the team's reward that the critics of the others learn; "
+                    "unset it, or use an estimator without a critic."
+                )
     if ESTIMATORS[settings.advantage].needs.is_credit:
         with_critic = ", ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
         for setup in setups:

@@ -311,6 +311,28 @@ def num_kept_versions(settings: Settings) -> int:
     return settings.save_total_limit + (1 if settings.eval_steps else 0)
 
 
+def check_partners(settings: Settings) -> None:
+    """Refuse partners that cannot be seated, and settings that expect some where there are none.
+
+    Raises:
+        SettingsError: See `read_pool`; or partners are always seated, or chosen by their scores,
+            but none is given.
+    """
+    if settings.partners:
+        read_pool(settings)
+        return
+    if settings.partner_share == 1:
+        raise SettingsError(
+            "HANABI_PARTNER_SHARE=1 without HANABI_PARTNERS: there is no partner for any task, so "
+            "players would play with each other; set HANABI_PARTNERS, or unset the share."
+        )
+    if settings.partner_draw == "worst":
+        raise SettingsError(
+            "HANABI_PARTNER_DRAW=worst without HANABI_PARTNERS: there is no partner to draw; set "
+            "HANABI_PARTNERS, or unset it."
+        )
+
+
 def read_pool(settings: Settings) -> tuple[Partner, ...]:
     """Return the pool of HANABI_PARTNERS after the checks that need no file.
 

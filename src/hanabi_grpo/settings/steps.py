@@ -12,7 +12,7 @@ from hanabi_grpo.settings.objective import check_objective, run_estimator
 from hanabi_grpo.settings.partners import replaced_player
 from hanabi_grpo.settings.per_player import check_per_player
 from hanabi_grpo.settings.teachers import VARIABLES_OF_TEACHERS, check_teacher, parse_teachers
-from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
+from hanabi_grpo.training.estimators import ESTIMATORS, GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 ZERO_3 = 3
@@ -73,6 +73,12 @@ def batch_plan(settings: Settings) -> BatchPlan:
             f"HANABI_CRITIC=adapter with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process "
             "holds the whole weights that the critic's adapter needs; use zero2, or "
             "HANABI_CRITIC=head."
+        )
+    has_critic = ESTIMATORS[settings.advantage].needs.is_critic
+    if has_critic and settings.critic == "adapter" and settings.dtype == "float16":
+        raise SettingsError(
+            "HANABI_CRITIC=adapter with HANABI_DTYPE=float16: the gradients of the critic's "
+            "adapter are too small for this format; use bfloat16, float32, or HANABI_CRITIC=head."
         )
     if settings.critic == "adapter" and len(base_models(settings)) > 1:
         raise SettingsError(

@@ -264,6 +264,9 @@ def _check_plays(settings: Settings, teachers: Mapping[str, Teacher]) -> None:
 def check_something_teaches(settings: Settings, num_steps: int) -> None:
     """Refuse to switch off the reward if the teacher is switched off too.
 
+    A reward teaches nothing on turns that the teacher plays, so a teacher that plays all of them
+    switches it off.
+
     Args:
         settings: Settings of the run.
         num_steps: Steps of the whole run.
@@ -273,9 +276,14 @@ def check_something_teaches(settings: Settings, num_steps: int) -> None:
     """
     steps = settings.teacher_steps
     for player in parse_teachers(settings):
-        if settings.reward_weight_of(player):
+        plays_all = settings.teacher_plays_of(player) == 1
+        if settings.reward_weight_of(player) and not plays_all:
             continue
         given = f"HANABI_REWARD_WEIGHT={settings.reward_weight}"
+        remedy = "a reward weight above 0"
+        if plays_all:
+            given = f"HANABI_TEACHER_PLAYS={settings.teacher_plays}"
+            remedy = "HANABI_TEACHER_PLAYS below 1"
         if not settings.teacher_weight_of(player):
             raise SettingsError(
                 f"{given} with HANABI_TEACHER_WEIGHT={settings.teacher_weight}: {player} would "
@@ -285,7 +293,7 @@ def check_something_teaches(settings: Settings, num_steps: int) -> None:
             raise SettingsError(
                 f"{given} with HANABI_TEACHER_STEPS={steps} in a run of {num_steps} steps: "
                 f"{player} would learn nothing from step {steps + 1} on; set "
-                f"HANABI_TEACHER_STEPS=0, or at least {num_steps}, or a reward weight above 0."
+                f"HANABI_TEACHER_STEPS=0, or at least {num_steps}, or {remedy}."
             )
 
 

@@ -893,8 +893,9 @@ class TrainingRun:
         }
         if not moving:
             logger.warning(
-                "step %d: no update, because no trained player had a turn in any game; does a "
-                "partner end every game on its first move?",
+                "step %d: no update, because no trained player had a turn to learn from in any "
+                "game; does a partner end every game on its first move, or does a teacher without "
+                "a weight play all turns?",
                 self.state.step + 1,
             )
         updates = plan_updates(

@@ -230,6 +230,10 @@ class Hanabi(base.Environment[EnvConfig]):
         """Tell whether a board has this name; free boards are named by their parameters."""
         return is_board(name)
 
+    def parse_config(self, row: Mapping[str, Any]) -> EnvConfig:
+        """See `Environment.parse_config`; a board's values are in its preset's name."""
+        return EnvConfig.parse(row)
+
     def check_policy(self, config: EnvConfig, name: str) -> None:
         if name in CHECKS:
             CHECKS[name](config.spec())

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hanabi_grpo.envs.texts import think_parts
+from hanabi_grpo.envs.texts import think_parts, without_markup
 from hanabi_grpo.envs.tools.tool import MAX_ARGUMENT, Outcome, Tool
 from hanabi_grpo.texts import encodable
 from hanabi_grpo.types import CallError
@@ -83,7 +83,8 @@ def _read_json(content: str, tools: Sequence[Tool], short: bool) -> WantedCall:
         return _refused("", "", "a call is one JSON object", tools, short)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return _refused("", "", 'a call is a JSON object with "name"', tools, short)
-    name = call["name"][:_MAX_NAME]
+    # It is quoted to the player and recorded; JSON may hold a lone surrogate.
+    name = without_markup(encodable(call["name"]))[:_MAX_NAME]
     arguments = call.get("arguments", call.get("parameters"))
     named = [tool for tool in tools if tool.name == call["name"]]
     if not named:

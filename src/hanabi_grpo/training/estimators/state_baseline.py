@@ -157,9 +157,15 @@ def number_states(
     for turn in episode.trajectory(player):
         if turn.fresh:
             history = _ROOT
-        asked = (history, turn.prompt_ids or turn.prompt)
+        prompt_ids = turn.prompt_ids
+        reply_ids = turn.reply_ids
+        if turn.lesson is not None and turn.lesson.plays:
+            # The reply of a teacher is at the end of the prompt.
+            reply_ids = turn.lesson.reply_ids
+            prompt_ids = prompt_ids[: -len(reply_ids)]
+        asked = (history, prompt_ids or turn.prompt)
         history = history_numbers.setdefault(asked, len(history_numbers) + 1)
         states.append(history)
-        answered = (history, turn.reply_ids or turn.reply)
+        answered = (history, reply_ids or turn.reply)
         history = history_numbers.setdefault(answered, len(history_numbers) + 1)
     return states
