@@ -1,13 +1,18 @@
 """Tokens of conversations by memory: which memory fits a context, and what each costs."""
 
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from doctor_machines import find, make_model, only
 from fake_engine import CHAT, LAPTOP
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.commands.doctor import games
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.budget import Budget, measure_budget
 
 MESSAGE = "life1 life1"
@@ -49,6 +54,34 @@ def test_a_budget_is_the_size_of_the_conversations_and_a_game_that_of_all_its_se
         lengths = conversation_lengths(turns)
         assert budget.longest(memory) == lengths[-1]
         assert budget.of_game(memory) == 2 * sum(lengths)
+
+
+@dataclass
+class WordChat:
+    """A chat format of one token per word."""
+
+    eos_id: int = 0
+
+    def open(self, system: str, user: str) -> list[int]:
+        return self.follow(0, f"{system} {user}")
+
+    def follow(self, last_id: int, user: str) -> list[int]:
+        return [1] * (len(user.split()) + 4)
+
+
+@pytest.mark.parametrize("name", ["debate", "summary"])
+def test_replies_that_others_read_are_counted_at_their_greatest_length(name: str) -> None:
+    chat = WordChat()
+    setup = registry.setup(name, {"preset": name, "players": 4, "style": "full"})
+    budget = measure_budget([setup], chat, 500)  # type: ignore[arg-type]
+    referee = Referee(setup.task("train", 0))
+    referee.step({player: "word " * 498 + "\nAnswer: 1" for player in referee.to_act()})
+    player = referee.to_act()[-1]
+    system = setup.environment.system_message(setup.config, player)
+    needed = len(chat.open(system, referee.see(player).state_message()))
+    assert needed > 3 * 500
+    assert needed <= budget.prompts("turn") <= 1.05 * needed
+    assert "may need" in budget.warning(1024)
 
 
 def test_the_longest_memory_that_fits_is_named_with_what_a_game_costs_under_each(

@@ -193,10 +193,10 @@ class Referee:
     def out_of_tokens(self, player: int) -> None:
         """End the episode because a player's next reply might not fit into its conversation.
 
-        The others keep what they have earned. The player's last turn, whose reply used up the room,
-        gets the reward part "out_of_tokens". Without this penalty, talking until the context is
-        full would be a safe way out of a game that may still be lost. A player without a turn gets
-        no such part.
+        The others keep what they have earned. The player's last turn gets the reward part
+        "out_of_tokens": usually its own replies used up the room, but a message may also quote long
+        replies of others. Without this penalty, talking until the context is full would be a safe
+        way out of a game that may still be lost. A player without a turn gets no such part.
 
         Raises:
             RewardError: One of the environment's reward functions fails.

@@ -25,6 +25,8 @@ _NUM_GAMES = 8
 """Number of random games played of each setup."""
 _RESULT_TOKENS = 32
 """Tokens of a tool's result, including the chat template's text around it."""
+_PADDING = "word "
+"""Repeated in replies of free text, which other players may read in their messages."""
 _MAX_SETUPS = 4
 """Number of setups that are measured; if there are more, those with the most turns."""
 
@@ -160,7 +162,10 @@ def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget
     earlier: list[float] = [0.0]
     first_steps: list[int] = []
     gaps: list[int] = []
-    games = play_random_games(setup, lambda seed: _play_random_game(setup, chat, seed), _NUM_GAMES)
+    padding = _padding(chat, max_completion)
+    games = play_random_games(
+        setup, lambda seed: _play_random_game(setup, chat, seed, padding), _NUM_GAMES
+    )
     for conversations in games:
         for conversation in conversations:
             steps = [turn.step for turn in conversation.turns]
@@ -199,10 +204,55 @@ def _call_tokens(setup: Setup[Any], max_completion: int) -> int:
     return setup.config.tool_calls * (max_completion + _RESULT_TOKENS)
 
 
+def _padding(chat: ChatFormat, num_tokens: int) -> str:
+    """Return a text of about this many tokens.
+
+    Args:
+        chat: The chat format of the run's model.
+        num_tokens: Length of the text in the model's tokens.
+    """
+    measured = num_tokens * _PADDING
+    size = len(chat.follow(chat.eos_id, measured)) - len(chat.follow(chat.eos_id, ""))
+    num_words = num_tokens * num_tokens // max(1, size)
+    return min(num_words, num_tokens) * _PADDING
+
+
+def _longest_reply(referee: Referee, player: int, padding: str) -> str:
+    """Return a reply of the greatest length that a game of free text accepts.
+
+    The others may read it in their messages. A script says what is accepted.
+
+    Args:
+        referee: The game.
+        player: The player that is to act.
+        padding: Text that makes the reply long.
+
+    Returns:
+        Padding with a script's reply at the end, or that reply alone; "" if the game accepts
+        neither.
+    """
+    environment = referee.task.environment
+    names = [name for name in environment.policies if name not in environment.slow_policies]
+    for name in names[:1]:
+        seat = environment.policies[name]().seat(player, task=referee.task, game=0)
+        reply = seat.act(Observation(referee.game, player))
+        for text in (f"{padding}\n{reply}", reply):
+            if referee.game.parse(player, text) is not None:
+                return text
+    return ""
+
+
 def _play_random_game(
-    setup: Setup[Any], chat: ChatFormat, seed: int
+    setup: Setup[Any], chat: ChatFormat, seed: int, padding: str
 ) -> list[_MeasuredConversation]:
-    """Play one game with random actions and return the conversation of each player."""
+    """Play one game with random actions and return the conversation of each player.
+
+    Args:
+        setup: The game.
+        chat: The chat format of the run's model.
+        seed: Seed of the start and of the actions.
+        padding: What makes a reply of free text as long as the longest.
+    """
     # Conversations are measured whole, whatever the memory, and so is the standalone message.
     config = setup.config.model_copy(update={"memory": "game"})
     environment = setup.environment
@@ -221,7 +271,11 @@ def _play_random_game(
                 head = len(opening) - turn.message
                 conversations[player] = _MeasuredConversation(head=head, turns=[])
             conversations[player].turns.append(turn)
-            actions[player] = rng.choice(seen.legal() or ("",))
+            legal = seen.legal()
+            if legal is None:
+                actions[player] = _longest_reply(referee, player, padding)
+            else:
+                actions[player] = rng.choice(legal or ("",))
         referee.step(actions)
         acting = referee.to_act()
         step += 1
