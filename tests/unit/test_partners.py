@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import Settings, load_settings
+from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.partners import (
     BLOCK,
     Draw,
@@ -390,16 +391,16 @@ def test_no_name_of_this_shell_or_of_an_answer_leads_out_of_the_downloads() -> N
 
 
 @pytest.mark.parametrize(
-    ("environ", "message"),
+    ("values", "message"),
     [
-        ({"HANABI_PARTNER_SHARE": "1"}, "HANABI_PARTNER_SHARE=1 without HANABI_PARTNERS"),
-        ({"HANABI_PARTNER_DRAW": "worst"}, "HANABI_PARTNER_DRAW=worst without HANABI_PARTNERS"),
+        ({"partner_share": 1.0}, "HANABI_PARTNER_SHARE=1 without HANABI_PARTNERS"),
+        ({"partner_draw": "worst"}, "HANABI_PARTNER_DRAW=worst without HANABI_PARTNERS"),
     ],
 )
-def test_settings_that_expect_partners_are_refused_without_any(
-    environ: dict[str, str], message: str
+def test_a_training_whose_settings_expect_partners_is_refused_without_any(
+    values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
-        load_settings(environ, Path("no"))
-    load_settings({**environ, "HANABI_PARTNERS": "iggi"}, Path("no"))
-    load_settings({"HANABI_PARTNER_SHARE": "0.7"}, Path("no"))
+        batch_plan(Settings(**values))
+    batch_plan(Settings(partners=("iggi",), **values))
+    batch_plan(Settings(partner_share=0.7))

@@ -20,7 +20,7 @@ from hanabi_grpo.settings.game import HANABI, game_values
 from hanabi_grpo.settings.judge import check_judge
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.names import ENV, unknown_names
-from hanabi_grpo.settings.partners import check_partners
+from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.saved import ORIGINS, VALUES, read_settings_document
 from hanabi_grpo.settings.sleep import check_sleep
 from hanabi_grpo.settings.sources import (
@@ -292,10 +292,11 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
             check(settings)
         except HanabiGrpoError as error:
             problems.append(str(error))
-    try:
-        check_partners(settings)
-    except SettingsError as error:
-        problems.append(str(error))
+    if settings.partners:
+        try:
+            read_pool(settings)
+        except SettingsError as error:
+            problems.append(str(error))
     return problems
 
 

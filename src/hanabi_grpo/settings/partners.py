@@ -311,15 +311,13 @@ def num_kept_versions(settings: Settings) -> int:
     return settings.save_total_limit + (1 if settings.eval_steps else 0)
 
 
-def check_partners(settings: Settings) -> None:
-    """Refuse partners that cannot be seated, and settings that expect some where there are none.
+def check_partners_are_given(settings: Settings) -> None:
+    """Refuse settings of a training run that expect partners if there are none.
 
     Raises:
-        SettingsError: See `read_pool`; or partners are always seated, or chosen by their scores,
-            but none is given.
+        SettingsError: Partners are always seated, or drawn by their scores, but none is given.
     """
     if settings.partners:
-        read_pool(settings)
         return
     if settings.partner_share == 1:
         raise SettingsError(

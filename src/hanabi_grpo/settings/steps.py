@@ -9,7 +9,7 @@ from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.settings.objective import check_objective, run_estimator
-from hanabi_grpo.settings.partners import replaced_player
+from hanabi_grpo.settings.partners import check_partners_are_given, replaced_player
 from hanabi_grpo.settings.per_player import check_per_player
 from hanabi_grpo.settings.teachers import VARIABLES_OF_TEACHERS, check_teacher, parse_teachers
 from hanabi_grpo.training.estimators import ESTIMATORS, GROUP_ESTIMATORS
@@ -214,6 +214,7 @@ def check_updates(settings: Settings) -> None:
                 )
     check_objective(settings)
     check_teacher(settings)
+    check_partners_are_given(settings)
     _check_resampling(settings)
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):
         raise SettingsError(
