@@ -38,11 +38,7 @@ from toy_kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
 
 
 @pytest.mark.parametrize("environment", [KUHN, GUESS, DILEMMA], ids=["kuhn", "guess", "dilemma"])
-def test_small_environments_pass_every_check(
-    environment: Environment[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The tests register one of them in this process alone.
-    monkeypatch.delitem(registry.OWN, environment.name, raising=False)
+def test_small_environments_pass_every_check(environment: Environment[Any]) -> None:
     [config] = environment.presets.values()
     hidden: dict[str, set[str]] = {
         "kuhn": {"opponent's card"},

@@ -329,6 +329,11 @@ def test_a_compact_answer_stands_behind_the_last_equals_sign() -> None:
 def test_what_others_read_of_a_reply_holds_no_thoughts_and_no_special_tokens() -> None:
     assert public_text("<think>a</think>b<|im_end|>\n<think>") is None
     assert public_text("x < 5 <|im_end|> </s> [INST]") == "x < 5 < |im_end|> < /s> [ INST]"
+    special = ("[/INST]", "[AVAILABLE_TOOLS]", "[IMG_2]", "[gMASK]", "[control_8]", "[unused1]")
+    for token in special:
+        assert public_text(token) == f"[ {token[1:]}"
+    for ordinary in ("[A]", "[1]", "[X1]", "[yes]", "a[i]"):
+        assert public_text(ordinary) == ordinary
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,11 @@ _NUM_SPLIT_SEEDS = 50
 _NUM_REPEATED_STARTS = 20
 """Number of these starts that are started twice."""
 _STARTS_OF_ANOTHER_PROCESS = "from hanabi_grpo.envs.conformance import print_starts; print_starts()"
+"""Program of the other process of `check_another_process`."""
+_NOT_FOUND = 3
+"""Exit code of that process if it does not know the environment."""
 _MAX_PROCESS_SECONDS = 300
+"""Time limit of that process."""
 _NUM_TOOL_EPISODES = 4
 """Number of episodes in which `check_tools` calls tools."""
 _TOOL_ARGUMENTS = ("1 + 1", "a", "Paris", "[", "((((", "9 ** 9 ** 9", "1 / 0")
@@ -308,8 +312,8 @@ def check_another_process(environment: Environment[C], config: C) -> bool:
     not depend on `hash()` of a string, on the order of a set or on an address.
 
     Returns:
-        Whether it was checked: another process finds only environments that `registry.get` returns,
-        and it does not start games of another server.
+        Whether it was checked: another process finds only environments of installed packages, and
+        it does not start games of another server.
 
     Raises:
         ConformanceError: The other process failed, or started other games.
@@ -331,6 +335,8 @@ def check_another_process(environment: Environment[C], config: C) -> bool:
         timeout=_MAX_PROCESS_SECONDS,
         check=False,
     )
+    if done.returncode == _NOT_FOUND:
+        return False
     _expect(
         done.returncode == 0, spec, "another process to start the games", done.stderr[-300:].strip()
     )
@@ -352,7 +358,10 @@ def print_starts() -> None:
     This is the other process of `check_another_process`; standard input names the environment.
     """
     chosen = json.load(sys.stdin)
-    environment = registry.get(chosen["env"])
+    try:
+        environment = registry.get(chosen["env"])
+    except SettingsError:
+        sys.exit(_NOT_FOUND)
     config = environment.parse_config(chosen["config"])
     starts = {}
     for (split, seed), start in _starts(environment, config).items():

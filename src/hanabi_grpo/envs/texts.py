@@ -6,8 +6,12 @@ from collections.abc import Mapping
 OPEN_THINK = "<think>"
 """The tag that begins a thought."""
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
-_MARKUP = re.compile(r"<(?=[|\uff5c/!\w])|\[(?=/?[A-Z_]+\])")
-"""Start of a tag that a chat template or a tokenizer might take for a special token."""
+_MARKUP = re.compile(
+    r"<(?=[|\uff5c/!\w])"
+    r"|\[(?=/?(?:[A-Z]{2}[A-Z_]*[0-9]*|[gs]MASK|(?:control|extra_id)_[0-9]+|unused[0-9]+)\])"
+)
+"""Start of a tag that a chat template or a tokenizer might take for a special token, e.g. `<s>`,
+`[INST]`, `[IMG_2]`, `[gMASK]`, `[control_8]` or `[unused1]`; `[A]` and `[1]` are ordinary text."""
 
 
 def split_reply(reply: str) -> tuple[str, str]:
