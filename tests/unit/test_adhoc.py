@@ -423,6 +423,10 @@ def test_the_command_leaves_every_file_and_is_gone_on_with(
     assert len(list((out / "lineups").iterdir())) == num_played + 2
     for text in ("20 tasks of suite eval", "With held-out partners", f"wrote {out}"):
         assert text in again.output
+    assert "replaced" not in again.output
+    other = CliRunner().invoke(app, ["adhoc", "hint-bot", *command[2:]])
+    assert other.exit_code == 0, other.output
+    assert f"replaced {out / 'adhoc.json'}, which held iggi" in other.output
     half = CliRunner().invoke(
         app, [*command[:-2], "--suite", "split-eval", "--out", str(tmp_path / "half"), "--json"]
     )

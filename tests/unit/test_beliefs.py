@@ -267,6 +267,16 @@ def test_the_command_writes_tables_and_figures_of_scripts(
     assert refused.exit_code == 2
 
 
+def test_a_suite_with_half_of_the_decks_is_refused_before_anything_is_played() -> None:
+    arguments = ["beliefs", "hint-bot", "--preset", "laptop", "--tasks", "4"]
+    refused = CliRunner().invoke(app, [*arguments, "--suite", "split-eval"])
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        "error: --suite split-eval: contains half of the starts, and beliefs are computed over all "
+        "of them; choose eval or test.\n"
+    )
+
+
 def test_lineups_whose_short_names_are_equal_have_a_row_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

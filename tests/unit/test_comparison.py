@@ -28,6 +28,7 @@ from hanabi_grpo.evaluation.comparison.tables import (
 )
 from hanabi_grpo.evaluation.tables import BEST_KNOWN_SOURCE
 from hanabi_grpo.runs.evaluation_result import SeatOrder
+from tracked_runs import add_row
 from training_runs import LAPTOP, made_evaluation, made_run
 
 SAMPLED_FILE = "sampled.json"
@@ -401,6 +402,58 @@ def test_kept_evaluations_of_other_tasks_boards_temperatures_and_lineups_are_tol
         "trained team (T=1, top-p 0.5)",
         "trained team (greedy)",
     ]
+
+
+def test_kept_evaluations_with_other_limits_or_models_behind_urls_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    first = made_run(tmp_path / "a", [1.0])
+    other = made_run(tmp_path / "b", [1.0])
+    kept = "evaluations/kept.json"
+    team = {"orders": (team_order(first, 50),)}
+    made_evaluation(first / kept, [1.0] * 4, max_tokens=64, **team)
+    made_evaluation(other / kept, [2.0] * 4, max_tokens=512, **team)
+    names = [evaluation.name for evaluation in compared(a=[first], b=[other]).evaluations]
+    title = "trained team (T=1), laptop, 4 tasks of eval, replies of at most"
+    assert names == [f"{title} 64 tokens", f"{title} 512 tokens"]
+    # An earlier version did not record the limit.
+    made_evaluation(other / kept, [2.0] * 4, **team)
+    [evaluation] = compared(a=[first], b=[other]).evaluations
+    assert [score and score.means for score in evaluation.arms] == [(1.0,), (2.0,)]
+    with_url = {"orders": (seat_order(("served", "url:big"), "player_0@50", "url:big"),)}
+    for run, model in ((first, "big"), (other, "small")):
+        policies = {"url:big": f"http://localhost:1/v1#{model}"}
+        made_evaluation(run / kept, [1.0] * 4, policies=policies, **with_url)
+    comparison = compared(a=[first], b=[other])
+    assert [None in evaluation.arms for evaluation in comparison.evaluations] == [True, True]
+
+
+def test_files_of_one_name_with_other_limits_or_models_behind_urls_say_so(tmp_path: Path) -> None:
+    runs = []
+    for name, model, limit in (("a", "big", 64), ("b", "small", 512)):
+        run = made_run(tmp_path / name, [1.0])
+        made_evaluation(
+            run / SAMPLED_FILE,
+            [1.0] * 4,
+            orders=(seat_order(("served", "url:big"), "player_0@50", "url:big"),),
+            policies={"url:big": f"http://secret-host:1/v1#{model}"},
+            max_tokens=limit,
+        )
+        runs.append(run)
+    notes = [note for note in comparison_notes(compared(a=runs[:1], b=runs[1:])) if ".json" in note]
+    assert notes == [
+        "sampled.json: runs were evaluated with different MAX_COMPLETION_LENGTH: 64, 512.",
+        "sampled.json: runs were evaluated with different models behind url:big: big, small.",
+    ]
+
+
+def test_a_run_with_the_row_of_step_0_alone_is_compared(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    add_row(begun, 0, games=64.0, **{"score/mean": 1.0})
+    comparison = compared(a=[begun])
+    assert comparison.end == 0
+    assert comparison_notes(comparison)[0] == ("Only one run, so there is no error over seeds: a.")
 
 
 def test_of_kept_evaluations_of_several_checkpoints_the_last_ones_are_compared(

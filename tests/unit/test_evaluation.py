@@ -491,6 +491,46 @@ def test_every_start_of_a_board_with_few_is_played_twice(tmp_path: Path) -> None
     result = result_of_json(iggi)
     assert result.covers_all_starts
     assert result.estimate.is_exact
+    # Earlier versions did not record whether anybody drew.
+    del iggi["is_sampled"]
+    assert not result_of_json(iggi).estimate.is_exact
+
+
+def test_a_script_that_draws_is_sampled_even_where_its_games_agree() -> None:
+    """Each of the six deals of Kuhn poker is played twice, and the random script may repeat."""
+    options = ("--no-rotate", "--env", "kuhn_poker", "--all-starts", "--json")
+    answer = evaluate("cfr-10,random", "random,cfr-10", *options)
+    assert answer.exit_code == 0, answer.output
+    for row in json.loads(answer.stdout)["results"]:
+        result = result_of_json(row)
+        assert result.is_sampled
+        agreed = dataclasses.replace(result, scores=(0.0,) * result.num_tasks)
+        assert agreed.standard_error == 0
+        assert not agreed.estimate.is_exact
+
+
+def test_which_games_chance_decides_is_known_before_they_are_counted() -> None:
+    def drawn_tables(text: str, served: Served | None = None) -> set[Table]:
+        found: set[Table] = set()
+        tables = [Table(seed, parse_lineup(text, 2).refs) for seed in range(2)]
+        list(play_tables(tables, LAPTOP, suite="eval", label=text, served=served, drawn=found.add))
+        assert len(found) in (0, 2), "both tables, or none"
+        return found
+
+    assert not drawn_tables("hint-bot")
+    assert drawn_tables("hint-bot,random")
+    with running_app() as server:
+        greedy = served_by(server, temperature=0.0)
+        assert not drawn_tables("base", greedy)
+        assert drawn_tables("base,hint-bot", greedy), "the server does not say whether it drew"
+        assert drawn_tables("base", served_by(server))
+
+
+def test_a_random_move_in_place_of_a_bad_reply_is_chance() -> None:
+    legal = made_episode(made_turn(), score=4)
+    bad = made_episode(made_turn(kind=ReplyKind.ILLEGAL), score=4)
+    assert not task_figures(LAPTOP, [legal], is_sampled=False).is_sampled
+    assert task_figures(LAPTOP, [legal, bad], is_sampled=False).is_sampled
 
 
 def test_a_start_fixes_what_chance_does_later_in_the_game() -> None:
@@ -498,6 +538,19 @@ def test_a_start_fixes_what_chance_does_later_in_the_game() -> None:
     leduc = registry.setup("leduc_poker", {"preset": "leduc_poker"})
     starts = start_numbers(leduc, ALL_STARTS, range(240))
     assert starts == (*range(120), *range(120))
+
+
+def test_an_interval_ends_where_the_range_of_scores_does() -> None:
+    """Two starts of 4 and 4, and 4 and 3, of at most 4: the normal interval would go beyond."""
+    result = result_of("iggi", 4.0, 4.0, 4.0, 3.0)
+    result = dataclasses.replace(result, suite=ALL_STARTS, starts=(0, 0, 1, 1))
+    estimate = result.estimate
+    assert estimate.mean == 3.75
+    assert estimate.high == 4.0
+    assert estimate.low == pytest.approx(3.75 - 1.959964 * 0.25)
+    # A file may have any range.
+    odd = dataclasses.replace(result, score_range=(9.0, -9.0)).estimate
+    assert odd.low <= odd.mean <= odd.high
 
 
 def test_a_part_of_all_starts_is_refused() -> None:

@@ -70,7 +70,6 @@ def test_a_document_of_several_lineups_has_a_result_each_and_its_references_apar
 
 def test_other_files_are_skipped_and_damaged_evaluations_are_problems(tmp_path: Path) -> None:
     result = result_to_json(evaluate_scripted("iggi", LAPTOP, 4))
-    (tmp_path / "torn.json").write_text('{"results": [')
     (tmp_path / "other.json").write_text('{"scores": []}')
     (tmp_path / "list.json").write_text("[1]")
     write_document(tmp_path / "bad.json", {**result, "scores": [1.0]})
@@ -78,6 +77,28 @@ def test_other_files_are_skipped_and_damaged_evaluations_are_problems(tmp_path: 
     assert evaluations.stored == ()
     [problem] = evaluations.problems
     assert problem.startswith("bad.json: seeds, starts and scores have 4, 4, 1 entries")
+
+
+def test_a_file_that_is_not_json_is_a_problem_unless_it_is_one_of_the_runs_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "evaluations").mkdir()
+    names = ("after.json", "evaluations/kept.json", "evaluations/settings.json")
+    # ms-swift writes args.json in place, so that it may be read while it is incomplete.
+    of_the_run = ("args.json", "settings.json", "settings-until-step-20.json", "wandb.json")
+    for name in (*names, *of_the_run):
+        (tmp_path / name).write_text('{"results": [')
+    (tmp_path / "evaluations/deep.json").write_text("[" * 100_000)
+    # A file that is being written has another name until it is complete.
+    (tmp_path / ".before.json.0123456789ab.tmp").write_text("{")
+    problems = find_evaluations(tmp_path).problems
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "after.json",
+        "deep.json",
+        "kept.json",
+        "settings.json",
+    ]
+    assert problems[0].startswith("after.json: not JSON (Expecting value: line 1 column 14")
 
 
 def test_an_evaluation_of_version_0_2_is_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hanabi_grpo.runs.evaluation_result import (
 )
 from hanabi_grpo.runs.run_folder import public_run, run_identity
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import ALL_STARTS
 from tracked_runs import add_row, tracked_run
 from training_runs import LAPTOP, evaluate_scripted
 
@@ -30,6 +31,7 @@ TEAM = ("player_0@15", "player_1@15")
 BASE = ("base", "base")
 WITH_IGGI = ("player_0@15", "iggi")
 BASE_WITH_IGGI = ("base", "iggi")
+DIFFERENCES = "Differences, paired by task"
 
 
 def keep(
@@ -49,6 +51,16 @@ def keep(
 
 def run_of_15_steps(tmp_path: Path, **variables: str) -> Path:
     return tracked_run(tmp_path / "run", steps=15, games=False, **variables)
+
+
+def titles_of(run: Path) -> list[str]:
+    return [sheet.title for sheet in read_report(run).sheets]
+
+
+def differences_of(run: Path) -> list[str]:
+    """Return the names of the differences that the report shows."""
+    [sheet] = [sheet for sheet in read_report(run).sheets if sheet.title == DIFFERENCES]
+    return [row[0] for row in sheet.groups[0]]
 
 
 def lead_of(run: Path) -> str:
@@ -116,6 +128,7 @@ def test_a_gain_with_a_partner_names_the_partner(tmp_path: Path) -> None:
         (("base", "hint-bot"), {}),
         (("player_0@5", "player_1@5"), {}),
         (BASE, {"policies": {"base": "another"}}),
+        (BASE, {"max_tokens": 64}),
         (BASE, {"env_config": {**LAPTOP.row()["env_config"], "observation": "full"}}),
     ],
 )
@@ -124,8 +137,72 @@ def test_what_differs_in_more_than_training_is_no_before(
 ) -> None:
     run = run_of_15_steps(tmp_path)
     keep(run, "before", "random", seats, **fields)
-    keep(run, "served", "hint-bot", TEAM, policies={"base": "f00d"})
+    keep(run, "served", "hint-bot", TEAM, policies={"base": "f00d"}, max_tokens=512)
     assert "→" not in lead_of(run)
+
+
+def test_another_model_behind_the_url_of_a_partner_is_another_opponent(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    with_url = ("player_0@15", "url:big")
+    big = {"url:big": "http://localhost:1/v1#big"}
+    keep(run, "before", "random", ("base", "url:big"), policies={**big, "base": "f00d"})
+    keep(run, "after", "hint-bot", with_url, policies=big)
+    assert differences_of(run) == ["after − before"]
+    keep(run, "after", "hint-bot", with_url, policies={"url:big": "http://localhost:1/v1#small"})
+    assert DIFFERENCES not in titles_of(run)
+
+
+def test_what_an_earlier_version_did_not_record_may_be_the_same(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    keep(run, "before", "random", BASE, max_tokens=None)
+    keep(run, "after", "hint-bot", TEAM, max_tokens=512)
+    assert differences_of(run) == ["after − before"]
+
+
+def test_only_lineups_that_differ_in_training_alone_have_a_difference(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    keep(run, "before", "random", BASE)
+    keep(run, "mixed", "hint-bot", WITH_IGGI, WITH_IGGI[::-1], temperature=0.0)
+    assert DIFFERENCES not in titles_of(run)
+    keep(run, "middle", "blind", ("player_0@5", "player_1@5"))
+    keep(run, "after", "hint-bot", TEAM)
+    assert differences_of(run) == ["middle − before", "after − before", "after − middle"]
+    # Of many results, each is compared only with the earliest of its seats.
+    keep(run, "base,iggi", "random", BASE_WITH_IGGI, BASE_WITH_IGGI[::-1], temperature=0.0)
+    assert set(differences_of(run)) == {
+        "middle − before",
+        "after − before",
+        "mixed − base,iggi",
+    }
+
+
+def test_a_rise_without_any_variation_has_no_standard_error_to_exceed(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    keep(run, "before", "random", BASE, scores=(1.0,) * 20)
+    keep(run, "after", "random", TEAM, scores=(2.0,) * 20)
+    problem = read_report(run).shortfall(min_rise=0.5, min_sigma=3)
+    reason = "no variation over 20 tasks, so there is no standard error"
+    assert problem == f"the improvement on 20 tasks is too small: {reason}."
+    assert read_report(run).shortfall(min_rise=0.5, min_sigma=None) is None
+    [sheet] = [sheet for sheet in read_report(run).sheets if sheet.title == DIFFERENCES]
+    assert list(sheet.groups[0][0][1:]) == ["+1.000 ± 0.000", "+1.000 to +1.000", "–"]
+
+
+def test_an_exact_rise_is_more_than_any_number_of_standard_errors(tmp_path: Path) -> None:
+    run = run_of_15_steps(tmp_path)
+    starts = {
+        "suite": ALL_STARTS,
+        "starts": (*range(10), *range(10)),
+        "temperature": 0.0,
+        "is_sampled": False,
+    }
+    keep(run, "before", "random", BASE, scores=(1.0,) * 20, **starts)
+    keep(run, "after", "random", TEAM, scores=(2.0,) * 20, **starts)
+    assert read_report(run).shortfall(min_rise=None, min_sigma=99) is None
+    keep(run, "after", "random", TEAM, scores=(0.5,) * 20, **starts)
+    problem = read_report(run).shortfall(min_rise=None, min_sigma=99)
+    assert problem is not None
+    assert "the rise is exactly -0.500 (more than 0 required)" in problem
 
 
 def test_results_that_differ_in_sampling_or_messages_have_names_that_say_it(tmp_path: Path) -> None:
@@ -141,7 +218,7 @@ def test_results_that_differ_in_sampling_or_messages_have_names_that_say_it(tmp_
         f"b [observation {shown}] (step 15, T=1, top-p 0.5)",
         "c [observation full] (step 15, T=1)",
     ]
-    assert f"c [observation full] − a [observation {shown}]" in str(read_report(run).sheets)
+    assert DIFFERENCES not in titles_of(run)
 
 
 def keep_of_board(run: Path, preset: str, script: str, seats: tuple[str, ...]) -> None:
@@ -260,6 +337,11 @@ def test_a_zero_sum_run_leads_with_exploitability(tmp_path: Path) -> None:
     write_document(run / "leduc.json", {**leduc, **other})
     assert lead_of_versus(run) == "exploitability, exploit.json: average of 4 0.134"
     assert "leduc_poker: what a best responder wins (leduc.json)" in str(read_report(run).sheets)
+    # Lower bounds are in the tables, too, and never beside exact figures in the lead.
+    bound = {"exploitability_bound": 0.0825, "standard_error": 0.01}
+    write_document(run / "bounds.json", {"bounds": {"served": bound}, "tests": 5000})
+    assert lead_of_versus(run) == "exploitability, exploit.json: average of 4 0.134"
+    assert "0.083 ± 0.010" in str(read_report(run).sheets)
     add_row(run, 3, exploitability=0.376)
     add_row(run, 4, exploitability=0.2071)
     lead = "exploitability 0.376 at step 3 → 0.207 at step 4, 0 in an equilibrium"

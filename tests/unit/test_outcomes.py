@@ -140,15 +140,17 @@ def test_shares_over_all_starts_have_the_error_within_a_start() -> None:
     assert interval(cells(result)["both"][0]) == pytest.approx(expected, abs=0.0051)
     # The same outcome in both games of each start: no sampling error is left.
     signs = [1, 1, 1, 0, -1, -1] * 2
-    greedy = with_outcomes(result, {first: signs, second: signs}, scores=tuple(map(float, signs)))
+    scores = tuple(map(float, signs))
+    agreed = with_outcomes(result, {first: signs, second: signs}, scores=scores)
+    greedy = dataclasses.replace(agreed, is_sampled=False)
     assert greedy.estimate.is_exact
     for row in cells(greedy).values():
         assert row == ["0.500 exact", "0.167 exact", "0.333 exact"]
     # Replies that were drawn may have agreed by chance: Wilson's bound for 0 of 12 games.
-    sampled = dataclasses.replace(greedy, temperature=1.0)
+    assert result.is_sampled, "one of its players is the random script"
     most = wilson(0.0, 12)[1]
     expected = (0.5 - 0.5 * most, 0.5 + 0.5 * most)
-    assert interval(cells(sampled)["both"][0]) == pytest.approx(expected, abs=0.0051)
+    assert interval(cells(agreed)["both"][0]) == pytest.approx(expected, abs=0.0051)
 
 
 def test_a_share_without_any_variation_is_not_certain() -> None:

@@ -219,7 +219,7 @@ def test_teams_prints_a_puzzle_between_its_ceilings_and_the_words_beside_the_bit
     assert [row["name"] for row in split["rows"]] == [
         "best without words",
         "one seat alone",
-        "vote of 3, no fewer tokens",
+        "vote of 3, at least as many tokens",
         "split_sum of 2",
         "best team",
     ]

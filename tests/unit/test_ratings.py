@@ -100,6 +100,19 @@ def test_who_has_won_every_game_is_not_certain_to_win_the_next_one(kuhn: Summary
     assert ratings.seat_effect.low < ratings.seat_effect.mean - 50
 
 
+def test_who_has_drawn_every_game_may_still_win_or_lose_the_next_one(kuhn: Summary) -> None:
+    example = next(iter(kuhn.cells.values()))
+    drawn = cell(example, 0.0, 0.0, draws=1.0)
+    ratings = rate_players({"0-1": drawn}, 2, ROLES, STARTS)
+    assert ratings is not None
+    for rating in (*ratings.entries, ratings.seat_effect):
+        assert rating.mean == pytest.approx(0.0, abs=1e-6)
+        assert -5 < rating.low < -0.1
+        assert 0.1 < rating.high < 5
+    # The same games again are the same interval.
+    assert rate_players({"0-1": drawn}, 2, ROLES, STARTS) == ratings
+
+
 def lucky_cells(example: EvaluationResult, starts: Sequence[int]) -> dict[str, EvaluationResult]:
     """Return the cells of three equal entries, in which the deal mostly decides for a seat.
 

@@ -476,7 +476,7 @@ def test_evaluations_of_other_tasks_get_tables_of_their_own_and_damaged_ones_a_n
     assert [result.label for result in ten_tasks.references] == ["random"]
     assert [result.label for result in six_tasks.results] == ["short: hint-bot"]
     files = [note.partition(":")[0] for note in run_report.notes]
-    assert files == ["bad0.json", "bad1.json", "bad2.json"]
+    assert files == ["bad0.json", "bad1.json", "bad2.json", "torn.json"]
     titles = [sheet.title for sheet in run_report.sheets if "tasks of suite" in sheet.title]
     assert len(titles) == 2
     assert "10 tasks" in titles[0]

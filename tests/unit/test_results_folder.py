@@ -1,5 +1,6 @@
 """Commands that play write below OUTPUT_DIR, or below outputs/, and leave nothing over."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,43 @@ def test_an_evaluation_with_out_names_its_file_alone() -> None:
     assert "wrote result.json" in output
     assert NO_FILE not in output
     assert [path.name for path in Path().iterdir()] == ["result.json"]
+
+
+def test_a_result_that_replaces_one_of_other_lineups_or_tasks_says_so() -> None:
+    assert "replaced" not in run(*EVALUATE, "--out", "result.json")
+    assert "replaced" not in run(*EVALUATE, "--out", "result.json", "--label", "another name")
+    other = ("evaluate", "blind", *EVALUATE[2:], "--out", "result.json")
+    assert "wrote result.json replaced result.json, which held iggi" in run(*other)
+    on_test = run(*other, "--suite", "test")
+    assert re.search(r"which held blind \(evaluate, laptop [0-9a-f]{12}, suite eval\)", on_test)
+    both = ("evaluate", "iggi", "blind", *EVALUATE[2:], "--out", "result.json")
+    assert "replaced result.json, which held blind" in run(*both)
+    assert "replaced result.json, which held iggi, blind (evaluate, laptop" in run(
+        "teams", "vote=noisy", "--tasks", "4", "--out", "result.json"
+    )
+    beliefs = ("beliefs", "random", "--env", "kuhn_poker", "--tasks", "2", "--out", "result.json")
+    assert "replaced result.json, which held vote=noisy" in run(*beliefs)
+    assert "replaced" not in run(*beliefs)
+
+
+@pytest.mark.parametrize("content", ['{"settings": {"SEED": 1}}', "[1]", "# Notes"])
+def test_a_file_that_is_no_result_is_never_replaced(content: str) -> None:
+    path = Path("settings.json")
+    path.write_text(content)
+    result = CliRunner().invoke(app, [*EVALUATE, "--out", str(path)])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: --out settings.json: exists, but holds no result of evaluate, exploit, teams or "
+        "beliefs; name another file, or move this one away.\n"
+    )
+    assert path.read_text() == content
+
+
+def test_an_empty_file_is_written() -> None:
+    Path("result.json").touch()
+    output = run(*EVALUATE, "--out", "result.json")
+    assert "wrote result.json" in output
+    assert "replaced" not in output
 
 
 def test_an_evaluation_leaves_the_work_of_others_in_place() -> None:

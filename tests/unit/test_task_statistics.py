@@ -78,16 +78,31 @@ def test_a_difference_is_paired_by_task() -> None:
     assert rise.sigmas == pytest.approx(math.sqrt(3))
 
 
-@pytest.mark.parametrize(
-    ("after", "sigmas"),
-    [((1.0, 1.0), 0.0), ((2.0, 2.0), math.inf), ((0.0, 0.0), -math.inf)],
-)
-def test_equal_differences_have_no_error(after: tuple[float, ...], sigmas: float) -> None:
+@pytest.mark.parametrize("after", [(1.0, 1.0), (2.0, 2.0), (0.0, 0.0)])
+def test_equal_differences_have_no_error_to_compare_with(after: tuple[float, ...]) -> None:
     change = difference((1.0, 1.0), after, (0, 1))
     assert change.standard_error == 0
-    assert change.sigmas == sigmas
+    assert not change.has_variation
+    assert math.isnan(change.sigmas)
     assert change.low == change.mean
     assert change.high == change.mean
+
+
+def test_a_rounding_error_is_no_variation() -> None:
+    values = (0.1,) * 1000
+    mean = estimate(values, tuple(range(1000)))
+    assert 0 <= mean.standard_error < 1e-12
+    assert math.isnan(mean.sigmas)
+
+
+def test_an_interval_is_cut_to_the_range_of_scores_but_keeps_the_mean() -> None:
+    mean = estimate_of_all_starts((4.0, 4.0, 2.0, 4.0), (0, 1, 0, 1))
+    assert mean.high > 4
+    inside = mean.within(0.0, 4.0)
+    assert (inside.low, inside.mean, inside.high) == (mean.low, mean.mean, 4.0)
+    # Penalties may lie below the range.
+    below = mean.within(3.75, 4.0)
+    assert (below.low, below.mean) == (3.5, 3.5)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""`hanabi-grpo teams`: a workflow beside one seat alone and beside a vote at as many tokens."""
+"""`hanabi-grpo teams`: a workflow beside one seat alone and beside a vote that costs no less."""
 
 import json
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.evaluation.teams import Problems, evaluate_team, shared_setup
+from hanabi_grpo.evaluation.teams import Problems, evaluate_team, shared_setup, votes_for
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Episode, EpisodeStatus
 from made_games import made_turn
@@ -52,7 +53,7 @@ def test_one_table_and_one_file_for_all_workflows() -> None:
     for part in (
         "chain_sum: 60 problems",
         "one seat alone",
-        "vote of 4, as",
+        "vote of 4, at",
         "round 1",
         "debate of 2",
         "summary − vote",
@@ -62,7 +63,7 @@ def test_one_table_and_one_file_for_all_workflows() -> None:
     debate, vote, summary, pioneer = json.loads(Path("a.json").read_text())["results"]
     assert [row["name"] for row in debate["rows"]] == [
         "one seat alone",
-        "vote of 4, as many tokens",
+        "vote of 4, at least as many tokens",
         "round 1",
         "debate of 2",
     ]
@@ -78,7 +79,7 @@ def test_one_table_and_one_file_for_all_workflows() -> None:
     assert vote["gain"] is None
     assert summary["rows"][-1]["right"]["mean"] == 1.0
     assert summary["gain"]["mean"] == 0.0
-    assert pioneer["rows"][1]["name"] == "vote of 2, as many tokens"
+    assert pioneer["rows"][1]["name"] == "vote of 2, at least as many tokens"
     assert pioneer["gain"]["num_tasks"] == 60
 
 
@@ -114,7 +115,13 @@ def test_rounds_of_a_solver_and_its_critic_count_the_tokens_of_both() -> None:
     lineup = parse_lineup("noisy,solver", 2, env="revise")
     result = evaluate_team(lineup, setup, 40, suite="eval")
     rows = {row.name: row for row in result.rows}
-    names = ["one seat alone", "vote of 5, as many tokens", "round 1", "round 2", "revise of 2"]
+    names = [
+        "one seat alone",
+        "vote of 5, at least as many tokens",
+        "round 1",
+        "round 2",
+        "revise of 2",
+    ]
     assert list(rows) == names
     assert [rows[name].tokens for name in names] == [1.0, 5.0, 1.0, 3.0, 5.0]
     assert rows["one seat alone"].right == rows["round 1"].right
@@ -125,9 +132,19 @@ def test_rounds_of_a_solver_and_its_critic_count_the_tokens_of_both() -> None:
 
 def test_calls_of_a_tool_count_as_tokens_and_not_as_answers_and_the_vote_may_call_too() -> None:
     names = {
-        "debate": ["one seat alone", "vote of 4, as many tokens", "round 1", "debate of 2"],
-        "summary": ["one seat alone", "vote of 3, as many tokens", "summary of 3"],
-        "revise": ["one seat alone", "vote of 2, as many tokens", "round 1", "revise of 1"],
+        "debate": [
+            "one seat alone",
+            "vote of 4, at least as many tokens",
+            "round 1",
+            "debate of 2",
+        ],
+        "summary": ["one seat alone", "vote of 3, at least as many tokens", "summary of 3"],
+        "revise": [
+            "one seat alone",
+            "vote of 2, at least as many tokens",
+            "round 1",
+            "revise of 1",
+        ],
     }
     for workflow, expected in names.items():
         preset = registry.get(workflow).presets[f"{workflow}-calculator"]
@@ -183,7 +200,14 @@ def test_another_workflow_has_the_same_problems_and_its_own_seats() -> None:
     assert vote.spec.num_players == 3
 
 
-def test_a_vote_may_sample_as_many_tokens_as_the_team() -> None:
+def test_a_vote_has_the_fewest_answers_that_cost_no_less_than_the_team() -> None:
+    assert votes_for(cost_of_team=2.4, cost_of_answer=1.0) == 3
+    assert 3 * 0.1 / 0.1 > 3, "a rounding error"
+    assert votes_for(cost_of_team=3 * 0.1, cost_of_answer=0.1) == 3
+    assert votes_for(cost_of_team=0.1, cost_of_answer=1.0) == 1
+
+
+def test_a_vote_may_sample_at_least_as_many_tokens_as_the_team() -> None:
     done: list[int] = []
     with running_app() as server:
         result = evaluate_team(
@@ -191,9 +215,9 @@ def test_a_vote_may_sample_as_many_tokens_as_the_team() -> None:
         )
     alone, vote, *rounds_and_team = result.rows
     team = rounds_and_team[-1]
-    num_votes = int(vote.name.removesuffix(", as many tokens").split()[-1])
-    # Six replies of a debate, or so many first answers as have as many tokens.
-    assert num_votes == round(team.tokens / alone.tokens)
+    num_votes = int(vote.name.removesuffix(", at least as many tokens").split()[-1])
+    # Six replies of a debate, or as many first answers as cost no less.
+    assert num_votes == math.ceil(team.tokens / alone.tokens)
     assert alone.tokens > 1
     assert vote.tokens == pytest.approx(team.tokens, rel=0.2)
     assert done[-1] == 60

@@ -15,7 +15,7 @@ from typing import Any
 FIGURES = ("corrected", "misled", "agreement")
 """Figures in addition to the share of right answers and the tokens."""
 GAIN = "team - that vote"
-"""Name of the row with a team's gain over a vote with as many tokens."""
+"""Name of the row with a team's gain over the vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RowName:
     lineup: str
     """"start" for the base model, "trained" for any other lineup."""
     way: str
-    """Who answers, e.g. "vote, as many tokens"."""
+    """Who answers, e.g. "vote, at least as many tokens"."""
 
 
 def main(files: list[str]) -> None:
@@ -71,7 +71,8 @@ def _way(name: str) -> str:
     That number follows from the tokens, so it differs slightly between seeds.
     """
     if name.startswith("vote of") and "token" in name:
-        return "vote, as many tokens"
+        _, _, cost = name.partition(", ")
+        return f"vote, {cost}"
     return name
 
 

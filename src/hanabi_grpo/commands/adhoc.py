@@ -40,7 +40,8 @@ from hanabi_grpo.evaluation.adhoc.summary import (
     summarise_adhoc,
 )
 from hanabi_grpo.evaluation.evaluate import check_tasks
-from hanabi_grpo.report.adhoc_page import write_adhoc
+from hanabi_grpo.evaluation.result_files import held_result, replaced_note
+from hanabi_grpo.report.adhoc_page import JSON_FILE, write_adhoc
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import ADHOC
 from hanabi_grpo.settings.refs import ScriptRef
@@ -104,6 +105,7 @@ def adhoc(
     folder = result_folder(out, chosen, ADHOC)
     aside = make_console(aside=True)
     console = make_console(aside=as_json)
+    held = held_result(folder / JSON_FILE)
     results: dict[str, EvaluationResult] = {}
     exact: dict[str, ExactBound] = {}
     plan: AdhocPlan | None = None
@@ -111,13 +113,17 @@ def adhoc(
     def stop_summary() -> str:
         if plan is None:
             return "stopped before the first game; computed bounds are kept."
+        note = ""
         if results:
-            write_adhoc(folder, summarise_adhoc(plan, results, exact))
-        return (
+            summary = summarise_adhoc(plan, results, exact)
+            write_adhoc(folder, summary)
+            note = replaced_note(folder / JSON_FILE, held, adhoc_json(summary))
+        stopped = (
             f"stopped: {len(results)} of {len(plan.lineups)} lineups are done and reported in "
             f"{folder}; finished tasks are kept. To continue, run the same command with "
             f"--out {shlex.quote(str(folder))}"
         )
+        return f"{stopped}\n{note}".rstrip()
 
     entries = [*pool.candidates, *pool.partners]
     entries += [given for given in pool.given.values() if not isinstance(given, float)]
@@ -167,6 +173,9 @@ def adhoc(
             console.print(sheet.rich())
     for file in files:
         say(f"wrote {file}")
+    note = replaced_note(folder / JSON_FILE, held, adhoc_json(summary))
+    if note:
+        say(note, "yellow")
     kept = bounds_file(chosen.game)
     if exact and kept is not None:
         say(f"exact bounds are kept in {kept}")

@@ -27,6 +27,7 @@ from hanabi_grpo.evaluation.belief_results import (
 )
 from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks
 from hanabi_grpo.evaluation.lineups import distinct_labels
+from hanabi_grpo.evaluation.result_files import BELIEFS
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import use_zoo
 
@@ -79,7 +80,7 @@ def beliefs(
     teams = {}
     for spec in specs:
         teams[spec] = parse_lineup(spec, num_players=num_players, env=game.env)
-        check_lineup(game, teams[spec])
+        check_lineup(game, teams[spec], suite=suite)
     console = make_console(aside=as_json)
     results: dict[str, list[SeatOrder]] = {}
     needs_server = any(team.needs_server for team in teams.values())
@@ -108,7 +109,7 @@ def beliefs(
         "spec_hash": game.spec.hash,
         "suite": suite,
         "num_tasks": tasks,
-        "beliefs": {spec: [_row(order) for order in orders] for spec, orders in results.items()},
+        BELIEFS: {spec: [_row(order) for order in orders] for spec, orders in results.items()},
     }
     labels = distinct_labels(list(teams.values()))
     named = dict(zip(labels, results.values(), strict=True))

@@ -70,7 +70,7 @@ def evaluate(
         typer.Option(
             "--all-starts",
             help="For games with few starts: play every start twice, instead of --tasks of "
-            "--suite. Greedy scores are then exact; sampled scores have only sampling noise.",
+            "--suite. Scores are then exact, or have only the noise of random draws.",
         ),
     ] = False,
     env: Env = None,

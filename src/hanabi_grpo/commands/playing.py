@@ -19,6 +19,7 @@ from hanabi_grpo.evaluation.chosen import Chosen as Chosen
 from hanabi_grpo.evaluation.chosen import choose as choose
 from hanabi_grpo.evaluation.chosen import choose_all as choose_all
 from hanabi_grpo.evaluation.chosen import game_setup as game_setup
+from hanabi_grpo.evaluation.result_files import check_replaceable, held_result, replaced_note
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.terminal import sayer
@@ -132,13 +133,14 @@ def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse an --out file that cannot be written, before any game is played.
+    """Refuse an --out file that cannot or must not be written, before any game is played.
 
     Args:
         out: Value of --out; None: no file.
 
     Raises:
-        SettingsError: It is a folder, or its folder is not writable.
+        SettingsError: It is a folder, its folder is not writable, or it holds anything but a
+            result.
     """
     if out is None:
         return
@@ -152,6 +154,7 @@ def check_out(out: Path | None) -> None:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise SettingsError(f"--out {out}: {folder} is not writable; name another file.")
+    check_replaceable(out)
 
 
 def give_result(
@@ -165,6 +168,8 @@ def give_result(
 ) -> None:
     """Write a command's result to --out, and print it as JSON or as tables.
 
+    If another result is replaced, a line says which.
+
     Args:
         console: Console for messages and tables, made by `make_console(aside=as_json)`.
         document: The result as a JSON object; printed with --json.
@@ -174,8 +179,14 @@ def give_result(
         kept: Document for `out` if it differs from `document`.
     """
     if out is not None:
-        write_document(out, kept or document)
-        sayer(console)(f"wrote {out}")
+        before = held_result(out)
+        written = kept or document
+        write_document(out, written)
+        say = sayer(console)
+        say(f"wrote {out}")
+        note = replaced_note(out, before, written)
+        if note:
+            say(note, "yellow")
     if as_json:
         print_json(document)
         return

@@ -1,6 +1,6 @@
 """`hanabi-grpo teams`: is a team worth its tokens?
 
-Compares workflows with a single seat, and with a vote that samples as many tokens.
+Compares workflows with a single seat, and with a vote that samples at least as many tokens.
 """
 
 from pathlib import Path
@@ -58,7 +58,7 @@ def teams(
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
-    """Compare a team with a single seat, and with a vote that samples as many tokens.
+    """Compare a team with a single seat, and with a vote that samples at least as many tokens.
 
     Each workflow answers held-out problems in all three ways. A lineup of trained adapters is
     also compared with base, the model before training, in the same workflow.

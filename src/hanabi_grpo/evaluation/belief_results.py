@@ -15,6 +15,7 @@ from hanabi_grpo.client.beliefs import (
 from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.posterior import check_setup, script_chances
+from hanabi_grpo.envs.starts import HALF
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
@@ -56,14 +57,24 @@ class SeatOrder:
     """See `client.beliefs.belief_document`."""
 
 
-def check_lineup(setup: Setup[Any], lineup: Lineup) -> None:
+def check_lineup(setup: Setup[Any], lineup: Lineup, *, suite: str) -> None:
     """Check that everything can be measured, before anything is played.
 
+    Args:
+        setup: Environment and configuration.
+        lineup: The seat assignment.
+        suite: Suite of the tasks.
+
     Raises:
-        SettingsError: The game is too large, a model remembers more than its turn, or the action
-            probabilities of a policy are unknown.
+        SettingsError: The game is too large, the suite has only some of its starts, a model
+            remembers more than its turn, or the action probabilities of a policy are unknown.
     """
     check_setup(setup)
+    if suite.startswith(HALF):
+        raise SettingsError(
+            f"--suite {suite}: contains half of the starts, and beliefs are computed over all of "
+            "them; choose eval or test."
+        )
     for player, ref in enumerate(lineup.refs):
         if isinstance(ref, UrlRef):
             raise SettingsError(
@@ -101,7 +112,7 @@ def lineup_beliefs(
         SettingsError: As `check_lineup`.
         ServerError: The server failed, or dropped a game.
     """
-    check_lineup(setup, lineup)
+    check_lineup(setup, lineup, suite=suite)
     if served is not None:
         served = replace(served, temperature=SAMPLING_TEMPERATURE, token_filter=ALL_TOKENS)
     results = []

@@ -66,6 +66,8 @@ class TaskFigures(BaseModel):
     """Per seat order."""
     figures: dict[str, float]
     """Means over the games, see `EvaluationResult.figures`."""
+    is_sampled: bool = True
+    """See `EvaluationResult.is_sampled`; a ledger of an earlier version does not say."""
 
 
 def evaluate_lineup(
@@ -112,6 +114,7 @@ def evaluate_lineup(
             if seed not in finished:
                 missing_tables += [Table(seed, order) for order in orders]
         progress(_num_finished(finished, num_tasks))
+        sampled_seeds: set[int] = set()
         for groups in play_tables(
             missing_tables,
             setup,
@@ -119,11 +122,14 @@ def evaluate_lineup(
             label=lineup.text,
             served=served,
             together=num_orders,
+            drawn=lambda table: sampled_seeds.add(table.seed),
         ):
             games = [game for [game] in groups]
             rows = []
             for start in range(0, len(games), num_orders):
-                task = task_figures(setup, games[start : start + num_orders])
+                games_of_task = games[start : start + num_orders]
+                is_sampled = games_of_task[0].seed in sampled_seeds
+                task = task_figures(setup, games_of_task, is_sampled=is_sampled)
                 finished[task.seed] = task
                 rows.append(task.model_dump())
             if book:
@@ -280,8 +286,17 @@ def _policies(served: Served, seats: Sequence[Sequence[str]]) -> dict[str, str]:
     return policies
 
 
-def task_figures(setup: Setup[Any], games: Sequence[Episode]) -> TaskFigures:
-    """Return the figures of one task's games, one game per seat order."""
+def task_figures(
+    setup: Setup[Any], games: Sequence[Episode], *, is_sampled: bool = True
+) -> TaskFigures:
+    """Return the figures of one task's games, one game per seat order.
+
+    Args:
+        setup: Environment and configuration.
+        games: The games.
+        is_sampled: Whether a reply was drawn at random, or may have been. Otherwise, the task is
+            sampled only if a random move replaced a bad reply, or symmetries were drawn for it.
+    """
     spec = setup.spec
     num_games = len(games)
     scores = []
@@ -307,7 +322,14 @@ def task_figures(setup: Setup[Any], games: Sequence[Episode]) -> TaskFigures:
         greatest = score_range(spec)[1]
         num_perfect = sum(score >= greatest for score in scores)
         figures["perfect"] = num_perfect / num_games
-    return TaskFigures(seed=games[0].seed, scores=scores, figures=figures)
+    has_bad_replies = any(kind is not ReplyKind.LEGAL for kind in reply_kinds)
+    has_random_moves = has_bad_replies and spec.bad_reply == "random_legal"
+    return TaskFigures(
+        seed=games[0].seed,
+        scores=scores,
+        figures=figures,
+        is_sampled=is_sampled or has_random_moves or getattr(setup.config, "other_play", False),
+    )
 
 
 def lineup_score(spec: EnvSpec, game: Episode, order: int) -> float:
@@ -397,8 +419,7 @@ def summarise(
     for number, refs in enumerate(lineup.orders(rotate=key["rotate"])):
         scores = [task.scores[number] for task in tasks]
         if suite == ALL_STARTS:
-            is_sampled = bool(key.get("temperature"))
-            mean_score = estimate_of_all_starts(scores, starts, is_sampled=is_sampled)
+            mean_score = estimate_of_all_starts(scores, starts)
         else:
             mean_score = estimate(tuple(scores), starts)
         order = SeatOrder(
@@ -423,8 +444,10 @@ def summarise(
         attainable=None if suite.startswith(HALF) else spec.attainable,
         suite=suite,
         temperature=key.get("temperature"),
+        is_sampled=any(task.is_sampled for task in tasks),
         top_p=key.get("top_p", ALL_TOKENS.top_p),
         top_k=key.get("top_k", ALL_TOKENS.top_k),
+        max_tokens=key.get("max_tokens"),
         seeds=seeds,
         starts=starts,
         scores=tuple(fmean(task.scores) for task in tasks),

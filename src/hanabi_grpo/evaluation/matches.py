@@ -1,18 +1,18 @@
 """Plays lineups on lists of tasks: scripts in this process, models on a server."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
+from hanabi_grpo.envs.base import FORFEIT, SKIP, Policy, ScriptSeat, Seat, Setup, Task
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.seeds import request_seed
-from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
+from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef, UrlRef
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import DroppedGame, Episode, task_name
 
@@ -57,6 +57,7 @@ def play_tables(
     served: Served | None,
     num_games: int = 1,
     together: int = 1,
+    drawn: Callable[[Table], None] = lambda table: None,
 ) -> Iterator[list[list[Episode]]]:
     """Play each table `num_games` times.
 
@@ -69,6 +70,8 @@ def play_tables(
         num_games: Number of games of each table.
         together: Consecutive tables that are always yielded together, e.g. the seat orders of a
             task.
+        drawn: Receives each table in whose games a reply was drawn at random, or may have been,
+            before the games are yielded.
 
     Yields:
         The games of a batch of tables, one list per table.
@@ -85,12 +88,21 @@ def play_tables(
         batch = tables[start : start + batch_size]
         if needs_server:
             assert served is not None
+            for table in batch:
+                if _may_be_drawn(table, served):
+                    drawn(table)
             yield _play_on_server(
                 served, batch, setup, suite=suite, label=label, num_games=num_games
             )
         else:
             # Without an event loop, which Ctrl-C could leave half closed.
-            yield [_play_scripted(table, setup, suite, num_games) for table in batch]
+            games_of_tables = []
+            for table in batch:
+                games, has_drawn = _play_scripted(table, setup, suite, num_games)
+                games_of_tables.append(games)
+                if has_drawn:
+                    drawn(table)
+            yield games_of_tables
 
 
 def _has_model(table: Table) -> bool:
@@ -98,13 +110,63 @@ def _has_model(table: Table) -> bool:
     return not all(isinstance(ref, ScriptRef) for ref in table.refs)
 
 
-def _play_scripted(table: Table, setup: Setup[Any], suite: str, num_games: int) -> list[Episode]:
-    """Play one table whose seats are all filled by scripts."""
-    policies = {}
+def _may_be_drawn(table: Table, served: Served) -> bool:
+    """Tell whether replies of a table that the server plays may be drawn at random.
+
+    Whether a script on the server drew is not known here, so every script counts.
+    """
+    has_chance = any(isinstance(ref, ScriptRef | UrlRef) for ref in table.refs)
+    return has_chance or served.temperature > 0
+
+
+def _play_scripted(
+    table: Table, setup: Setup[Any], suite: str, num_games: int
+) -> tuple[list[Episode], bool]:
+    """Play one table whose seats are all filled by scripts.
+
+    Returns:
+        The games, and whether a script drew at random, or may have.
+    """
+    scripts = {}
     for player, ref in enumerate(table.refs):
-        policies[player] = setup.environment.policies[str(ref)]()
+        scripts[player] = _WatchedScript(setup.environment.policies[str(ref)]())
     task = setup.task(suite, table.seed)
-    return [play_scripts(task, policies, number=number) for number in range(num_games)]
+    games = [play_scripts(task, scripts, number=number) for number in range(num_games)]
+    return games, any(script.has_drawn for script in scripts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedScript:
+    """A script that plays as always, and of which is known whether it drew at random."""
+
+    policy: Policy
+    _seats: list[tuple[Seat, object]] = field(default_factory=list)
+    """Its seats, each with the state of its generator before the first move; None: not known."""
+
+    @property
+    def name(self) -> str:
+        """Name of the script."""
+        return self.policy.name
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
+        """Return a new seat of the script."""
+        seat = self.policy.seat(player, task=task, game=game)
+        self._seats.append((seat, _generator_state(seat)))
+        return seat
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether it drew in any game, or may have."""
+        return any(state is None or _generator_state(seat) != state for seat, state in self._seats)
+
+
+def _generator_state(seat: Seat) -> object:
+    """Return the state of a script's random generator, which every draw changes.
+
+    Returns:
+        None for a seat of another kind, which may draw in ways of its own.
+    """
+    return seat.rng.getstate() if isinstance(seat, ScriptSeat) else None
 
 
 def check_replay(setup: Setup[Any], episode: Episode) -> None:

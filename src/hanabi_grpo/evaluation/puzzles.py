@@ -21,6 +21,7 @@ from hanabi_grpo.evaluation.teams import (
     TeamResult,
     TeamRow,
     result_sheet,
+    votes_for,
 )
 from hanabi_grpo.runs.task_statistics import Estimate, difference
 from hanabi_grpo.types import Episode, Turn
@@ -104,7 +105,7 @@ def evaluate_puzzle(
     tokens_alone = sum(problems.cost(_answers(game, answering)) for game in games) / num_tasks
     if not tokens_alone:
         raise problems.nothing_fits(setup)
-    num_votes = max(LEAST_VOTES, round(team.tokens / tokens_alone))
+    num_votes = max(LEAST_VOTES, votes_for(team.tokens, tokens_alone))
 
     def count(done: int) -> None:
         progress(num_tasks + done)
@@ -124,12 +125,11 @@ def evaluate_puzzle(
             votes.append(majority_worth(given, [float(text == right_answer) for text in given]))
         vote_rights.append(sum(votes) / len(votes))
         vote_turns.append([turn for turns in answers for turn in turns])
-    is_as_many = num_votes > LEAST_VOTES or num_votes * tokens_alone == team.tokens
-    cost = f"as many {problems.unit}" if is_as_many else f"no fewer {problems.unit}"
+    name_of_vote = f"vote of {num_votes}, at least as many {problems.unit}"
     rows = (
         _exact("best without words", environment.ceiling_without_words(setup.config), num_tasks),
         problems.row("one seat alone", alone_rights, alone_turns),
-        problems.row(f"vote of {num_votes}, {cost}", vote_rights, vote_turns),
+        problems.row(name_of_vote, vote_rights, vote_turns),
         team,
         _exact("best team", setup.spec.attainable or 0.0, num_tasks),
     )

@@ -22,11 +22,13 @@ BEST_KNOWN_SOURCE = (
 )
 _NUM_REFERENCES = 3
 """Number of scripts shown beside a team's result."""
-_ALL_PAIRS_UP_TO = 4
+ALL_PAIRS_UP_TO = 4
 """Up to this many lineups, all pairs are compared; with more, each is compared with the first."""
 _SCORE_COLUMNS = ("lineup", "mean score ± SE", "95 % interval")
 _DIFFERENCE_COLUMNS = ("paired difference", "mean ± SE", "95 % interval", "in SE")
 _ORDER_COLUMNS = ("lineup", "seat order", "mean score ± SE")
+Pair = tuple[EvaluationResult, EvaluationResult]
+"""Two results of the same tasks; their difference is the second minus the first."""
 
 
 def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
@@ -80,17 +82,18 @@ def reference_results(
     return references
 
 
-def compared_pairs(
-    results: Sequence[EvaluationResult],
-) -> list[tuple[EvaluationResult, EvaluationResult]]:
+def compared_pairs(results: Sequence[EvaluationResult]) -> list[Pair]:
     """Return the pairs of lineups to compare: all pairs of up to four, else each with the first."""
-    if len(results) <= _ALL_PAIRS_UP_TO:
+    if len(results) <= ALL_PAIRS_UP_TO:
         return list(combinations(results, 2))
     return [(results[0], result) for result in results[1:]]
 
 
 def evaluation_sheets(
-    results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]
+    results: Sequence[EvaluationResult],
+    references: Sequence[EvaluationResult],
+    *,
+    pairs: Sequence[Pair] | None = None,
 ) -> list[Sheet]:
     """Return every table of an evaluation.
 
@@ -100,6 +103,7 @@ def evaluation_sheets(
         results: The lineups, at least one, all on the same tasks.
         references: Scripts on the same tasks; tables show them from low to high, before the
             lineups.
+        pairs: The results whose differences are shown; None: see `compared_pairs`.
     """
     groups = [list(results)]
     if references:
@@ -113,7 +117,7 @@ def evaluation_sheets(
     sheets += figure_sheets(
         "Figures, mean over tasks", "lineup", figures_of_groups, without=results[0].score
     )
-    sheets += _difference_sheets(results)
+    sheets += _difference_sheets(compared_pairs(results) if pairs is None else pairs)
     sheets += _order_sheets(results)
     return sheets
 
@@ -142,12 +146,12 @@ def _plain_figures(result: EvaluationResult) -> dict[str, float]:
     return figures
 
 
-def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
+def _difference_sheets(pairs: Sequence[Pair]) -> list[Sheet]:
     rows = []
-    for before, after in compared_pairs(results):
+    for before, after in pairs:
         difference = paired_difference(before, after)
         name = f"{after.label} − {before.label}"
-        sigmas = UNKNOWN if difference.is_exact else f"{difference.sigmas:+.1f}"
+        sigmas = f"{difference.sigmas:+.1f}" if difference.has_variation else UNKNOWN
         rows.append((name, *estimate_cells(difference, "+"), sigmas))
     if not rows:
         return []

@@ -1,7 +1,8 @@
-"""Is a team worth its tokens? A workflow against one seat alone, and against a vote of equal cost.
+"""Is a team worth its tokens? A workflow against one seat alone, and a vote that costs no less.
 
-The vote has as many answers as the workflow's tokens pay for: independent first answers of the same
-seats, taken in turn. A team that does not beat this vote gains nothing from its workflow.
+The vote has as many answers as are needed to cost at least the workflow's tokens: independent first
+answers of the same seats, taken in turn. A team that does not beat this vote gains nothing from its
+workflow.
 """
 
 import math
@@ -51,6 +52,8 @@ _NOTE = (
     "pairs of last answers that are the same. no answer: share of replies without an answer. "
     "Standard errors are clustered by problem: a problem that came up twice is one cluster."
 )
+_ROUNDING = 1e-9
+"""A quotient of costs that exceeds a whole number by less is that number."""
 _ROUND = "round_"
 """Prefix of the figures with the result of each round's answer."""
 
@@ -60,7 +63,7 @@ class TeamRow:
     """One way to answer."""
 
     name: str
-    """E.g. "one seat alone", "vote of 4, as many tokens", "debate of 2"."""
+    """E.g. "one seat alone", "vote of 4, at least as many tokens", "debate of 2"."""
     right: Estimate
     """Share of problems that were answered correctly."""
     tokens: float
@@ -79,7 +82,7 @@ class TeamResult:
     """Label of the lineup."""
     rows: tuple[TeamRow, ...]
     gain: Estimate | None
-    """The workflow's team minus the vote at as many tokens, paired by problem; None: the workflow
+    """The workflow's team minus the vote at no fewer tokens, paired by problem; None: the workflow
     is that vote."""
     num_too_long: int = 0
     """Problems of the workflow that leave no room for a first reply; they count as wrong."""
@@ -218,7 +221,7 @@ def evaluate_team(
     served: Served | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TeamResult:
-    """Answer problems 0 to `num_tasks - 1` of a suite in a workflow, then by a vote of equal cost.
+    """Answer problems 0 to `num_tasks - 1` of a suite in a workflow, then by a vote.
 
     Args:
         lineup: The seat assignment.
@@ -264,7 +267,7 @@ def evaluate_team(
     gain = None
     if setup.env != VOTE.name:
         tokens_of_team = team.tokens * num_tasks / len(tokens_alone)
-        num_votes = max(1, round(tokens_of_team / fmean(tokens_alone)))
+        num_votes = votes_for(tokens_of_team, fmean(tokens_alone))
         vote = _play_vote(problems, setup, max(num_first_answers), num_votes, progress)
         rows.append(vote.row)
         gain = difference(vote.finals, finals, problems.starts)
@@ -285,9 +288,22 @@ def evaluate_team(
     )
 
 
+def votes_for(cost_of_team: float, cost_of_answer: float) -> int:
+    """Return the least number of answers that cost no less than the team, at least one.
+
+    Args:
+        cost_of_team: Mean cost of the team per problem.
+        cost_of_answer: Mean cost of one answer.
+
+    Example:
+        votes_for(50, 20) == 3
+    """
+    return max(1, math.ceil(cost_of_team / cost_of_answer - _ROUNDING))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vote:
-    """The vote that samples as many tokens as the workflow."""
+    """The vote that samples at least as many tokens as the workflow."""
 
     row: TeamRow
     finals: list[float]
@@ -330,7 +346,8 @@ def _play_vote(
         answers = _answers(group_turns)
         results.append(_count_votes(vote_setup, problems.suite, seed, answers))
     finals = [result["final"] for result in results]
-    row = problems.row(f"vote of {num_answers}, as many {problems.unit}", finals, turns, results)
+    name = f"vote of {num_answers}, at least as many {problems.unit}"
+    row = problems.row(name, finals, turns, results)
     return _Vote(row=row, finals=finals)
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _NAME = "adhoc"
 """Name of JSON and page."""
+JSON_FILE = f"{_NAME}.json"
+"""File of the figures, in the folder of an ad-hoc evaluation."""
 
 
 def write_adhoc(folder: Path, summary: AdhocSummary) -> list[Path]:

@@ -8,12 +8,14 @@ script, says nothing about what training changed.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from hanabi_grpo.evaluation.comparison.kinds import split_spec
+from hanabi_grpo.evaluation.tables import ALL_PAIRS_UP_TO, Pair
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, different_messages
 from hanabi_grpo.runs.run_folder import run_home
-from hanabi_grpo.settings.refs import BASE, seat_adapter
+from hanabi_grpo.settings.refs import BASE, is_url, seat_adapter
 
 _TRAINED = "trained"
 """Replaces the players of the run, at any step, in the seats of a lineup."""
@@ -55,29 +57,66 @@ def find_gain(
     """
     gains = []
     for after in results:
-        if not after.trained_steps:
-            continue
         seats = _seats(after, home)
-        if seats is None:
-            continue
         starts = []
         between = []
         for other in results:
-            is_same = _seats(other, home) == seats and _is_played_alike(other, after)
-            if not is_same:
+            if not _is_before(other, after, home, starts_from_base=starts_from_base):
                 continue
-            if other.trained_steps == 0:
-                if starts_from_base or not _has_base(other):
-                    starts.append(other)
-            elif 0 < other.trained_steps < after.trained_steps and _has_same_players(other, after):
+            if other.trained_steps:
                 between.append(other)
-        if not starts:
+            else:
+                starts.append(other)
+        if seats is None or not starts:
             continue
         between.sort(key=lambda result: result.trained_steps)
         path = (starts[-1], *between, after)
         gains.append(Gain(path=path, partners=_partners(seats)))
     # max keeps the first of equals.
     return max(gains, key=lambda gain: (gain.after.trained_steps, not gain.partners), default=None)
+
+
+def trained_pairs(
+    results: Sequence[EvaluationResult], home: Path, *, starts_from_base: bool
+) -> list[Pair]:
+    """Return the pairs of results that differ in nothing but the training, the earlier one first.
+
+    Of more than `ALL_PAIRS_UP_TO` results, each is paired only with the earliest.
+
+    Args:
+        results: Evaluations of the same tasks, in the order of training.
+        home: The run's folder.
+        starts_from_base: See `find_gain`.
+    """
+    pairs = []
+    for before, after in combinations(results, 2):
+        if _is_before(before, after, home, starts_from_base=starts_from_base):
+            pairs.append((before, after))
+    if len(results) <= ALL_PAIRS_UP_TO:
+        return pairs
+    later = {id(after) for _, after in pairs}
+    return [pair for pair in pairs if id(pair[0]) not in later]
+
+
+def _is_before(
+    before: EvaluationResult, after: EvaluationResult, home: Path, *, starts_from_base: bool
+) -> bool:
+    """Tell whether two results differ in nothing but the training, which went on after the first.
+
+    Args:
+        before: A result, which may be of step 0.
+        after: Another one on the same tasks.
+        home: The run's folder.
+        starts_from_base: See `find_gain`.
+    """
+    if before.trained_steps >= after.trained_steps:
+        return False
+    seats = _seats(after, home)
+    if seats is None or _seats(before, home) != seats or not _is_played_alike(before, after):
+        return False
+    if before.trained_steps == 0:
+        return starts_from_base or not _has_base(before)
+    return _has_same_players(before, after)
 
 
 def _seats(result: EvaluationResult, home: Path) -> frozenset[tuple[str, ...]] | None:
@@ -121,10 +160,19 @@ def _is_elsewhere(place: str, home: Path) -> bool:
 
 
 def _is_played_alike(a: EvaluationResult, b: EvaluationResult) -> bool:
-    """Tell whether two results have the same sampling, base model and messages."""
-    models = {result.policies.get(BASE) for result in (a, b)} - {None}
+    """Tell whether two results have the same sampling, models and messages.
+
+    What an earlier version did not record counts as the same.
+    """
     is_sampled_alike = a.temperature == b.temperature and a.token_filter == b.token_filter
-    return is_sampled_alike and len(models) < 2 and not different_messages([a, b])
+    limits = {a.max_tokens, b.max_tokens} - {None}
+    has_same_models = True
+    for spec in a.policies.keys() & b.policies.keys():
+        # Adapters are what training changes.
+        if (spec == BASE or is_url(spec)) and a.policies[spec] != b.policies[spec]:
+            has_same_models = False
+    is_same = is_sampled_alike and len(limits) < 2 and has_same_models
+    return is_same and not different_messages([a, b])
 
 
 def _has_same_players(a: EvaluationResult, b: EvaluationResult) -> bool:

@@ -1,5 +1,6 @@
 """One run's steps, evaluations and alarms, for the terminal, the page and the charts."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,13 @@ from hanabi_grpo.evaluation.exploit_results import ExploitFile, find_exploits
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
 from hanabi_grpo.evaluation.tables import (
     BEST_KNOWN,
+    Pair,
     evaluation_sheets,
     reference_results,
     sampling_name,
 )
 from hanabi_grpo.report.charts.run import Point, RunPictures
-from hanabi_grpo.report.gains import Gain, find_gain
+from hanabi_grpo.report.gains import Gain, find_gain, trained_pairs
 from hanabi_grpo.report.played import has_rivals, run_setup
 from hanabi_grpo.report.run_views.run_watch import RunState, read_run
 from hanabi_grpo.report.versus import versus_lead
@@ -26,6 +28,7 @@ from hanabi_grpo.runs.evaluation_files import StoredEvaluation, find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, different_messages
 from hanabi_grpo.runs.history import read_whole_history, trained_presets
 from hanabi_grpo.runs.run_folder import recorded_settings, run_home
+from hanabi_grpo.runs.task_statistics import Estimate
 from hanabi_grpo.runs.validation import validation_lines
 from hanabi_grpo.texts import visible
 
@@ -40,9 +43,11 @@ class SameTasks:
     """Evaluations of the same tasks."""
 
     results: list[EvaluationResult] = field(default_factory=list)
-    """Results in the order of training, so that a difference is what training gained."""
+    """Results in the order of training."""
     references: list[EvaluationResult] = field(default_factory=list)
     """Reference scripts on these tasks."""
+    pairs: Sequence[Pair] = ()
+    """Results whose difference is what training gained in between."""
     gain: Gain | None = None
     """What training gained on these tasks; None: no two results may be compared."""
     is_own_game: bool = True
@@ -137,7 +142,11 @@ class RunReport:
         share of games that they won from each seat.
         """
         if self.is_versus:
-            exploits = [exploit for exploit in self.exploits if self._is_of_own_game(exploit)]
+            exploits = []
+            for exploit in self.exploits:
+                # A lower bound beside exact figures would look like one of them.
+                if self._is_of_own_game(exploit) and not exploit.is_bound:
+                    exploits.append(exploit)
             return versus_lead(self.state.rows, exploits, self.results, self.gain)
         if not self.evaluations:
             return ""
@@ -204,7 +213,7 @@ class RunReport:
         for exploit in self.exploits:
             sheets.append(_visible_sheet(exploit.sheet(roles)))
         for group in self.evaluations:
-            for sheet in evaluation_sheets(group.results, group.references):
+            for sheet in evaluation_sheets(group.results, group.references, pairs=group.pairs):
                 sheets.append(_visible_sheet(sheet))
         return sheets
 
@@ -265,13 +274,26 @@ class RunReport:
             problems.append(
                 f"the mean score rose by {rise.mean:+.3f} (at least {min_rise:+.3f} required)"
             )
-        if min_sigma is not None and not rise.sigmas >= min_sigma:
-            problems.append(
-                f"the rise is {rise.sigmas:.1f} standard errors (at least {min_sigma:g} required)"
-            )
+        if min_sigma is not None:
+            problems += _shortfall_in_errors(rise, min_sigma)
         if not problems:
             return None
         return f"the improvement on {rise.num_tasks} tasks is too small: {'; '.join(problems)}."
+
+
+def _shortfall_in_errors(rise: Estimate, min_sigma: float) -> list[str]:
+    """Return why a rise is less than a number of its standard errors, as a list of 0 or 1."""
+    if rise.is_exact:
+        # No chance is involved, so any rise is one.
+        sigmas = math.copysign(math.inf, rise.mean) if rise.mean else 0.0
+        if sigmas >= min_sigma:
+            return []
+        return [f"the rise is exactly {rise.mean:+.3f} (more than 0 required)"]
+    if not rise.has_variation:
+        return [f"no variation over {rise.num_tasks} tasks, so there is no standard error"]
+    if rise.sigmas >= min_sigma:
+        return []
+    return [f"the rise is {rise.sigmas:.1f} standard errors (at least {min_sigma:g} required)"]
 
 
 def _visible_sheet(sheet: Sheet) -> Sheet:
@@ -370,6 +392,7 @@ def evaluations_by_tasks(
     with_gains = []
     for group in groups.values():
         gain = find_gain(group.results, home, starts_from_base=starts_from_base)
+        pairs = trained_pairs(group.results, home, starts_from_base=starts_from_base)
         is_own_game = not presets or group.last.preset in presets
         if num_players is not None and group.last.num_players != num_players:
             is_own_game = False
@@ -378,7 +401,13 @@ def evaluations_by_tasks(
             is_own_game = False
         is_only_game = is_own_game and len(presets) <= 1
         with_gains.append(
-            replace(group, gain=gain, is_own_game=is_own_game, is_only_game=is_only_game)
+            replace(
+                group,
+                gain=gain,
+                pairs=pairs,
+                is_own_game=is_own_game,
+                is_only_game=is_only_game,
+            )
         )
     ordered = sorted(
         with_gains,

@@ -1,6 +1,7 @@
 """Finds every evaluation of a run; reports, comparisons, exports and artifacts all look here."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,11 @@ from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
 ResultRole = Literal["results", "references"]
 """Whether a lineup was evaluated, or is a reference script for comparison; keys of the document."""
 _ROLES: tuple[ResultRole, ...] = ("results", "references")
+_OF_THE_RUN = re.compile(
+    r"(settings(-until-step-\d+)?|args|resume|restored|validation|wandb)\.json", re.ASCII
+)
+"""Names of a run's own documents. Other readers report damage, and ms-swift writes `args.json` in
+place, so that it may be incomplete at any moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,8 @@ class RunEvaluations:
     stored: tuple[StoredEvaluation, ...]
     """The results; files whose name the user chose come first, see `find_evaluations`."""
     problems: tuple[str, ...]
-    """One line per result that cannot be read, e.g. "x.json: a score is not a finite number"."""
+    """One line per result or file that cannot be read, e.g. "x.json: a score is not a finite
+    number"."""
 
     @property
     def results(self) -> list[StoredEvaluation]:
@@ -68,8 +75,9 @@ def find_evaluations(folder: Path) -> RunEvaluations:
 
     These are `*.json` files in the run folder, in its parent if that is called `train`
     (`tools/demo.sh` writes them there), and in its `evaluations/`, where `evaluate` stores the
-    scores of the run's adapters. Other JSON files are skipped. A result that is in `evaluations/`
-    and also under a name that the user chose is returned once, under the chosen name.
+    scores of the run's adapters. Other JSON files are skipped; a file that is not JSON is a problem
+    unless it is one of the run's own documents. A result that is in `evaluations/` and also under a
+    name that the user chose is returned once, under the chosen name.
 
     Args:
         folder: A run folder, or one that holds it as `train/`. It need not exist.
@@ -83,6 +91,10 @@ def find_evaluations(folder: Path) -> RunEvaluations:
                 candidates = list(_candidates(path))
             except OSError as error:
                 problems.append(f"{path.name}: cannot be read ({error.strerror})")
+                continue
+            except (ValueError, RecursionError) as error:
+                if is_kept or not _OF_THE_RUN.fullmatch(path.name):
+                    problems.append(f"{path.name}: not JSON ({error})")
                 continue
             for role, data, is_alone in candidates:
                 try:
@@ -122,11 +134,10 @@ def _candidates(path: Path) -> Iterator[tuple[ResultRole, dict[str, Any], bool]]
 
     Raises:
         OSError: The file cannot be read.
+        ValueError: It is not JSON.
+        RecursionError: It is nested too deeply.
     """
-    try:
-        data = json.loads(read_bytes(path, MAX_EVALUATION_BYTES))
-    except (ValueError, RecursionError):
-        return
+    data = json.loads(read_bytes(path, MAX_EVALUATION_BYTES))
     if not isinstance(data, dict):
         return
     if is_result(data):

@@ -83,10 +83,18 @@ class EvaluationResult:
     """Name of the suite that the tasks belong to."""
     temperature: float | None
     """Sampling temperature, 0 for greedy; None: scripts."""
+    is_sampled: bool = True
+    """Whether another game of a start might have been different: a model drew its replies at a
+    temperature above 0 or is behind a URL, a script drew at random, or random moves replaced bad
+    replies. A script beside a model counts as drawing, and so do results of earlier versions, which
+    do not say."""
     top_p: float = 1.0
     """Which tokens models could draw, see `token_filter`."""
     top_k: int = 0
     """See `top_p`."""
+    max_tokens: int | None = None
+    """Largest number of tokens of a model's reply; None: scripts, and results of earlier
+    versions."""
     seeds: tuple[int, ...]
     """The tasks, ascending."""
     starts: tuple[int, ...]
@@ -130,19 +138,14 @@ class EvaluationResult:
         return max(versions)
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether models drew their replies at a temperature above 0."""
-        return bool(self.temperature)
-
-    @property
     def covers_all_starts(self) -> bool:
         """Whether every start of the game was played, each equally often."""
         return self.suite == ALL_STARTS
 
     @property
     def estimate(self) -> Estimate:
-        """Mean score with error and interval."""
-        return self.over_tasks(self.scores)
+        """Mean score with error and interval, which is within the range of scores."""
+        return self.over_tasks(self.scores).within(*self.score_range)
 
     def over_tasks(self, values: Sequence[float]) -> Estimate:
         """Return the mean of a figure with error and interval, as for the score.

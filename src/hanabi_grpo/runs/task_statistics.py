@@ -8,7 +8,7 @@ with the same start form a cluster; if all starts differ, the formulas are the u
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ MIN_STARTS = 2
 """Minimum number of clusters: with fewer there is no error."""
 _NORMAL_QUANTILE = 1.959964
 """Half-width of a 95 % interval in standard errors."""
+_ROUNDING = 1e-9
+"""A smaller standard error, relative to a mean of 1 or more, is a rounding error."""
 _BOOTSTRAP_SEED = 20240229
 _BLOCK = 1 << 21
 """Bootstrap draws held at once, so that memory does not grow with the number of tasks."""
@@ -62,7 +64,7 @@ class Estimate(Interval):
     covers_all_starts: bool = False
     """Whether all starts were played, see `estimate_of_all_starts`."""
     is_sampled: bool = False
-    """Whether models drew their replies, so that tasks may agree by chance."""
+    """Whether replies were drawn, so that tasks may agree by chance."""
 
     @property
     def is_exact(self) -> bool:
@@ -80,16 +82,23 @@ class Estimate(Interval):
         return {**row, "interval_95": [low, high]}
 
     @property
-    def sigmas(self) -> float:
-        """The mean in standard errors.
+    def has_variation(self) -> bool:
+        """Whether tasks differ, so that their variation shows how far off the mean may be."""
+        return self.standard_error > _ROUNDING * max(1.0, abs(self.mean))
 
-        Infinite when every task has the same value, 0 when all of them are 0.
+    @property
+    def sigmas(self) -> float:
+        """The mean in standard errors; NaN if tasks do not differ and so have no standard error."""
+        return self.mean / self.standard_error if self.has_variation else math.nan
+
+    def within(self, least: float, greatest: float) -> "Estimate":
+        """Return the estimate with its interval cut to a range.
+
+        The mean stays in the interval, even where it is beyond the range.
         """
-        if self.standard_error != 0:
-            return self.mean / self.standard_error
-        if self.mean == 0:
-            return 0.0
-        return math.copysign(math.inf, self.mean)
+        low = min(self.mean, max(self.low, least))
+        high = max(self.mean, min(self.high, greatest))
+        return replace(self, low=low, high=high)
 
 
 @functools.lru_cache(maxsize=_CACHED_ESTIMATES)
@@ -151,12 +160,12 @@ def estimate_of_all_starts(
     tasks in each of C starts and the variance s_c^2 of start c, the error is sqrt(sum_c s_c^2 / m)
     / C, that of a stratified mean (Cochran, Sampling Techniques, 1977, section 5.3). The interval
     is normal. It is exact, without an error, if all tasks of each start have the same value and no
-    model drew its replies.
+    reply was drawn.
 
     Args:
         values: One finite value per task.
         starts: For each task the number of its start.
-        is_sampled: Whether models drew their replies.
+        is_sampled: Whether replies were drawn.
 
     Raises:
         SettingsError: Starts were played once, or not equally often.

@@ -2,7 +2,7 @@
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind, evaluations_by_kind
+from hanabi_grpo.evaluation.comparison.kinds import (
+    EvaluationKind,
+    evaluations_by_kind,
+    with_known_limits,
+)
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.history import number, read_history, trained_presets
@@ -152,10 +156,14 @@ def load_arms(
         for folder in arm_folders:
             rows[folder] = _read_rows(folder, metric)
     preset = _common_preset(rows)
+    runs = [_load_run(folder, of_run, metric) for folder, of_run in rows.items()]
+    completed = with_known_limits([run.evaluations for run in runs])
+    run_of_folder = {}
+    for run, evaluations in zip(runs, completed, strict=True):
+        run_of_folder[run.folder] = replace(run, evaluations=evaluations)
     arms = []
     for name, arm_folders in folders.items():
-        runs = [_load_run(folder, rows[folder], metric) for folder in arm_folders]
-        arms.append(Arm(name=name, runs=tuple(runs)))
+        arms.append(Arm(name=name, runs=tuple(run_of_folder[folder] for folder in arm_folders)))
     return preset, tuple(arms)
 
 

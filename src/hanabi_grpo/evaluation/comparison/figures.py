@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm, Run
-from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind, lineup_form
+from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind, lineup_form, url_models
 from hanabi_grpo.evaluation.smoothing import recent_means
 from hanabi_grpo.evaluation.tables import sampling_name
 from hanabi_grpo.runs.evaluation_result import (
@@ -90,6 +90,8 @@ class HeldOut:
     """The different lineups that were evaluated, see `lineup_form`."""
     messages: Mapping[str, Sequence[str]]
     """Differences in what players were shown, see `different_messages`."""
+    models: Mapping[str, Sequence[str]]
+    """Differences in models behind URLs and in the longest reply, see `different_models`."""
     trained_steps: tuple[int, ...]
     """The different numbers of optimizer steps behind the evaluated players, ascending."""
     same_tasks: bool
@@ -109,6 +111,8 @@ class HeldOut:
         if self.names_tasks:
             result = self.example
             name = f"{name}, {result.preset}, {result.num_tasks} tasks of {result.suite}"
+            if result.max_tokens is not None:
+                name = f"{name}, replies of at most {result.max_tokens} tokens"
         return name
 
 
@@ -249,10 +253,36 @@ def held_out(arms: Sequence[Arm], kind: EvaluationKind) -> HeldOut:
         samplings=tuple(dict.fromkeys(samplings)),
         lineups=tuple(dict.fromkeys(lineups)),
         messages=different_messages(all_results),
+        models=different_models(all_results),
         trained_steps=tuple(sorted(trained_steps)),
         same_tasks=len(different_tasks) == 1,
         arms=tuple(scores),
     )
+
+
+def different_models(results: Sequence[EvaluationResult]) -> dict[str, list[str]]:
+    """Return how models behind URLs and the longest reply differ between results.
+
+    What an earlier version did not record is left out.
+
+    Returns:
+        The different values by name, in order of appearance.
+
+    Example:
+        different_models([short, long]) == {"MAX_COMPLETION_LENGTH": ["64", "512"]}
+    """
+    limits = [str(result.max_tokens) for result in results if result.max_tokens is not None]
+    values: dict[str, list[str]] = {"MAX_COMPLETION_LENGTH": limits}
+    for result in results:
+        for spec, model in url_models(result).items():
+            values.setdefault(f"models behind {spec}", []).append(model)
+    different = {}
+    for name, found in values.items():
+        distinct = list(dict.fromkeys(found))
+        if len(distinct) > 1:
+            # Tables are published, so only the model is named, not its address.
+            different[name] = [value.rpartition("#")[2] for value in distinct]
+    return different
 
 
 def _sampling_key(result: EvaluationResult) -> tuple[float, float, int]:

@@ -3,16 +3,16 @@
 A file whose name the user chose, e.g. `sampled.json`, is compared with the files of the same name
 in the other runs. Files that `evaluate` stored in `evaluations/` have generated names, which differ
 between runs; they are compared where the lineup has the same form and everything that the games
-depend on is the same: rules, tasks and temperature. If a run has several such evaluations, e.g. of
-two checkpoints, the one with the most training steps counts.
+depend on is the same: rules, tasks, sampling, the longest reply and models behind URLs. If a run
+has several such evaluations, e.g. of two checkpoints, the one with the most training steps counts.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hanabi_grpo.runs.evaluation_files import RunEvaluations, StoredEvaluation
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
-from hanabi_grpo.settings.refs import is_frozen, parse_checkpoint, seat_adapter
+from hanabi_grpo.settings.refs import is_frozen, is_url, parse_checkpoint, seat_adapter
 
 _TRAINED = "trained"
 """Replaces an adapter of the run in the form of a lineup."""
@@ -31,6 +31,9 @@ class TaskKey:
     temperature: float | None
     top_p: float
     top_k: int
+    max_tokens: int | None
+    urls: tuple[tuple[str, str], ...]
+    """Models behind URLs that play: spec and identity, ascending."""
 
     @classmethod
     def of(cls, result: EvaluationResult) -> "TaskKey":
@@ -43,7 +46,14 @@ class TaskKey:
             temperature=result.temperature,
             top_p=result.top_p,
             top_k=result.top_k,
+            max_tokens=result.max_tokens,
+            urls=tuple(sorted(url_models(result).items())),
         )
+
+
+def url_models(result: EvaluationResult) -> dict[str, str]:
+    """Return the identity of each model behind a URL that plays, by its spec."""
+    return {spec: model for spec, model in result.policies.items() if is_url(spec)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +91,8 @@ class EvaluationKind:
             temperature,
             self.tasks.top_p,
             self.tasks.top_k,
+            self.tasks.max_tokens or 0,
+            self.tasks.urls,
         )
 
 
@@ -104,6 +116,43 @@ def evaluations_by_kind(evaluations: RunEvaluations) -> dict[EvaluationKind, Eva
         if is_better:
             results[kind] = result
     return results
+
+
+def with_known_limits(
+    evaluations: Sequence[Mapping[EvaluationKind, EvaluationResult]],
+) -> list[dict[EvaluationKind, EvaluationResult]]:
+    """Return the evaluations of all runs, those without a reply limit beside those that fit.
+
+    Earlier versions did not record the limit. Such an evaluation counts as one with a limit if all
+    others that are otherwise of its kind have the same one.
+
+    Args:
+        evaluations: By kind, for each run.
+    """
+    limits: dict[EvaluationKind, set[int]] = {}
+    for kind in all_kinds(evaluations):
+        if kind.tasks is not None and kind.tasks.max_tokens is not None:
+            limits.setdefault(_without_limit(kind), set()).add(kind.tasks.max_tokens)
+    completed = []
+    for evaluations_of_run in evaluations:
+        by_kind: dict[EvaluationKind, EvaluationResult] = {}
+        for kind, result in evaluations_of_run.items():
+            known = limits.get(kind, set())
+            fitting = kind
+            if kind.tasks is not None and len(known) == 1:
+                [limit] = known
+                fitting = replace(kind, tasks=replace(kind.tasks, max_tokens=limit))
+            other = by_kind.get(fitting)
+            if other is None or result.trained_steps > other.trained_steps:
+                by_kind[fitting] = result
+        completed.append(by_kind)
+    return completed
+
+
+def _without_limit(kind: EvaluationKind) -> EvaluationKind:
+    """Return the kind of the same evaluation by an earlier version."""
+    tasks = kind.tasks
+    return kind if tasks is None else replace(kind, tasks=replace(tasks, max_tokens=None))
 
 
 def _kind_of(stored: StoredEvaluation) -> EvaluationKind | None:
@@ -161,7 +210,7 @@ def split_spec(spec: str, seat: str) -> tuple[str, str]:
 
 
 def all_kinds(
-    evaluations: list[Mapping[EvaluationKind, EvaluationResult]],
+    evaluations: Sequence[Mapping[EvaluationKind, EvaluationResult]],
 ) -> list[EvaluationKind]:
     """Return every kind that at least one run has, sorted."""
     kinds: set[EvaluationKind] = set()

@@ -300,7 +300,7 @@ def _evaluation_notes(evaluation: HeldOut) -> list[str]:
         notes.append(
             f"{title}: runs were evaluated in different lineups: {'; '.join(evaluation.lineups)}."
         )
-    for field, values in evaluation.messages.items():
+    for field, values in {**evaluation.messages, **evaluation.models}.items():
         notes.append(f"{title}: runs were evaluated with different {field}: {', '.join(values)}.")
     steps = evaluation.trained_steps
     if len(steps) > 1:
@@ -321,7 +321,8 @@ def _length_notes(comparison: Comparison) -> list[str]:
             f"Runs have {min(ends):.0f} to {max(ends):.0f} steps: curves and training means use "
             f"the first {comparison.end:.0f}. Games, seconds and evaluations cover whole runs."
         )
-    rates = [run.num_games / run.last_step for run in runs]
+    # A run may have only the row of step 0.
+    rates = [run.num_games / max(1, run.last_step) for run in runs]
     if max(rates) > _SAME_GAMES_PER_STEP * min(rates):
         notes.append("Runs differ in games per step: at equal steps some have played more games.")
     return notes

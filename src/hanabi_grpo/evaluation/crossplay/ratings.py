@@ -9,7 +9,9 @@ odds of ten to one; their mean is 0. The cells [i, j] and [j, i] are the same ta
 seats: one set of games, which counts once. All pairs play the same tasks from both seats, so
 intervals resample tasks, those of one start together, with the games of all pairs and roles. They
 are drawn with replacement from the starts plus one of average size whose games are all draws: an
-entry that won every game may still lose the next.
+entry that won every game may still lose the next. Where all games of a pair in a role were draws,
+the games of that extra start are all won or all lost instead, by the toss of a coin: who drew every
+game may still win or lose the next.
 
 **Partners.** A team's score belongs to all of its players, so Elo cannot separate them. The scores
 of pairs are decomposed instead, by least squares over the cells off the diagonal: S[i, j] = m + r_i
@@ -41,6 +43,7 @@ MIN_TEAMS = 3
 _MIN_TEAMS_FOR_JACKKNIFE = 4
 _POINTS = 400 / math.log(10)
 """Elo points of one unit of log odds."""
+_POINTS_OF_DRAW = 0.5
 _MAX_NEWTON_STEPS = 100
 _TOLERANCE = 1e-10
 _SEED = 20240229
@@ -174,9 +177,11 @@ class _Draws:
         self._mean_size = len(starts) / num_starts
         # With the extra start, see the module.
         chances = np.full(num_starts + 1, 1 / (num_starts + 1))
-        rng = np.random.default_rng(_SEED)
+        self._rng = np.random.default_rng(_SEED)
         # (RESAMPLES, starts + 1): how often each start is in a sample.
-        self._counts = rng.multinomial(num_starts, chances, size=RESAMPLES).astype(np.float64)
+        counts = self._rng.multinomial(num_starts, chances, size=RESAMPLES)
+        self._num_extra = counts[:, -1]
+        self._counts = counts.astype(np.float64)
         self.num_tasks: Values = self._counts @ np.append(sizes, self._mean_size)
         """(RESAMPLES,): tasks of each sample."""
 
@@ -188,7 +193,12 @@ class _Draws:
         """
         points_of_starts = np.bincount(self._clusters, weights=points_of_tasks)
         # The extra start's games are draws.
-        return self._counts @ np.append(points_of_starts, self._mean_size / 2)
+        points = self._counts @ np.append(points_of_starts, self._mean_size / 2)
+        if np.all(points_of_tasks == _POINTS_OF_DRAW):
+            # More draws would leave no variation at all.
+            num_won = self._rng.binomial(self._num_extra, 0.5)
+            points += self._mean_size * (num_won - self._num_extra / 2)
+        return np.asarray(points, dtype=np.float64)
 
 
 def _points(cell: EvaluationResult, role: str) -> Values:
