@@ -49,7 +49,7 @@ SUM = "2 + 0 - 3"
 def calculator_setup(memory: Any = "turn", **fields: Any) -> Setup[Any]:
     """One seat that answers a sum twice, with a calculator."""
     config = {
-        "preset": "revise-calculator",
+        "preset": "revise",
         "tools": "calculator",
         "style": "compact",
         "memory": memory,
