@@ -93,18 +93,19 @@ class Report:
     """Positions whose copy was played alongside the original; 0 if games cannot be copied."""
     num_starts: int = 0
     """Number of distinct starts among the episodes."""
-    secrets: Counter[str] = field(default_factory=Counter)
-    """Number of positions in which each hidden value was exchanged, by name.
-
-    In all of them, the player saw the same."""
-    known: Counter[str] = field(default_factory=Counter)
-    """Number of positions in which no other value was found for each hidden value, by name."""
-    exchanged_at: dict[str, Counter[int]] = field(default_factory=dict)
-    """Number of exchanges of each hidden value, by name and step."""
     hidden_at: dict[str, Counter[int]] = field(default_factory=dict)
     """Number of positions with each hidden value, by name and step."""
+    exchanged_at: dict[str, Counter[int]] = field(default_factory=dict)
+    """Number of these positions in which another value was found, by name and step.
+
+    In all of them, the player saw the same."""
     is_repeated_elsewhere: bool = False
     """Whether another process started the same games."""
+
+    @property
+    def secrets(self) -> Counter[str]:
+        """Number of positions in which each hidden value was exchanged, by name."""
+        return Counter({name: steps.total() for name, steps in self.exchanged_at.items()})
 
     def __str__(self) -> str:
         """Return a summary of a few lines."""
@@ -113,7 +114,8 @@ class Report:
             f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: all checks passed"
         ]
         for name, count in sorted(self.secrets.items()):
-            line = f"  hidden: {name}, exchanged in {count} of {count + self.known[name]} positions"
+            num_hidden = self.hidden_at[name].total()
+            line = f"  hidden: {name}, exchanged in {count} of {num_hidden} positions"
             never = self._never_exchanged_at(name)
             if never:
                 line += f"; never at step {', '.join(map(str, never))}, where a leak is not noticed"
@@ -126,8 +128,8 @@ class Report:
 
     def _never_exchanged_at(self, name: str) -> list[int]:
         """Return the steps, counted from 0, at which a hidden value was never exchanged."""
-        exchanged = self.exchanged_at.get(name, Counter())
-        return [step for step in sorted(self.hidden_at.get(name, ())) if not exchanged[step]]
+        exchanged = self.exchanged_at[name]
+        return [step for step in sorted(self.hidden_at[name]) if not exchanged[step]]
 
 
 def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
@@ -238,8 +240,8 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
             )
     report.num_episodes = num_episodes
     report.num_starts = len(starts)
-    for name in report.known:
-        found = f"that resampled() changed it in none of {report.known[name]} positions"
+    for name, steps in report.hidden_at.items():
+        found = f"that resampled() changed it in none of {steps.total()} positions"
         _expect(
             name in report.secrets,
             spec,
@@ -341,13 +343,12 @@ def check_another_process(environment: Environment[C], config: C) -> bool:
         done.returncode == 0, spec, "another process to start the games", done.stderr[-300:].strip()
     )
     theirs = json.loads(done.stdout)
-    for (split, seed), start in _starts(environment, config).items():
+    for name, start in _starts(environment, config).items():
         _expect(
-            theirs[f"{split} {seed}"] == start,
+            theirs[name] == start,
             spec,
-            f"({split!r}, {seed}) to start the same game in another process "
-            f"(PYTHONHASHSEED={hash_seed})",
-            f"{theirs[f'{split} {seed}']} instead of {start}",
+            f"{name} to start the same game in another process (PYTHONHASHSEED={hash_seed})",
+            f"{theirs[name]} instead of {start}",
         )
     return True
 
@@ -363,10 +364,7 @@ def print_starts() -> None:
     except SettingsError:
         sys.exit(_NOT_FOUND)
     config = environment.parse_config(chosen["config"])
-    starts = {}
-    for (split, seed), start in _starts(environment, config).items():
-        starts[f"{split} {seed}"] = start
-    print(json.dumps(starts))
+    print(json.dumps(_starts(environment, config)))
 
 
 def _is_registered(environment: Environment[C]) -> bool:
@@ -376,10 +374,10 @@ def _is_registered(environment: Environment[C]) -> bool:
         return False
 
 
-def _starts(environment: Environment[C], config: C) -> dict[tuple[str, int], list[Any]]:
-    """Return what each player is told at the first starts, by split and seed."""
+def _starts(environment: Environment[C], config: C) -> dict[str, list[Any]]:
+    """Return what each player is told at the first starts, as JSON values by split and seed."""
     spec = environment.spec(config)
-    starts: dict[tuple[str, int], list[Any]] = {}
+    starts: dict[str, list[Any]] = {}
     for split in ("train", "eval"):
         for seed in range(_NUM_REPEATED_STARTS):
             game = environment.reset(config, split=split, seed=seed)
@@ -390,7 +388,7 @@ def _starts(environment: Environment[C], config: C) -> dict[tuple[str, int], lis
                 told.append(None if legal is None else list(legal))
             for player in game.to_act():
                 told.append(game.message(player))
-            starts[split, seed] = told
+            starts[str((split, seed))] = told
     return starts
 
 
@@ -744,8 +742,6 @@ def _check_privacy(
         report.hidden_at.setdefault(name, Counter())[step] += 1
     for name in changed:
         report.exchanged_at.setdefault(name, Counter())[step] += 1
-    report.secrets.update(changed)
-    report.known.update(secrets.keys() - set(changed))
 
 
 def _check_copy(game: Game, actions: Mapping[int, str], spec: EnvSpec, report: Report) -> None:

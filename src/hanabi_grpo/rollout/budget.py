@@ -232,13 +232,15 @@ def _longest_reply(referee: Referee, player: int, padding: str) -> str:
         neither.
     """
     environment = referee.task.environment
-    names = [name for name in environment.policies if name not in environment.slow_policies]
-    for name in names[:1]:
-        seat = environment.policies[name]().seat(player, task=referee.task, game=0)
-        reply = seat.act(Observation(referee.game, player))
-        for text in (f"{padding}\n{reply}", reply):
-            if referee.game.parse(player, text) is not None:
-                return text
+    quick = [name for name in environment.policies if name not in environment.slow_policies]
+    if not quick:
+        return ""
+    script = environment.policies[quick[0]]()
+    seat = script.seat(player, task=referee.task, game=0)
+    reply = seat.act(Observation(referee.game, player))
+    for text in (f"{padding}\n{reply}", reply):
+        if referee.game.parse(player, text) is not None:
+            return text
     return ""
 
 
