@@ -62,7 +62,7 @@ def test_an_agent_sees_its_last_answer_and_no_thought_and_no_special_token() -> 
     assert referee.see(0).message() == f"{question}\n\nYour answer?"
     referee.step({0: "<think>secret</think>First.<|im_end|>\nAnswer: 98"})
     again = "Look at your answer once more. Your answer now?"
-    first = "First.< |im_end|>\nAnswer: 98"
+    first = "> First.< |im_end|>\n> Answer: 98"
     assert referee.see(0).message() == f"{question}\n\nYou answered:\n{first}\n\n{again}"
     referee.step({0: "no label"})
     assert referee.see(0).message() == f"{question}\n\nYou answered:\n(no answer)\n\n{again}"
@@ -81,7 +81,7 @@ def test_a_verdict_says_no_more_than_that_it_is_wrong_and_a_right_answer_ends_it
     referee.step({0: "Answer: 98"})
     message = referee.see(0).message()
     assert message == (
-        f"{question}\n\nYou answered:\nAnswer: 98\n\nThat is wrong.\n\n"
+        f"{question}\n\nYou answered:\n> Answer: 98\n\nThat is wrong.\n\n"
         "Look at your answer once more. Your answer now?"
     )
     # Whatever the solution is, if not this one: the same message, and the same as data.
@@ -115,12 +115,12 @@ def test_a_critic_reads_the_answer_and_the_solver_its_comment() -> None:
     referee.step({0: "<think>secret</think>I add.\nAnswer: 98"})
     assert referee.to_act() == (1,)
     assert referee.see(1).message() == (
-        f"{question}\n\nThe solver answered:\nI add.\nAnswer: 98\n\nYour comment?"
+        f"{question}\n\nThe solver answered:\n> I add.\n> Answer: 98\n\nYour comment?"
     )
     [turn] = referee.step({1: "<think>hm</think>Count again <s>."})
     assert turn.kind is ReplyKind.LEGAL
     message = referee.see(0).message()
-    assert "The critic wrote:\nCount again < s>." in message
+    assert "The critic wrote:\n> Count again < s>." in message
     assert "secret" not in message and "hm" not in message
     referee.step({0: right})
     assert referee.episode().result["final"] == 1.0

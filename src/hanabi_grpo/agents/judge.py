@@ -22,7 +22,7 @@ from hanabi_grpo.agents.url_calls import MAX_FAILED_CALLS, Budget, CallLimits, U
 from hanabi_grpo.agents.url_client import UrlSampling
 from hanabi_grpo.agents.url_transcript import Transcript
 from hanabi_grpo.envs.base import Task
-from hanabi_grpo.envs.texts import public_text, without_markup
+from hanabi_grpo.envs.texts import public_text, quote, without_markup
 from hanabi_grpo.errors import PartnerError, SettingsError, shown
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.judge import judge_description
@@ -256,8 +256,8 @@ def read_score(answer: str) -> float | None:
 def fill_template(template: str, task: Task[Any], episode: Episode) -> str:
     """Return the question to the judge.
 
-    Replies are quoted without thoughts and special tokens, and text in them that looks like a
-    placeholder is left as it is.
+    Messages and replies are quoted, replies without thoughts, and nothing in them is a special
+    token. Text that looks like a placeholder is left as it is.
 
     Args:
         template: Text with `{rules}`, `{prompt}`, `{reply}` and `{episode}`.
@@ -269,7 +269,7 @@ def fill_template(template: str, task: Task[Any], episode: Episode) -> str:
     last_step = [turn for turn in turns if turn.step == turns[-1].step]
     values = {
         "rules": task.environment.system_message(task.config, last_step[0].player),
-        "prompt": without_markup(last_step[0].prompt),
+        "prompt": _shown(last_step[0]),
         "reply": _said_together(last_step),
         "episode": "\n\n".join(map(_shown_and_said, episode.turns)),
     }
@@ -287,8 +287,13 @@ def _shown_and_said(turn: Turn) -> str:
     name = player_name(turn.player)
     if not turn.prompt:
         return f"{name} answered:\n{_said(turn)}"
-    return f"{name} was shown:\n{without_markup(turn.prompt)}\n\n{name} answered:\n{_said(turn)}"
+    return f"{name} was shown:\n{_shown(turn)}\n\n{name} answered:\n{_said(turn)}"
+
+
+def _shown(turn: Turn) -> str:
+    return quote(without_markup(turn.prompt))
 
 
 def _said(turn: Turn) -> str:
-    return public_text(turn.reply) or _SILENT
+    text = public_text(turn.reply)
+    return quote(text) if text else _SILENT

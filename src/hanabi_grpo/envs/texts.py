@@ -63,6 +63,19 @@ def without_markup(text: str) -> str:
     return _MARKUP.sub(r"\g<0> ", text)
 
 
+def quote(text: str) -> str:
+    r"""Return a text with a mark before each line, as Markdown marks quotations.
+
+    No line of what a player wrote can then be taken for one of the prompt that quotes it. Empty
+    lines are left out.
+
+    Example:
+        quote("I add.\n\nAnswer: 7") == "> I add.\n> Answer: 7"
+    """
+    lines = [line.rstrip() for line in text.splitlines()]
+    return "\n".join(f"> {line}" for line in lines if line)
+
+
 def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
     """Return the pieces of a reply inside and outside think blocks.
 

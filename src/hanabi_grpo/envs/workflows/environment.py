@@ -378,7 +378,10 @@ class Solver:
                 return _reply(Problem("", _told(seen)), config.style)
             if self._may_call(config, seen) and rng.random() < CALLS:
                 return seen.call_of(CALCULATOR, problem.question.removesuffix(_ASKS))
-            others_answers = [text for text in seen.view().others if seen.parse(text)]
+            others_answers = []
+            for text in seen.view().others:
+                if text != base.SKIP and seen.parse(text):
+                    others_answers.append(text)
             if rng.random() < self.right:
                 solved = problem if problem.answer else _other_problem(source, rng)
             elif self.right and others_answers:

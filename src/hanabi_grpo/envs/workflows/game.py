@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.people import Choice, Scene
-from hanabi_grpo.envs.texts import public_text
+from hanabi_grpo.envs.texts import public_text, quote
 from hanabi_grpo.envs.workflows.answers import (
     majority_worth,
     normalize,
@@ -56,9 +56,9 @@ class View(NamedTuple):
 
     question: str
     own: str | None
-    """The player's last text, None before its first turn."""
+    """The player's last text, None before its first turn; `SKIP` for a reply without an answer."""
     others: tuple[str, ...]
-    """What the others said in the previous step."""
+    """What the others said in the previous step; `SKIP` for a reply without an answer."""
     verdict: str = ""
     """The verifier's verdict on `own`; "" if there is none."""
 
@@ -110,13 +110,13 @@ class WorkflowGame(base.Game, Generic[C]):
         own = None
         for texts in reversed(self.texts):
             if player in texts:
-                own = self._display(texts[player])
+                own = self._shown(texts[player])
                 break
         others = []
         if self.texts and player in self.to_act():
             for seat, text in self.texts[-1].items():
                 if seat != player:
-                    others.append(self._display(text))
+                    others.append(self._shown(text))
         return View(self.problem.question, own, tuple(others))
 
     def scene(self, player: int) -> Scene:
@@ -252,29 +252,36 @@ class WorkflowGame(base.Game, Generic[C]):
         agreed = [first is not None and first == second for first, second in pairs]
         return sum(agreed) / len(pairs)
 
-    def _display(self, text: str) -> str:
-        """Return the part of a seat's text that is shown."""
-        is_compact = self.config.style == "compact"
-        if text == base.SKIP:
-            return "none" if is_compact else "(no answer)"
-        if is_compact or self.config.show == "answer":
+    def _shown(self, text: str) -> str:
+        """Return the part of a seat's text that it and others read."""
+        if self.config.style == "compact" or self.config.show == "answer":
             return self.answer(text) or text
         return text
+
+    def _in_prompt(self, text: str, missing: str = "(no answer)") -> str:
+        """Return a seat's text as it stands in a prompt, marked so that it is no part of the rest.
+
+        Args:
+            text: What the seat said, or `SKIP`.
+            missing: What stands for `SKIP` in the full style.
+        """
+        if self.config.style == "compact":
+            return "none" if text == base.SKIP else "-".join(text.split())
+        return missing if text == base.SKIP else quote(text)
 
     def _prompt(self, view: View) -> str:
         """Return the message of a turn, without the question or own text if they are missing."""
         if self.config.style == "compact":
             words = [view.question] if view.question else []
             if view.own is not None:
-                words.append("own")
-                if view.own:
-                    words.append(view.own)
-            words += [f"other {text}" for text in view.others]
+                words += ["own", self._in_prompt(view.own)]
+            words += [f"other {self._in_prompt(text)}" for text in view.others]
             return " ".join(words)
         paragraphs = [view.question] if view.question else []
         if view.own is not None:
-            paragraphs.append(f"You answered:\n{view.own}")
-        paragraphs += [f"Another player answered:\n{text}" for text in view.others]
+            paragraphs.append(f"You answered:\n{self._in_prompt(view.own)}")
+        for text in view.others:
+            paragraphs.append(f"Another player answered:\n{self._in_prompt(text)}")
         if len(paragraphs) <= 1:
             paragraphs.append("Your answer?")
         else:
@@ -441,11 +448,8 @@ class ReviseGame(WorkflowGame[ReviseConfig]):
         return None
 
     def _comment(self, text: str) -> str:
-        """Return the part of a comment that is shown to the solver."""
-        is_compact = self.config.style == "compact"
-        if text == base.SKIP:
-            return "none" if is_compact else "(no comment)"
-        return (self.answer(text) or text) if is_compact else text
+        """Return the part of a comment that is shown to the solver, in the full style all of it."""
+        return self._shown(text) if self.config.style == "compact" else text
 
     def _prompt(self, view: View) -> str:
         if self.config.style == "compact":
@@ -455,12 +459,14 @@ class ReviseGame(WorkflowGame[ReviseConfig]):
         paragraphs = [view.question] if view.question else []
         if view.own is not None:
             said = "You wrote" if is_comment else "You answered"
-            paragraphs.append(f"{said}:\n{view.own}")
+            missing = "(no comment)" if is_comment else "(no answer)"
+            paragraphs.append(f"{said}:\n{self._in_prompt(view.own, missing)}")
         if view.verdict:
             paragraphs.append(view.verdict)
         for text in view.others:
             said = "The solver answered" if is_comment else "The critic wrote"
-            paragraphs.append(f"{said}:\n{text}")
+            missing = "(no answer)" if is_comment else "(no comment)"
+            paragraphs.append(f"{said}:\n{self._in_prompt(text, missing)}")
         if is_comment:
             paragraphs.append("Your comment?")
         elif self.texts:
