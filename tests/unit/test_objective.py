@@ -326,6 +326,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "HANABI_CRITIC=adapter with HANABI_DTYPE=float16: .*use bfloat16, float32",
     ),
     (
+        {"gae_lambda": 0.9},
+        "HANABI_GAE_LAMBDA=0.9 with HANABI_ADVANTAGE=turn: .*no effect.*one of ippo, mappo",
+    ),
+    (
+        {"critic_learning_rate": 0.01, "advantage": "rloo"},
+        "HANABI_CRITIC_LEARNING_RATE=0.01 with HANABI_ADVANTAGE=rloo: .*ippo, mappo, vdn, qmix",
+    ),
+    (
+        {"sampler_correction_limit": 3.0},
+        "HANABI_SAMPLER_CORRECTION_LIMIT=3 with HANABI_SAMPLER_CORRECTION=none: .*no effect",
+    ),
+    (
+        {"belief_weight": "player_0=0.1,player_1=0.2", "freeze": "player_1"},
+        "HANABI_FREEZE=player_1: player_1 does not learn, so its weight would have no effect",
+    ),
+    (
         {"minibatches": 9, "tasks_per_step": 8},
         "HANABI_MINIBATCHES=9 with HANABI_TASKS_PER_STEP=8: .*set 1 to 8, or more tasks",
     ),
@@ -337,6 +353,10 @@ def test_what_contradicts_itself_is_refused(values: dict[str, Any], message: str
     with pytest.raises(SettingsError, match=message):
         batch_plan(Settings(**values))
 
+
+@pytest.mark.parametrize("name", ["vdn", "ippo"])
+def test_a_critic_learning_rate_is_accepted_where_a_network_learns(name: str) -> None:
+    batch_plan(Settings(advantage=name, critic_learning_rate=0.01))
 
 @pytest.mark.parametrize(
     "values",

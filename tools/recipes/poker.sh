@@ -21,7 +21,7 @@ case $game in
         steps=800 bonus=0.3 reference=every:200
         # Games take longer than updates here, so 16 updates are made from those of each step.
         default_env HANABI_ADVANTAGE mappo
-        default_env HANABI_GAE_LAMBDA 0.8
+        case $HANABI_ADVANTAGE in mappo | ippo) default_env HANABI_GAE_LAMBDA 0.8 ;; esac
         default_env HANABI_MINIBATCHES 8
         default_env HANABI_UPDATES_PER_STEP 2
         default_env BETA 1 ;;

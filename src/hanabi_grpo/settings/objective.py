@@ -41,6 +41,7 @@ def check_objective(settings: Settings) -> None:
     _check_entropy(settings)
     _check_token_filter(settings)
     _check_sequential(settings)
+    _check_correction(settings)
     _check_critic(settings)
     _check_beliefs(settings)
 
@@ -51,6 +52,14 @@ def _check_beliefs(settings: Settings) -> None:
             f"HANABI_BELIEF_WEIGHT={settings.belief_weight} with HANABI_THINKING=1: right answers "
             "have no thoughts, so a player would learn to skip its own; unset one."
         )
+    weights = entries(settings.belief_weight)
+    for name in settings.freeze:
+        if weights.get(name):
+            raise SettingsError(
+                f"HANABI_BELIEF_WEIGHT={settings.belief_weight} with HANABI_FREEZE="
+                f"{','.join(settings.freeze)}: {name} does not learn, so its weight would have no "
+                "effect; leave it out, or do not freeze the player."
+            )
 
 
 def _check_normalization(settings: Settings) -> None:
@@ -195,8 +204,35 @@ def _check_sequential(settings: Settings) -> None:
             )
 
 
+def _check_correction(settings: Settings) -> None:
+    """Refuse a limit of importance weights that nothing uses."""
+    if settings.sampler_correction != "none":
+        return
+    if "sampler_correction_limit" in settings.model_fields_set:
+        raise SettingsError(
+            f"HANABI_SAMPLER_CORRECTION_LIMIT={settings.sampler_correction_limit:g} with "
+            "HANABI_SAMPLER_CORRECTION=none: there are no importance weights, so it would have no "
+            "effect; unset it, or set HANABI_SAMPLER_CORRECTION."
+        )
+
+
 def _check_critic(settings: Settings) -> None:
-    """Refuse kinds of critics that the estimator does not have."""
+    """Refuse settings of critics, or of kinds of critics, that the estimator does not have."""
+    needs = ESTIMATORS[settings.advantage].needs
+    with_critic = names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC)
+    if "gae_lambda" in settings.model_fields_set and settings.advantage not in with_critic:
+        raise SettingsError(
+            f"HANABI_GAE_LAMBDA={settings.gae_lambda:g} with HANABI_ADVANTAGE="
+            f"{settings.advantage}: this estimator has no critic, so it would have no effect; "
+            f"unset it, or set HANABI_ADVANTAGE to one of {', '.join(with_critic)}."
+        )
+    if "critic_learning_rate" in settings.model_fields_set and needs is Learned.NOTHING:
+        learning = names_needing(*(kind for kind in Learned if kind is not Learned.NOTHING))
+        raise SettingsError(
+            f"HANABI_CRITIC_LEARNING_RATE={settings.critic_learning_rate:g} with HANABI_ADVANTAGE="
+            f"{settings.advantage}: this estimator trains no network, so it would have no effect; "
+            f"unset it, or set HANABI_ADVANTAGE to one of {', '.join(learning)}."
+        )
     with_own_critic = ", ".join(names_needing(Learned.CRITIC))
     if settings.critic == "adapter" and settings.advantage not in names_needing(Learned.CRITIC):
         raise SettingsError(
