@@ -114,6 +114,22 @@ def test_an_evaluation_is_that_of_the_command(tmp_path: Path) -> None:
     assert not Path("outputs").exists()
 
 
+def test_an_evaluation_says_what_it_replaces_and_replaces_nothing_but_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "result.json"
+    hg.evaluate("iggi", "hanabi", tasks=2, out=out)
+    assert "replaced" not in capsys.readouterr().err
+    hg.evaluate("hint-bot", "hanabi", tasks=2, out=out)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "which held iggi" in said
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(SettingsError, match=r"out=.*notes\.txt: exists, but holds no result"):
+        hg.evaluate("iggi", "hanabi", tasks=2, out=notes)
+    assert notes.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

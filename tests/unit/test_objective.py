@@ -358,6 +358,7 @@ def test_what_contradicts_itself_is_refused(values: dict[str, Any], message: str
 def test_a_critic_learning_rate_is_accepted_where_a_network_learns(name: str) -> None:
     batch_plan(Settings(advantage=name, critic_learning_rate=0.01))
 
+
 @pytest.mark.parametrize(
     "values",
     [

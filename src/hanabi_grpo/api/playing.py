@@ -18,7 +18,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks, tasks_of_all_starts
 from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
 from hanabi_grpo.evaluation.matches import Table, play_tables
-from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.evaluation.result_files import check_out, write_result
 from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import zoo_settings
@@ -123,12 +123,13 @@ def evaluate(
         rotate: Whether different players change seats.
         temperature: 0 is greedy; None: TEMPERATURE.
         label: Name of the lineup in tables, if there is only one.
-        out: JSON file to which the result is written.
+        out: JSON file to which the result is written; a line says which other result it replaces.
         server: The server on which models play, see `play`.
         **settings: Further settings, see `Trainer`.
 
     Raises:
-        SettingsError: A lineup, the environment, a number or a setting is invalid.
+        SettingsError: A lineup, the environment, a number or a setting is invalid, or `out` is
+            not writable or holds anything but a result.
         ServerError: The server failed, or dropped a game.
 
     Example:
@@ -136,6 +137,8 @@ def evaluate(
         evaluation.results[0].mean
         evaluation.frame()[["label", "mean", "standard_error"]]
     """
+    path = None if out is None else Path(out)
+    check_out(path, "out=")
     if not all_starts:
         check_tasks(tasks, suite)
     specs = [lineups] if isinstance(lineups, str) else list(lineups)
@@ -149,7 +152,6 @@ def evaluate(
     own = needs_server and needs_own_server(given, server)
     if own:
         make_missing_model(given)
-    path = None if out is None else Path(out)
     with chosen.serving(console(), needed=needs_server, own=own) as served:
         evaluation = evaluate_lineups(
             teams,
@@ -161,9 +163,12 @@ def evaluate(
             out=path,
             folder=results_folder(chosen.loaded.settings),
         )
+        say = sayer(console())
         if path is not None:
-            write_document(path, evaluation.kept_document())
-        evaluation.keep_with_runs(served, sayer(console()))
+            note = write_result(path, evaluation.kept_document())
+            if note:
+                say(note, "yellow")
+        evaluation.keep_with_runs(served, say)
     return evaluation
 
 

@@ -14,7 +14,6 @@ from hanabi_grpo.commands.playing import (
     OwnServer,
     Preset,
     Suite,
-    check_out,
     choose,
     give_result,
 )
@@ -27,7 +26,7 @@ from hanabi_grpo.evaluation.belief_results import (
 )
 from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks
 from hanabi_grpo.evaluation.lineups import distinct_labels
-from hanabi_grpo.evaluation.result_files import BELIEFS
+from hanabi_grpo.evaluation.result_files import BELIEFS, check_out
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import use_zoo
 

@@ -22,7 +22,6 @@ from hanabi_grpo.commands.playing import (
     Players,
     Preset,
     Temperature,
-    check_out,
     choose_all,
     give_result,
     numbers_of_games,
@@ -31,6 +30,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks, tasks_of_all_starts
 from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
+from hanabi_grpo.evaluation.result_files import check_out
 from hanabi_grpo.rollout.datasets import setup_names
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import EVALUATIONS, results_folder

@@ -1,6 +1,5 @@
 """Shared by the commands that play games: options, the choice of the game, and the model server."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ from hanabi_grpo.evaluation.chosen import Chosen as Chosen
 from hanabi_grpo.evaluation.chosen import choose as choose
 from hanabi_grpo.evaluation.chosen import choose_all as choose_all
 from hanabi_grpo.evaluation.chosen import game_setup as game_setup
-from hanabi_grpo.evaluation.result_files import check_replaceable, held_result, replaced_note
-from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.evaluation.result_files import write_result
 from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.terminal import sayer
 
@@ -132,31 +130,6 @@ def numbers_of_games(option: str, text: str, names: Sequence[str]) -> list[int]:
     return numbers if len(numbers) > 1 else numbers * len(names)
 
 
-def check_out(out: Path | None) -> None:
-    """Refuse an --out file that cannot or must not be written, before any game is played.
-
-    Args:
-        out: Value of --out; None: no file.
-
-    Raises:
-        SettingsError: It is a folder, its folder is not writable, or it holds anything but a
-            result.
-    """
-    if out is None:
-        return
-    if out.is_dir():
-        raise SettingsError(
-            f"--out {out}: is a folder; name a file, e.g. --out {out / 'result.json'}."
-        )
-    # Missing folders are created later.
-    folder = out.parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise SettingsError(f"--out {out}: {folder} is not writable; name another file.")
-    check_replaceable(out)
-
-
 def give_result(
     console: Console,
     document: Mapping[str, Any],
@@ -179,12 +152,9 @@ def give_result(
         kept: Document for `out` if it differs from `document`.
     """
     if out is not None:
-        before = held_result(out)
-        written = kept or document
-        write_document(out, written)
         say = sayer(console)
+        note = write_result(out, kept or document)
         say(f"wrote {out}")
-        note = replaced_note(out, before, written)
         if note:
             say(note, "yellow")
     if as_json:

@@ -16,7 +16,6 @@ from hanabi_grpo.commands.playing import (
     OwnServer,
     Suite,
     Temperature,
-    check_out,
     choose,
     give_result,
 )
@@ -26,6 +25,7 @@ from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_tasks, describe_sampling
 from hanabi_grpo.evaluation.puzzles import PUZZLES, evaluate_puzzle, puzzle_setup, puzzle_sheet
+from hanabi_grpo.evaluation.result_files import check_out
 from hanabi_grpo.evaluation.teams import (
     TeamResult,
     evaluate_team,

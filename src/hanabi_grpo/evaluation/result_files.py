@@ -1,6 +1,7 @@
 """What a file of results holds, so that no command replaces it unnoticed."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.exploit_results import BOUNDS, PROFILES
 from hanabi_grpo.files import MAX_EVALUATION_BYTES, read_bytes
-from hanabi_grpo.runs.evaluation_result import is_result
+from hanabi_grpo.runs.evaluation_result import is_result, write_document
 from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.texts import visible_line
 
@@ -104,17 +105,41 @@ def held_result(path: Path) -> HeldResult | None:
         return None
 
 
-def check_replaceable(path: Path) -> None:
-    """Refuse an --out file that exists and holds anything but results.
+def check_out(out: Path | None, option: str = "--out ") -> None:
+    """Refuse a file of results that cannot or must not be written, before any game is played.
+
+    Args:
+        out: The file; None: no file. An empty file is no obstacle.
+        option: How messages begin, before the path.
 
     Raises:
-        SettingsError: It does. An empty file is no obstacle.
+        SettingsError: It is a folder, its folder is not writable, or it holds anything but a
+            result.
     """
-    if path.is_file() and path.stat().st_size > 0 and held_result(path) is None:
+    if out is None:
+        return
+    if out.is_dir():
         raise SettingsError(
-            f"--out {path}: exists, but holds no result of evaluate, exploit, teams or beliefs; "
+            f"{option}{out}: is a folder; name a file, e.g. {option}{out / 'result.json'}."
+        )
+    # Missing folders are created later.
+    folder = out.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"{option}{out}: {folder} is not writable; name another file.")
+    if out.is_file() and out.stat().st_size > 0 and held_result(out) is None:
+        raise SettingsError(
+            f"{option}{out}: exists, but holds no result of evaluate, exploit, teams or beliefs; "
             "name another file, or move this one away."
         )
+
+
+def write_result(path: Path, document: Mapping[str, Any]) -> str:
+    """Write a file of results and return `replaced_note`."""
+    before = held_result(path)
+    write_document(path, document)
+    return replaced_note(path, before, document)
 
 
 def replaced_note(path: Path, before: HeldResult | None, document: object) -> str:
