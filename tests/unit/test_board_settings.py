@@ -100,6 +100,47 @@ def test_without_a_dataset_an_epoch_is_one_step_and_max_steps_wins(
     assert plan.line(now).startswith(f"{steps} steps{because} of ")
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"HANABI_OVERLAP": 1, "HANABI_TASKS_PER_STEP": 4096},
+            "HANABI_TASKS_PER_STEP=4096 with NUM_GENERATIONS=16 and HANABI_OVERLAP=1: .*65536 games",
+        ),
+        (
+            {"NUM_GENERATIONS": 40_000, "HANABI_TASKS_PER_STEP": 1},
+            "NUM_GENERATIONS=40000: .*at most 32768 games",
+        ),
+    ],
+)
+def test_a_step_whose_games_cannot_be_requested_is_refused_before_it_begins(
+    given: dict[str, object], message: str
+) -> None:
+    now = settings(**given)
+    with pytest.raises(SettingsError, match=message):
+        plan_training(now, training_rows(now), {})
+
+
+def test_more_games_than_a_server_checks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    boards = []
+    for number in range(65):
+        row = dataset_row("laptop", players=None, suite="train", num_tasks=0)
+        row["env_config"] = {**row["env_config"], "max_turns": 10 + number}
+        boards.append(row)
+    write_dataset(path, boards)
+    now = settings(DATASET=path, HANABI_PRESET="laptop")
+    rows = training_rows(now)
+    with pytest.raises(SettingsError, match="65 different games .*: a run may have at most 64"):
+        plan_training(now, rows, {})
+    plan_training(now, rows[1:], {})
+
+
+def test_with_overlap_only_a_steps_games_are_one_request() -> None:
+    now = settings(HANABI_OVERLAP=1, HANABI_TASKS_PER_STEP=4096, NUM_GENERATIONS=8)
+    assert plan_training(now, training_rows(now), {}).num_steps
+
+
 def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path: Path) -> None:
     path = tmp_path / "laptop.jsonl"
     write_dataset(path, [dataset_row("laptop", players=None, suite="train", num_tasks=0)])

@@ -250,6 +250,14 @@ def test_logprobs_of_other_tokens_are_refused(other_ids: list[int]) -> None:
         _sample(choice, num_cached_tokens=0)
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", None])
+def test_a_reply_that_the_engine_gave_up_is_refused(reason: str | None) -> None:
+    choice = make_choice([5], [-0.25], flat=True)
+    choice.finish_reason = reason
+    with pytest.raises(ServerError, match=f"after 1 tokens with the reason {reason!r}"):
+        _sample(choice, num_cached_tokens=0)
+
+
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):

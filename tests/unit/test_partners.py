@@ -404,3 +404,9 @@ def test_a_training_whose_settings_expect_partners_is_refused_without_any(
         batch_plan(Settings(**values))
     batch_plan(Settings(partners=("iggi",), **values))
     batch_plan(Settings(partner_share=0.7))
+
+
+def test_a_power_is_refused_unless_partners_are_drawn_by_their_scores() -> None:
+    with pytest.raises(SettingsError, match="HANABI_PARTNER_POWER=3 with HANABI_PARTNER_DRAW=unif"):
+        batch_plan(Settings(partners=("iggi",), partner_power=3.0))
+    batch_plan(Settings(partners=("iggi",), partner_power=3.0, partner_draw="worst"))

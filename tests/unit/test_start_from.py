@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.manifest import MANIFEST, read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import CheckpointRef
@@ -160,6 +160,23 @@ def test_adapters_of_another_rank_scale_or_model_are_refused_and_named(
     with pytest.raises((SettingsError, RunFolderError), match=refusal):
         start_adapters(fresh, _settings(str(folder)), None)
     assert _equal(_tensors(fresh, "player_0"), _tensors(_model(seed=2), "player_0"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("alpha_pattern", {"q_proj": 64}), ("rank_pattern", {"q_proj": 4}), ("use_dora", True)],
+)
+def test_adapters_whose_configuration_means_more_are_refused_and_the_key_is_named(
+    key: str, value: Any, tmp_path: Path
+) -> None:
+    folder = _checkpoint(tmp_path / "other", _model())
+    (folder / MANIFEST).unlink()
+    config_file = folder / "player_0" / "adapter_config.json"
+    config = json.loads(config_file.read_text())
+    config[key] = value
+    config_file.write_text(json.dumps(config))
+    with pytest.raises(SettingsError, match=rf"has {key}=.*which is not supported"):
+        start_adapters(_model(seed=2), _settings(str(folder)), None)
 
 
 @pytest.mark.parametrize("fact", FACTS)

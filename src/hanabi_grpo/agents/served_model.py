@@ -253,6 +253,11 @@ class ServedSeat:
 
 def _check_sample(sample: Sample, prompt_ids: list[int], vocab_size: int) -> None:
     """Reject an engine's sample that cannot be trained on."""
+    if not sample.ids:
+        raise ServerError(
+            f"reply: no token ({sample.finish_reason}); a model samples at least the one that ends "
+            "its reply. See the server's log."
+        )
     if len(sample.logprobs) != len(sample.ids):
         raise ServerError(
             f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each id needs one."

@@ -173,7 +173,6 @@ class RolloutClient:
         api_key: str | None = None,
         timeouts: ClientTimeouts | None = None,
         judge: str = "",
-        cuts_requests: bool = True,
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -183,10 +182,8 @@ class RolloutClient:
             timeouts: Longest waits.
             judge: The judge that a trainer expects on the server, see
                 `settings.judge.judge_description`.
-            cuts_requests: Split requests for a large number of games.
         """
         self.url = url
-        self._cuts_requests = cuts_requests
         self._judge = judge
         self.trainer_id = uuid.uuid4().hex
         """Identifies this trainer process to the server, which serves one at a time."""
@@ -213,9 +210,6 @@ class RolloutClient:
             api_key=key,
             timeouts=ClientTimeouts(rollout=seconds, busy=seconds),
             judge=judge_description(settings),
-            # The server keeps a version for requests that it has, but not for later ones, and with
-            # HANABI_OVERLAP the next version is pushed in the meantime.
-            cuts_requests=not settings.overlap,
         )
 
     @property
@@ -539,6 +533,7 @@ class RolloutClient:
         sampling_seed: int | None = None,
         seats: Sequence[str] | None = None,
         teachers: Sequence[SeatTeacher | None] | None = None,
+        in_one_request: bool = False,
     ) -> RolloutResult:
         """Play each task `num_games` times, see `RolloutRequest`.
 
@@ -558,6 +553,9 @@ class RolloutClient:
             seats: Policy of each seat in tasks that do not name any.
             teachers: The teacher of each seat, which labels its turns; None for a seat without one.
                 None: no seat has a teacher.
+            in_one_request: Never split the games. A server keeps a version for requests that it
+                has, but not for later ones, so this is needed if another version may be pushed in
+                the meantime.
 
         Returns:
             The games, validated by `answers.checked_games`.
@@ -581,7 +579,7 @@ class RolloutClient:
             "seats": seats,
             "teachers": msgspec.to_builtins(teachers),
         }
-        if not self._cuts_requests:
+        if in_one_request:
             return self._play({"tasks": rows, **given})
         parts = cut_request(rows, num_games)
         if len(parts) == 1:

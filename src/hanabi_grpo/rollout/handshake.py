@@ -33,7 +33,8 @@ _MAX_TEXT = 100
 _MAX_RUN_ID = 4096
 _MAX_RANK = 512
 _MAX_JUDGE = 200
-_MAX_GAMES = 64
+MAX_CLAIMS = 64
+"""Largest number of different games of one session."""
 _MAX_CONFIG_FIELDS = 32
 _NUM_PROBES = 3
 """Number of games whose messages are compared."""
@@ -104,7 +105,7 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtype: _Text
     judge: Annotated[str, Meta(max_length=_MAX_JUDGE)] = ""
     """See `settings.judge.judge_description`; "": no judge."""
-    games: Annotated[list[GameClaim], Meta(min_length=1, max_length=_MAX_GAMES)]
+    games: Annotated[list[GameClaim], Meta(min_length=1, max_length=MAX_CLAIMS)]
     """The games of the run, at least one: a session uploads adapters, and an adapter without games
     cannot be checked. Playing the base model, or adapters that are already served, does not need a
     session.

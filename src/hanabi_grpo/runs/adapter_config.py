@@ -12,6 +12,17 @@ _SHAPE_KEYS = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use
 """Keys that decide what the tensors of an adapter mean."""
 WIRE_KEYS = frozenset({"peft_type", "task_type", "inference_mode", *_SHAPE_KEYS})
 """Keys that the rollout server accepts: no path, no base-model name, nothing that names code."""
+_UNSUPPORTED_KEYS = (
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_dora",
+)
+"""Keys that give the tensors another meaning, which neither trainer nor server implements."""
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names by which configurations give the number of experts of a layer."""
 _ATTENTION = "attn"
@@ -61,6 +72,15 @@ def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in WIRE_KEYS:
             sent_config[key] = _plain(value)
     return sent_config
+
+
+def unsupported_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a PEFT configuration without which its tensors would mean something else.
+
+    Args:
+        config: The content of an adapter_config.json. Keys that are false or empty have no meaning.
+    """
+    return [key for key in _UNSUPPORTED_KEYS if config.get(key)]
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, MAX_WEIGHTS_BYTES, read_bytes
-from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
+from hanabi_grpo.runs.adapter_config import adapter_config_for_wire, unsupported_keys
 from hanabi_grpo.runs.checkpoints import find_checkpoint
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_manifest
 from hanabi_grpo.runs.run_folder import run_home
@@ -239,6 +239,7 @@ def _read_adapter(
     try:
         stored_config = _read_file(folder, weights.parent / CONFIG, manifest, MAX_DOCUMENT_BYTES)
         config = json.loads(stored_config.decode("utf-8"))
+        _check_supported(weights.parent, config)
         stored_weights = _read_file(folder, weights, manifest, MAX_WEIGHTS_BYTES)
         return stored_weights, adapter_config_for_wire(config)
     except SettingsError:
@@ -248,6 +249,23 @@ def _read_adapter(
         raise SettingsError(
             f"{weights.parent}: cannot be read as a PEFT adapter ({error})."
         ) from error
+
+
+def _check_supported(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a PEFT configuration that is more than rank, alpha and modules.
+
+    Args:
+        folder: The adapter's folder, for messages.
+        config: The content of its adapter_config.json.
+    """
+    keys = unsupported_keys(config)
+    if keys:
+        given = ", ".join(f"{key}={config[key]!r}" for key in keys)
+        raise SettingsError(
+            f"{folder}: its {CONFIG} has {given}, which is not supported: the weights would be "
+            "used as if it were not there. Use an adapter with one rank and one alpha for all its "
+            "modules, or merge this one into the base model."
+        )
 
 
 def _read_file(folder: Path, path: Path, manifest: Manifest | None, limit: int) -> bytes:

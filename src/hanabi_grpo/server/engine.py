@@ -45,6 +45,8 @@ vLLM's default for an engine inside another program is 2048."""
 _LOOK_SECONDS = 0.5
 """Time between two checks whether a call was answered or the engine died."""
 
+_COMPLETE = ("stop", "length")
+"""Reasons with which vLLM ends a reply that the model has sampled."""
 _PULSE_SECONDS = 5.0
 """Time between an answer of the engine and the next health check."""
 
@@ -505,6 +507,12 @@ class VllmSampler:
 
 def _sample(choice: "CompletionOutput", *, num_cached_tokens: int) -> Sample:
     """Return a reply as a `Sample` (vLLM 0.32: `CompletionOutput` with `FlatLogprobs`)."""
+    if choice.finish_reason not in _COMPLETE:
+        raise ServerError(
+            f"vLLM ended a reply after {len(choice.token_ids)} tokens with the reason "
+            f"{choice.finish_reason!r}, so it is not what the model would have said; allowed are "
+            f"{', '.join(_COMPLETE)}. See the log for why the engine gave it up."
+        )
     ids = tuple(choice.token_ids)
     logprobs = choice.logprobs
     if tuple(logprobs.token_ids) != ids:

@@ -30,9 +30,17 @@ def check_judge(settings: Settings) -> None:
     """Refuse a judge in a game that cannot pay the same reward to all players.
 
     Raises:
-        HanabiGrpoError: The game is zero-sum: what one player wins, the others lose.
+        HanabiGrpoError: The game is zero-sum: what one player wins, the others lose; or the weight
+            or failure of a judge is set without a judge.
     """
     if settings.judge is None:
+        for field in ("judge_weight", "judge_failure"):
+            if field in settings.model_fields_set:
+                variable = f"HANABI_{field.upper()}"
+                raise HanabiGrpoError(
+                    f"{variable}={getattr(settings, field)} without HANABI_JUDGE: nobody judges, "
+                    f"so it would have no effect; set HANABI_JUDGE, or unset {variable}."
+                )
         return
     if settings.setup().spec.payoff == "zero_sum":
         raise HanabiGrpoError(

@@ -91,6 +91,8 @@ _WITH_CREDIT = " and ".join(names_needing(Learned.CREDIT_SUM, Learned.CREDIT_MIX
 _MAX_SEED = 2**31 - 1
 """Largest seed that every library takes."""
 _STEPS_OF_BOOLEAN = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
+_MAX_SECONDS = 10_000_000
+"""Longest time limit, 116 days; a socket's must stay below about 300 years."""
 _MAX_STEPS = 500
 """Steps of a run without MAX_STEPS and NUM_TRAIN_EPOCHS."""
 _GUEST_TOKENS = 1_000_000
@@ -208,7 +210,7 @@ class Settings(BaseModel):
     )
     seed: int = run(
         "SEED",
-        "Seeds sampling, adapters, training tasks and tiny models.",
+        "Seed for sampling, adapter initialization, training tasks and tiny models.",
         42,
         ge=0,
         le=_MAX_SEED,
@@ -318,12 +320,13 @@ class Settings(BaseModel):
         "Seconds of silence after which another trainer may take over the server.",
         60.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.PLACE,
     )
     games_at_once: int = server(
         "HANABI_GAMES_AT_ONCE",
-        "Games in play at once; each waits for one or two replies. Unset: HANABI_MAX_NUM_SEQS per "
-        "copy of the model.",
+        "Maximum number of games in play at the same time; each waits for one or two replies. "
+        "Unset: HANABI_MAX_NUM_SEQS per copy of the model.",
         ge=1,
         factory=_default_games_at_once,
         affects=Affects.MACHINE,
@@ -333,6 +336,7 @@ class Settings(BaseModel):
         "Seconds after which an unfinished game is dropped.",
         900.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.MACHINE,
     )
     call_timeout: float = server(
@@ -340,6 +344,7 @@ class Settings(BaseModel):
         "Time limit in seconds for one call to an environment or script that may block.",
         120.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.MACHINE,
     )
     game_workers: int = server(
@@ -354,6 +359,7 @@ class Settings(BaseModel):
         "Seconds without a response after which the engine is considered hung.",
         300.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.PLACE,
     )
     engine_restarts: int = server(
@@ -383,6 +389,7 @@ class Settings(BaseModel):
         "Time limit in seconds for one call to such a URL.",
         60.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.PLACE,
     )
     partner_tokens: int = server(
@@ -445,6 +452,7 @@ class Settings(BaseModel):
         "Time limit in seconds for one call to the judge.",
         60.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.PLACE,
     )
     judge_tokens: int = server(
@@ -541,6 +549,7 @@ class Settings(BaseModel):
         "Seconds to wait for the server.",
         600.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.PLACE,
     )
     rollout_timeout: float = trainer(
@@ -548,6 +557,7 @@ class Settings(BaseModel):
         "Seconds to wait for the games of one request (at most 4096 games).",
         1800.0,
         gt=0,
+        le=_MAX_SECONDS,
         affects=Affects.PLACE,
     )
     nproc_per_node: int = trainer(
@@ -787,9 +797,9 @@ class Settings(BaseModel):
     )
     overlap: Annotated[int, BeforeValidator(_number_of_steps)] = trainer(
         "HANABI_OVERLAP",
-        "Steps whose games are played ahead while the trainer learns; the weights that play them "
-        "are that many steps old (max_async_level, maximum staleness). The server reserves room "
-        "for these versions.",
+        "Number of steps for which games are sampled ahead while the trainer learns (asynchronous, "
+        "off-policy training); data are up to this many versions old (max_async_level, maximum "
+        "staleness). The server reserves room for these versions.",
         0,
         ge=0,
         le=defaults.MAX_OVERLAP,
@@ -995,7 +1005,7 @@ class Settings(BaseModel):
     )
     gae_lambda: float = trainer(
         "HANABI_GAE_LAMBDA",
-        f"Weight of each turn further ahead (lambda), with {_WITH_CRITIC}.",
+        f"GAE's lambda, with {_WITH_CRITIC}.",
         0.95,
         ge=0,
         le=1,

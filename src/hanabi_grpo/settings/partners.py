@@ -315,8 +315,15 @@ def check_partners_are_given(settings: Settings) -> None:
     """Refuse settings of a training run that expect partners if there are none.
 
     Raises:
-        SettingsError: Partners are always seated, or drawn by their scores, but none is given.
+        SettingsError: Partners are always seated, or drawn by their scores, but none is given; or
+            a power is given but partners are not drawn by their scores.
     """
+    if "partner_power" in settings.model_fields_set and settings.partner_draw != "worst":
+        raise SettingsError(
+            f"HANABI_PARTNER_POWER={settings.partner_power:g} with HANABI_PARTNER_DRAW="
+            f"{settings.partner_draw}: partners are not drawn by their scores, so it would have no "
+            "effect; set HANABI_PARTNER_DRAW=worst, or unset it."
+        )
     if settings.partners:
         return
     if settings.partner_share == 1:

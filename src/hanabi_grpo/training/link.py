@@ -297,22 +297,35 @@ class ServerLink:
             teachers=self.partners.teachers(version),
         )
 
-    def fetch(self, request: GamesRequest, num_games: int | None = None) -> RolloutResult:
-        """Send the request once; this changes nothing in the object, so it may run in a thread.
+    def fetch(self, request: GamesRequest) -> RolloutResult:
+        """Ask for a step's games once; this changes nothing here, so it may run in a thread."""
+        # With HANABI_OVERLAP, the next version may be pushed while these games are played.
+        return self._ask(
+            request,
+            num_games=self.settings.num_generations,
+            in_one_request=self.settings.overlap > 0,
+        )
+
+    def _ask(
+        self, request: GamesRequest, *, num_games: int, in_one_request: bool = False
+    ) -> RolloutResult:
+        """Send the request.
 
         Args:
             request: The request.
-            num_games: Number of games for each task; None: NUM_GENERATIONS.
+            num_games: Number of games for each task.
+            in_one_request: See `RolloutClient.play`.
         """
         return self.client.play(
             request.tasks,
-            num_games=num_games or self.settings.num_generations,
+            num_games=num_games,
             max_tokens=self.settings.max_completion_length,
             temperature=self.settings.temperature,
             token_filter=self.settings.token_filter,
             sampling_seed=request.sampling_seed,
             seats=request.own,
             teachers=request.teachers or None,
+            in_one_request=in_one_request,
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
@@ -358,7 +371,7 @@ class ServerLink:
             instance_id=self.instance_id,
             sampling_seed=request_seed(self.settings.seed, "validation", version, *number),
         )
-        return self.fetch(request, num_games=1)
+        return self._ask(request, num_games=1)
 
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
         """Return what a best response wins against the pushed version, as metrics."""
