@@ -1,13 +1,15 @@
 """Teams of language models that learn by playing: GRPO with one LoRA adapter per player.
 
 Packages, bottom layer first; each one imports only packages above it in this list:
-    errors, types, logs     shared by all packages
+    errors, types, texts, terminal, files, logs, processes, token_filter
+                shared by all packages
     envs        environments: rules, prompts, scripted players; pure
     settings    environment variables
     runs        one run on this disk: folder, checkpoints, records
     tracking    W&B and the Hub
     rollout     playing: the game loop, conversations, tasks
     client      communication with rollout servers
+    agents      what plays a seat: script, model, person
     server      terminal 1: plays the games with vLLM and serves the adapters
     training    terminal 2: ms-swift's GRPO, one adapter per player
     sft         learning from games

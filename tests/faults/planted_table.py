@@ -182,7 +182,7 @@ def show(folder: Path) -> None:
     """Print the table in Markdown, and the sound steps."""
     columns = [(dtype, rate) for dtype in DTYPES for rate in RATES]
     heads = [f"{dtype}, {float(rate):g}" for dtype, rate in columns]
-    print(f"| planted | {' | '.join(heads)} |\n|---|{'---|' * len(columns)}")
+    print(f"| injected fault | {' | '.join(heads)} |\n|---|{'---|' * len(columns)}")
     for logprobs, faults in PLANS.items():
         for fault in faults:
             cells = []

@@ -37,7 +37,7 @@ if [ "${1:-}" = --cpu ]; then
 fi
 folder=${CHECK_OUT:-outputs/gpu-check}
 mkdir -p "$folder"
-export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" HANABI_PRESET=laptop HANABI_OBSERVATION=compact REPORT_TO=none WANDB_MODE=disabled
+export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" HANABI_PRESET=laptop HANABI_MEMORY=game HANABI_OBSERVATION=compact REPORT_TO=none WANDB_MODE=disabled
 export NUM_GENERATIONS=16 HANABI_TASKS_PER_STEP=4 HANABI_MAX_MODEL_LEN=4096
 if [ "$device" = cuda ]; then
     # Both on one GPU; in bfloat16, random weights exceed the tolerance for trained ones.

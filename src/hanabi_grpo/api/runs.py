@@ -90,7 +90,7 @@ class Run:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Steps whose games were recorded, in ascending order; see HANABI_RECORD_EVERY."""
+        """Steps whose games were recorded, in ascending order; see HANABI_EPISODES_EVERY."""
         return tuple(sorted(recorded_steps(self.folder)))
 
     @property

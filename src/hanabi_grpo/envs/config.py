@@ -54,7 +54,8 @@ class EnvConfig(BaseModel):
         json_schema_extra={"allowed": INSTRUCTION_ALLOWED},
     )
     """Text appended to the system message of every seat, or of one seat: player_1=…; or a file with
-    that text (.txt, .md).
+    that text (.txt, .md). HANABI_INSTRUCTIONS is the system message itself, in games of Gymnasium,
+    TextArena and OpenEnv.
     """
 
     tools: str | None = Field(

@@ -15,7 +15,9 @@ class EnvConfig(base.EnvConfig):
     """The settings of one game. Construction also checks the board, before OpenSpiel sees it."""
 
     preset: str
-    """Board. Default with DATASET: its rows' board; for 3 to 5 players without a GPU: mini."""
+    """Preset of the environment; in Hanabi the board. Default with DATASET: its rows' board; for 3
+    to 5 players without a GPU: mini.
+    """
     players: int = 2
     """Number of players: 2 to 5."""
     colors: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 5"})

@@ -45,7 +45,9 @@ class ForeignConfig(EnvConfig):
     """Settings that the other library does not provide for its game."""
 
     instructions: str = ""
-    """System message; often the game's own first message is enough."""
+    """System message; often the game's own first message is enough. HANABI_INSTRUCTION appends to
+    it.
+    """
     max_turns: int = Field(default=200, ge=1)
     """Maximum number of turns of a game."""
     least_return: float = -1.0
