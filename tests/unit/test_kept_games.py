@@ -211,3 +211,16 @@ def test_other_filters_are_another_warm_start(tmp_path: Path) -> None:
     changed = r"a different warm start: min_score was None, is now 2\.0\."
     with pytest.raises(SettingsError, match=changed):
         read_games(other)
+
+
+def test_games_that_are_refused_do_not_stand_in_the_way_of_a_corrected_command(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    start = make_start(out, settings=Settings(seed=3))
+    too_good = replace(start, sources=replace(start.sources, min_score=5.0))
+    watcher = Watcher(say=lambda line: None, show=lambda *args: None, should_stop=lambda: False)
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="loosen --min-score"):
+            too_good.run(watcher)
+        assert not out.exists()

@@ -11,11 +11,13 @@ Recorded games are not saved, but read again.
 
 import io
 import json
+import shutil
 import time
 import zipfile
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from hanabi_grpo.files import (
 )
 from hanabi_grpo.runs.run_folder import make_run_folder, write_json_atomic
 from hanabi_grpo.sft.resume_key import check_same_work
-from hanabi_grpo.sft.samples import Sample
+from hanabi_grpo.sft.samples import Sample, TooFewGamesError
 
 FOLDER = "games"
 """Name of the folder in the result folder."""
@@ -164,6 +166,22 @@ class KeptGames:
         self._first_unsaved = len(self.samples)
         self._num_unsaved = 0
         self._saved_at = time.monotonic()
+
+
+@contextmanager
+def removing_refused_games(out: Path) -> Iterator[None]:
+    """Remove the saved games of a warm start whose games are refused as not enough to learn from.
+
+    A corrected command plays other games, and finds its folder empty.
+
+    Args:
+        out: The result folder.
+    """
+    try:
+        yield
+    except TooFewGamesError:
+        shutil.rmtree(out / FOLDER, ignore_errors=True)
+        raise
 
 
 def _pack(samples: Sequence[Sample]) -> bytes:

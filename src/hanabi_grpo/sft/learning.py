@@ -17,7 +17,14 @@ from torch.nn.functional import cross_entropy
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.sampled_softmax import SampledSoftmax
-from hanabi_grpo.sft.samples import Sample, length_batches, num_exact_replies, padded, reply_logits
+from hanabi_grpo.sft.samples import (
+    Sample,
+    TooFewGamesError,
+    length_batches,
+    num_exact_replies,
+    padded,
+    reply_logits,
+)
 from hanabi_grpo.sft.word_parts import WordParts
 from hanabi_grpo.training.model.adapters import (
     add_adapters,
@@ -143,7 +150,7 @@ def make_students(
         The PEFT model, or the base model itself if the whole model is trained; and the students.
 
     Raises:
-        SettingsError: A player has no replies to learn from, or no held-out ones.
+        TooFewGamesError: A player has no replies to learn from, or no held-out ones.
     """
     is_full = tuple(names) == (WHOLE_MODEL,)
     if not is_full:
@@ -159,7 +166,7 @@ def make_students(
         student_taught = _samples_for(name, taught)
         student_held_out = _samples_for(name, held_out)
         if not student_taught or not student_held_out:
-            raise SettingsError(
+            raise TooFewGamesError(
                 f"warm-start: {name} has {len(student_taught)} conversations to learn from and "
                 f"{len(student_held_out)} held out; both are required. Provide more games, loosen "
                 "the filters, or train one adapter for all players with --shared."

@@ -31,7 +31,7 @@ from hanabi_grpo.settings.refs import BASE
 from hanabi_grpo.settings.shell import TRAIN_SCRIPT, start_words
 from hanabi_grpo.sft.beliefs import parse_shares
 from hanabi_grpo.sft.encoding import Encoder
-from hanabi_grpo.sft.kept_games import KeptGames
+from hanabi_grpo.sft.kept_games import KeptGames, removing_refused_games
 from hanabi_grpo.sft.learning import (
     LARGE,
     WHOLE_MODEL,
@@ -177,7 +177,8 @@ class WarmStart:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
         samples = self._read_games(chat, watcher)
-        taught, held_out = split_held_out(samples)
+        with removing_refused_games(self.out):
+            taught, held_out = split_held_out(samples)
         if self.every_start:
             taught = samples
         watcher.say(self._describe_split(samples, taught, held_out))
@@ -188,16 +189,17 @@ class WarmStart:
         if self.full:
             word_parts = self.setup.environment.word_parts(self.setup.config)
             parts = WordParts.of(base, tokenizer, word_parts)
-        model, students = make_students(
-            base,
-            names,
-            settings,
-            taught,
-            held_out,
-            lesson.learning_rate,
-            batch_size=self.batch,
-            parts=parts,
-        )
+        with removing_refused_games(self.out):
+            model, students = make_students(
+                base,
+                names,
+                settings,
+                taught,
+                held_out,
+                lesson.learning_rate,
+                batch_size=self.batch,
+                parts=parts,
+            )
         result = self._result_folder(model, students, lesson.learning_rate, chat, samples)
         if self.resume and not result.restore(students):
             watcher.say(f"--resume: {self.out} has no saved state yet; starting from scratch")

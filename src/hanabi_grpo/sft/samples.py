@@ -43,6 +43,10 @@ class Sample:
     """Start of the turn whose question is answered (`beliefs`); None: the replies are moves."""
 
 
+class TooFewGamesError(SettingsError):
+    """The games hold too little to learn from."""
+
+
 def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     """Split samples into training samples and samples of held-out starts.
 
@@ -50,11 +54,11 @@ def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample
     therefore always on the same side, whatever its seed, its players or its file.
 
     Raises:
-        SettingsError: The samples have fewer than two distinct starts.
+        TooFewGamesError: The samples have fewer than two distinct starts.
     """
     starts = sorted({sample.start for sample in samples})
     if len(starts) < _MIN_STARTS:
-        raise SettingsError(
+        raise TooFewGamesError(
             f"warm-start: the games have {len(starts)} start(s) with something to learn; at least "
             "2 are required, one to learn from and one held out. Name scripts that play "
             "(hanabi-grpo warm-start iggi --out FOLDER), recorded games (--games FOLDER), or both; "
