@@ -211,18 +211,29 @@ if [ "$game" != hanabi ]; then typed="HANABI_ENV=$HANABI_ENV $typed"; fi
 if [ -n "${HANABI_PRESET:-}" ]; then typed="HANABI_PRESET=$HANABI_PRESET $typed"; fi
 run_folder=$(printf %q "$folder")
 own="${typed}MODEL=$(printf %q "$MODEL")${DATASET:+ DATASET=$DATASET} .venv/bin/hanabi-grpo"
+watch="  # Play a game with a trained player
+  $own play $run_folder/train --own-server"
+compare="  # Everybody with everybody: the trained players, the untrained ones, scripts
+  $own cross-play trained=$run_folder/train untrained=base $rivals --tasks 200 --out $run_folder/cross --own-server"
+case $game-${HANABI_PLAYERS:-} in
+    frozen_lake-* | sokoban-* | revise-* | *-1)
+        # Games for one player, beside whom nobody can play.
+        watch="  # Watch the trained player
+  $own collect $run_folder/train --tasks 4 --out $run_folder/watched --own-server
+  .venv/bin/hanabi-grpo view $run_folder/watched"
+        compare="  # Everybody on the same tasks: the trained player, the untrained one, scripts
+  $own evaluate $run_folder/train base $rivals --tasks 200 --own-server" ;;
+esac
 cat <<END
 
-What next? The last two start a rollout server of their own, which takes a minute or two.
+What next? The commands with --own-server start a rollout server of their own, which takes a minute or two.
 
   # The run as one page for a browser: curves, tables, games to step through
   .venv/bin/hanabi-grpo report $run_folder/train --html $run_folder/report.html
 
-  # Play a game with a trained player
-  $own play $run_folder/train --own-server
+$watch
 
-  # Everybody with everybody: the trained players, the untrained ones, scripts
-  $own cross-play trained=$run_folder/train untrained=base $rivals --tasks 200 --out $run_folder/cross --own-server
+$compare
 
 END
 finish "$status"

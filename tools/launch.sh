@@ -32,6 +32,7 @@ export PYTHONUNBUFFERED=1
 # The commands set this themselves (cli.py); here it is for tests and helpers that import torch.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
+script_arguments=("$@")
 # The names that .env, the profile with its bases, and --set give a value. Python reads them as the command will, and the
 # command reports what is wrong with them. Computed once, and only if one of the three is used.
 given_names=
@@ -41,6 +42,15 @@ fi
 
 # given NAME: whether the shell, .env, the profile or --set gives it a value.
 given() { [ -n "${!1:-}" ] || [[ $given_names == *$'\n'"$1"$'\n'* ]]; }
+
+# setting NAME: prints the value that the shell, .env, the profile or --set gives it, as the command will see it, or nothing.
+setting() {
+    if [[ $given_names == *$'\n'"$1"$'\n'* ]]; then
+        python -m hanabi_grpo.settings.given --value "$1" "${script_arguments[@]}"
+    else
+        printf '%s' "${!1:-}"
+    fi
+}
 
 # default_env NAME VALUE: a default that all of these override. (An exported default would override .env and the profile.)
 default_env() { given "$1" || export "$1=$2"; }

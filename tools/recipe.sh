@@ -10,6 +10,8 @@
 #                                 as MODEL (after tools/session.sh)
 #   choose_arms ARM...            lets the chosen arms replace the list `order`, if any are given; exits if one is not in it
 #   must_be_new FOLDER            exits if the folder of an earlier run exists
+#   check_run [--only] RUN NAME=VALUE...  exits if a finished run has other settings than these, or than those of the shell, .env
+#                                 and the profile (with --only, these alone are compared); a * in a value stands for any text
 #   evaluate FILE ARGUMENT...     evaluates on `deals` deals of the suite test and writes FILE (after tools/session.sh)
 #   evaluate_once FILE ARGUMENT...  the same, unless FILE exists: for a model that later calls of the recipe do not change
 #   is_taught FOLDER              whether the warm start in FOLDER has made all its steps
@@ -89,6 +91,14 @@ must_be_new() {
     fi
 }
 
+check_run() {
+    local problem
+    if ! problem=$(python tools/recipes/check_run.py "$@"); then
+        echo "$name: $problem; move it away, or ask for the same settings." >&2
+        exit 2
+    fi
+}
+
 evaluate() {
     local file=$1
     shift
@@ -112,8 +122,9 @@ EOF
 }
 
 warm_start() {
-    local level=${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS} own=${1:-$seed}
-    local asked=""
+    local level own=${1:-$seed} asked=""
+    level=$(setting HANABI_DEDUCTIONS)
+    level=${level:+-$level}
     if [ "$beliefs" != 0 ]; then asked=-beliefs-$beliefs; fi
     local tiny=outputs/tiny-$board$level$asked-seed-$own warm=outputs/warm-$start-$warm_steps-$board$level$asked-seed-$own
     export MODEL=$tiny

@@ -137,20 +137,94 @@ def test_an_evaluation_says_what_it_replaces_and_replaces_nothing_but_results(
         (lambda: hg.play("iggi", "hanabi", tasks=0), r"play\(tasks=0\): give at least 1"),
         (lambda: hg.play("iggi,iggi,iggi", "hanabi", preset="laptop"), "3 policy specs for 2"),
         (lambda: hg.play("human", "hanabi"), "only in hanabi-grpo play"),
-        (lambda: hg.evaluate("iggi", "hanabi", tasks=1), "at least 2 tasks"),
-        (lambda: hg.evaluate("iggi", "hanabi", suite="train"), "training may have seen"),
+        (lambda: hg.play("iggi", "hanabi", tasks="3"), r"play\(tasks='3'\): give a whole number"),
+        (lambda: hg.play("iggi", "hanabi", games=1.5), r"play\(games=1\.5\): give a whole number"),
+        (lambda: hg.play(["iggi", "random"], "hanabi"), r"play\(lineup=\['iggi', 'random'\]\): "),
+        (lambda: hg.play("iggi", "hanabi", suite=5), r"play\(suite=5\): give the name of a suite"),
+        (lambda: hg.play("iggi", 5), "env=5: give the name of an environment"),
+        (
+            lambda: hg.play("iggi", "hanabi", temperature=float("nan")),
+            r"play\(temperature=nan\): must be a number, 0 \(greedy\) or more",
+        ),
+        (lambda: hg.evaluate([], "hanabi"), r"evaluate\(lineups=\[\]\): give a lineup"),
+        (lambda: hg.evaluate(["iggi", 3], "hanabi"), r"lineups=\['iggi', 3\]\): give a lineup"),
+        (lambda: hg.evaluate("iggi", "hanabi", tasks=1), r"evaluate\(tasks=1\): give at least 2"),
+        (
+            lambda: hg.evaluate("iggi", "hanabi", suite="train"),
+            r"evaluate\(suite='train'\): training may have seen",
+        ),
+        (
+            lambda: hg.evaluate("iggi", "hanabi", suite="eval-all-starts"),
+            "give all_starts=True to play all of them",
+        ),
+        (
+            lambda: hg.evaluate(["iggi", "random"], "hanabi", label="one"),
+            r"evaluate\(label='one'\): names a single lineup, but 2 are given",
+        ),
         (
             lambda: hg.evaluate("iggi", hg.make_env("hanabi", preset="simple"), all_starts=True),
-            "at most 100000 can be played",
+            r"^all_starts=True: .*at most 100000 can be played",
         ),
         (lambda: hg.evaluate(["iggi", "iggi"], "hanabi"), "is given twice"),
-        (lambda: hg.evaluate("iggi", "hanabi", temperature=-1), "must be 0"),
+        (
+            lambda: hg.evaluate("iggi", "hanabi", temperature=-1),
+            r"evaluate\(temperature=-1\): must",
+        ),
         (lambda: hg.evaluate("iggi", "hanabi", max_stepz=1), "did you mean 'max_steps'"),
     ],
 )
 def test_what_cannot_be_played_is_refused(call, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(SettingsError, match=message) as refused:
         call()
+    # Python has no options of a command line.
+    assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"preset": "full"},
+            "preset='full' with env=mini: this environment has preset='mini'; give",
+        ),
+        ({"HANABI_PRESET": "full"}, "HANABI_PRESET='full' with env=mini: .* preset='mini'"),
+        ({"players": 2}, "players=2 with env=mini: this environment has players=3"),
+        ({"reward_illegal": "-1"}, "reward_illegal='-1' with env=mini: .* reward_illegal=-0.25"),
+        ({"env": "kuhn_poker"}, "env='kuhn_poker' with env=mini: .* env='hanabi'"),
+    ],
+)
+def test_a_setting_of_the_game_must_not_contradict_the_environment(
+    settings: dict, message: str
+) -> None:
+    env = hg.make_env("hanabi", preset="mini", players=3, reward_illegal=-0.25)
+    calls: list[Callable[[], object]] = [lambda: hg.Trainer(settings, env=env)]
+    if "env" not in settings:
+        calls.append(lambda: hg.play("iggi", env, **settings))
+        calls.append(lambda: hg.evaluate("iggi", env, tasks=2, **settings))
+    for call in calls:
+        with pytest.raises(SettingsError, match=message):
+            call()
+    with pytest.raises(SettingsError, match="HANABI_PRESET='full' with env=mini"):
+        hg.Trainer(hg.Settings(preset="full"), env=env)
+
+
+def test_a_setting_of_the_game_may_repeat_what_the_environment_has() -> None:
+    env = hg.make_env("hanabi", preset="mini", players=3, reward_illegal=-0.25)
+    same = {"HANABI_PRESET": "mini", "players": "3", "reward_illegal": -0.25, "tools": ""}
+    [episode] = hg.play("iggi", env, **same)
+    assert (episode.preset, len(episode.seats)) == ("mini", 3)
+    assert hg.Trainer({**same, "env": "hanabi"}, env=env).settings.setup() == env
+    two = hg.make_env("kuhn_poker")
+    assert hg.Trainer(env=two, players=2).settings.setup() == two
+
+
+def test_an_environment_takes_no_settings_of_another_game() -> None:
+    with pytest.raises(SettingsError, match="colors=3 with env=kuhn_poker: not a setting of kuhn"):
+        hg.play("random", hg.make_env("kuhn_poker"), colors=3)
+    with pytest.raises(SettingsError, match=r"preset='other' with env=toy: .* preset='toy'"):
+        hg.play("random", GUESS, preset="other")
+    with pytest.raises(SettingsError, match="env='hanabi': given twice"):
+        hg.Trainer({"env": "kuhn_poker"}, env="hanabi")
 
 
 def test_settings_have_the_names_of_variables_in_either_form() -> None:
@@ -302,7 +376,7 @@ def test_a_folder_that_is_no_run_is_refused_and_a_young_run_is_empty(tmp_path: P
     run = hg.load_run(tmp_path)
     assert run.metrics.empty and run.evaluations.empty and run.games().empty and run.turns().empty
     assert isinstance(run.turns(), pandas.DataFrame)
-    with pytest.raises(SettingsError, match="not recorded"):
+    with pytest.raises(SettingsError, match=r"^step=3: not recorded in .*; recorded: none"):
         run.episodes(step=3)
 
 

@@ -576,13 +576,19 @@ def test_an_arm_whose_name_begins_with_an_underscore_is_named_in_the_picture(
         ("--window", "0", "Invalid value for '--window'"),
         ("--out-markdown", "metrics.jsonl/c.md", "c.md: cannot be written ("),
         ("--out-png", "metrics.jsonl/c.png", "choose another place"),
+        ("--out-png", "c.txt", "c.txt: give a name that ends in .png or .svg."),
+        ("--out-markdown", "./metrics.jsonl", "exists, and nothing in it says that a report"),
+        ("--out-png", "./metrics.png", "exists, and nothing in it says that a report"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(
     tmp_path: Path, option: str, value: str, message: str
 ) -> None:
     run = made_run(tmp_path / "run", [1.0])
+    rows = (run / "metrics.jsonl").read_text()
+    (run / "metrics.png").write_text("no picture")
     argument = f"{run}/{value}" if "/" in value else value
     answer = CliRunner().invoke(app, ["compare", f"a={run}", option, argument])
     assert answer.exit_code == 2, answer.output
     assert message in answer.output.replace("\n", " ")
+    assert (run / "metrics.jsonl").read_text() == rows

@@ -77,6 +77,8 @@ def test_gpus_are_named_as_people_write_them(text: str, count: int, name: str) -
         ("8xV100", "unknown card 'V100'; known cards: B200-180GB, .*RTX3090-24GB"),
         ("A100", "ambiguous; choose one of A100-80GB, A100-40GB"),
         ("16xH100-80GB", "16 GPUs; one machine may have 1 to 8"),
+        ("0xH100-80GB", "0 GPUs; one machine may have 1 to 8"),
+        ("-2xH100-80GB", "-2 GPUs; one machine may have 1 to 8"),
         ("", "use NxCARD"),
     ],
 )

@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.server.assembly import read_bases
+from hanabi_grpo.settings import load_settings
 
 
 def _model(folder: Path, **config: object) -> Path:
@@ -115,3 +117,13 @@ def test_a_folder_that_is_missing_empty_or_brings_code_is_refused_and_not_looked
     missing = r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing"
     with pytest.raises(SettingsError, match=missing):
         resolve_model("outputs/nothing")
+
+
+def test_a_server_without_its_model_names_the_command_that_makes_that_of_its_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = load_settings({"HANABI_ENV": "kuhn_poker", "MODEL": "outputs/none"}, Path("no"))
+    command = r"tiny-model --env kuhn_poker --preset kuhn_poker --out outputs/none"
+    with pytest.raises(SettingsError, match=command):
+        read_bases(loaded.settings)

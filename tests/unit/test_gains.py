@@ -74,7 +74,7 @@ def lead_of(run: Path) -> str:
     lead = read_report(run).lead
     assert answer.output.splitlines()[1] == lead
     assert f'<p class="lead">{lead}</p>' in page.read_text()
-    assert markdown.read_text().splitlines()[0] == lead
+    assert markdown.read_text().splitlines()[2] == lead
     return lead
 
 
@@ -363,7 +363,7 @@ def lead_of_versus(run: Path) -> str:
     if report.lead:
         assert answer.output.splitlines()[1] == report.lead
         assert f'<p class="lead">{report.lead}</p>' in page.read_text()
-        assert markdown.read_text().splitlines()[0] == report.lead
+        assert markdown.read_text().splitlines()[2] == report.lead
     return report.lead
 
 

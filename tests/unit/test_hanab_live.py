@@ -482,7 +482,23 @@ def test_unfinished_games_can_be_left_out(exports: Path, tmp_path: Path) -> None
     assert "skipped: 2 unfinished" in result.stdout
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["full-3.jsonl"]
     only = invoke(exports / "b.json", "--out", tmp_path / "none", "--finished")
-    assert (only.exit_code, "omit --finished" in only.stderr) == (2, True)
+    assert only.exit_code == 2
+    assert "no game is left: 1 skipped; give other files, or omit --finished." in only.stderr
+
+
+def test_what_skipped_every_game_is_named(exports: Path, tmp_path: Path) -> None:
+    games = tmp_path / "games.json"
+    games.write_text(json.dumps([row(options={"variant": "6 Suits"}), {"id": 5}]))
+    result = invoke(games, "--out", tmp_path / "out", "--bad", "skip")
+    assert result.exit_code == 2
+    assert "no game is left: 2 skipped; give other files." in result.stderr
+    assert "--finished" not in result.stderr
+
+
+def test_the_command_that_shows_imported_games_can_be_typed(exports: Path, tmp_path: Path) -> None:
+    out = tmp_path / "my games"
+    result = invoke(exports, "--out", out, "--bad", "skip")
+    assert f"watch them: hanabi-grpo view '{out / 'full-2.jsonl'}'" in result.stdout
 
 
 def test_a_bad_game_stops_an_import_and_leaves_no_file(exports: Path, tmp_path: Path) -> None:

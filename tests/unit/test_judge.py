@@ -478,7 +478,7 @@ def test_server_and_trainer_have_the_same_judge_or_none(tmp_path: Path) -> None:
         ({"HANABI_JUDGE": "url:"}, "HANABI_JUDGE='url:'"),
         ({"HANABI_JUDGE_TEMPLATE": "Is it good?"}, "HANABI_JUDGE_TEMPLATE=.*contains {reply} or"),
         ({"HANABI_JUDGE_TEMPLATE": "none.md"}, "HANABI_JUDGE_TEMPLATE='none.md': answer, episode"),
-        ({"HANABI_JUDGE_WEIGHT": "2"}, "HANABI_JUDGE_WEIGHT=2.0 without HANABI_JUDGE: .*no effect"),
+        ({"HANABI_JUDGE_WEIGHT": "2"}, "HANABI_JUDGE_WEIGHT=2 without HANABI_JUDGE: .*no effect"),
         ({"HANABI_JUDGE_FAILURE": "mean"}, "HANABI_JUDGE_FAILURE=mean without HANABI_JUDGE"),
         ({"HANABI_JUDGE_FAILURE": "zero"}, "HANABI_JUDGE_FAILURE='zero': one of drop, mean"),
         (

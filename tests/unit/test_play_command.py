@@ -184,6 +184,12 @@ def test_every_game_is_shown_in_english_whatever_its_models_read(
     assert max(map(len, lines)) < 80
 
 
+def test_the_only_player_of_a_game_may_be_named() -> None:
+    result = play("human", "--env", "frozen_lake", "--seed", "3", moves=["2", "right"] * 20)
+    assert result.exit_code == 0, result.output
+    assert "frozen_lake, frozen_lake; you play with nobody." in result.output
+
+
 def test_raw_shows_what_a_model_reads() -> None:
     result = play("--env", "frozen_lake", "--seed", "3", "--raw", moves=["Down", "Right"] * 20)
     assert result.exit_code == 0, result.output
@@ -219,6 +225,12 @@ def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
             "for 3 players: give one policy for all partners",
         ),
         (["iggi", "--env", "kuhn"], "iggi"),
+        (
+            ["bfs", "--env", "frozen_lake"],
+            "lineup 'bfs': frozen_lake has one player, which is you; omit the lineup. To watch a "
+            "policy play: hanabi-grpo collect bfs --env frozen_lake --preset frozen_lake --tasks 4",
+        ),
+        (["base", "--env", "vote", "--players", "1"], "--preset vote --players 1 --tasks 4 --out"),
         (["iggi", "--seed", "-1"], "Invalid value for '--seed'"),
         (["iggi", "--temperature", "nan"], "--temperature nan: must be 0 (greedy) or more"),
         (["iggi", "--out", "there.jsonl"], "there.jsonl: already exists"),

@@ -173,6 +173,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ("--markdown", "file/x", "--markdown"),
         ("--png", "file/x.png", "cannot be written"),
         ("--png", "file", "--png"),
+        ("--png", "a.jpg", "give a name that ends in .png or .svg, or a folder"),
         ("--conventions", None, "not a game of this version"),
     ],
 )
@@ -195,6 +196,72 @@ def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert report(run, "--png", tmp_path / "one.svg").exit_code == 0
     assert "best known 3.97" in (tmp_path / "one.svg").read_text()
+    assert report(run, "--png", tmp_path / "two.PNG").exit_code == 0
+    assert (tmp_path / "two.PNG").read_bytes().startswith(PNG_SIGNATURE)
+    (tmp_path / "of.2026").mkdir()
+    assert report(run, "--png", tmp_path / "of.2026").exit_code == 0
+    assert (tmp_path / "of.2026" / "score.png").is_file()
+
+
+def test_reports_replace_their_own_files_and_no_others(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path / "run")
+    files = {
+        "--html": tmp_path / "page.html",
+        "--markdown": tmp_path / "thesis.md",
+        "--png": tmp_path / "score.png",
+    }
+    for option, file in files.items():
+        file.touch()
+        assert report(run, option, file).exit_code == 0, "an empty file is no obstacle"
+        assert report(run, option, file).exit_code == 0
+        file.write_text("# My thesis, with pictures by Matplotlob")
+        answer = report(run, option, file)
+        assert answer.exit_code == 2
+        assert " ".join(answer.stderr.split()) == (
+            f"error: {option} {file}: exists, and nothing in it says that a report wrote it; name "
+            "another file, or delete this one if you do not need it."
+        )
+        assert file.read_text() == "# My thesis, with pictures by Matplotlob"
+    rows = (run / "metrics.jsonl").read_text()
+    new = tmp_path / "new.html"
+    assert report(run, "--html", new, "--markdown", run / "metrics.jsonl").exit_code == 2
+    assert (run / "metrics.jsonl").read_text() == rows
+    assert not new.exists(), "nothing is written where one file is refused"
+
+
+def test_a_folder_of_pictures_keeps_what_no_report_drew(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path / "run")
+    folder = tmp_path / "pictures"
+    assert report(run, "--png", folder).exit_code == 0
+    assert report(run, "--png", folder).exit_code == 0
+    (folder / "phases.png").write_bytes(PNG_SIGNATURE + b"a photo")
+    assert "nothing in it says that a report wrote it" in " ".join(
+        report(run, "--png", folder).stderr.split()
+    )
+    assert (folder / "phases.png").read_bytes() == PNG_SIGNATURE + b"a photo"
+
+
+def test_files_are_written_where_nobody_reads_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_reader(self: Console, *objects: Any, **options: Any) -> None:
+        raise BrokenPipeError
+
+    run = evaluated_run(tmp_path / "run")
+    monkeypatch.setattr(Console, "print", no_reader)
+    report(run, "--html", tmp_path / "x.html", "--markdown", tmp_path / "x.md", "--png", tmp_path)
+    for name in ("x.html", "x.md", "score.png"):
+        assert (tmp_path / name).stat().st_size > 0
+
+
+def test_the_tables_of_alarms_and_conventions_are_written_with_the_others(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=3)
+    file = tmp_path / "tables.md"
+    assert report(run, "--alarms", "--conventions", "--markdown", file).exit_code == 0
+    text = file.read_text()
+    assert text.startswith("<!-- Tables by hanabi-grpo -->\n\n**")
+    assert "**Alarms after step 3, raised and nearest first**" in text
+    assert "what a hint means" in text
 
 
 def blind_rows(num_steps: int) -> list[dict[str, Any]]:
@@ -348,7 +415,7 @@ def test_validations_are_a_curve_a_line_and_data(tmp_path: Path) -> None:
     assert answer.exit_code == 0
     assert line in answer.output.splitlines()
     lead = next(text for text in answer.output.splitlines() if text.startswith("held-out "))
-    assert markdown.read_text().splitlines()[:3] == [lead, "", line]
+    assert markdown.read_text().splitlines()[2:5] == [lead, "", line]
     assert line in page.read_text()
     for name in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out tasks"):
         assert name in picture.read_text(), name

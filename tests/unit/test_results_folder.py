@@ -58,6 +58,17 @@ def test_a_result_that_replaces_one_of_other_lineups_or_tasks_says_so() -> None:
     assert "replaced" not in run(*beliefs)
 
 
+def test_a_cross_play_that_replaces_one_of_other_entries_or_tasks_says_so() -> None:
+    command = (*CROSS_PLAY, "--out", "cross")
+    assert "replaced" not in run(*command)
+    assert "replaced" not in run(*command)
+    assert "replaced cross/cross_play.json, which held iggi, random" in run(*command, "blind")
+    assert re.search(
+        r"which held iggi, random, blind \(cross-play, laptop [0-9a-f]{12}, suite eval\)",
+        run(*command, "--suite", "test"),
+    )
+
+
 @pytest.mark.parametrize("content", ['{"settings": {"SEED": 1}}', "[1]", "# Notes"])
 def test_a_file_that_is_no_result_is_never_replaced(content: str) -> None:
     path = Path("settings.json")

@@ -318,12 +318,44 @@ def test_the_wrapper_of_pettingzoo_pays_it_too() -> None:
         ({"rewards": {"extra": 1.0}}, "'_' to functions; names already in use"),
         ({"reward_range": (1.0, 0.0)}, "give the minimum and maximum"),
         ({"reward_range": (0.0, float("inf"))}, "give the minimum and maximum"),
+        ({"payoff": "zzz"}, r"with_rewards\(payoff='zzz'\): allowed are team, zero_sum, general"),
     ],
 )
 def test_what_cannot_be_a_reward_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     good = {"name": "fine", "rewards": {"extra": print}, "reward_range": (0.0, 1.0)}
     with pytest.raises(SettingsError, match=message):
         with_rewards(GUESS, **{**good, **options})
+
+
+def test_rewards_stay_within_their_range() -> None:
+    def two(*values: float) -> Setup[Any]:
+        rewards = {"a": lambda episode: [values[0]] * 2, "b": lambda episode: [values[1]] * 2}
+        return laptop(rewards, reward_range=(0.0, 1.0))
+
+    # A sum may be rounded.
+    assert one_game(two(0.1 + 0.2, 0.7)).reward(0, "b") == 0.7
+    for values, total in (((5.0, 0.0), "5"), ((0.5, 0.75), "1.25"), ((-0.5, 0.0), "-0.5")):
+        problem = rf"reward 'a \+ b' of .*: pays player_0 {total}, outside of reward_range=\(0, 1\)"
+        with pytest.raises(RewardError, match=problem):
+            one_game(two(*values))
+
+
+def test_each_set_of_rewards_has_its_own_range() -> None:
+    inner = with_rewards(
+        "hanabi",
+        name="inner",
+        rewards={"first": lambda episode: [-1.0] * 2},
+        reward_range=(-1.0, 0.0),
+    )
+    outer = with_rewards(
+        inner, name="outer", rewards={"second": lambda episode: [2.0] * 2}, reward_range=(0.0, 1.0)
+    )
+    config = outer.Config.parse({"preset": "laptop"})
+    assert one_game(Setup(inner, config)).reward(0, "first") == -1.0
+    with pytest.raises(
+        RewardError, match=r"reward 'second' of outer.* pays player_0 2, outside of"
+    ):
+        one_game(Setup(outer, config))
 
 
 def test_a_reward_with_the_name_of_one_of_the_game_is_refused() -> None:

@@ -180,6 +180,34 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
             assert "run" in lines[0]
 
 
+@pytest.mark.parametrize("num_players", [2, 5])
+def test_small_negative_figures_are_whole_at_80_columns(tmp_path: Path, num_players: int) -> None:
+    folder = tracked_run(tmp_path / "run", steps=0, games=False)
+    rewards = {f"player_{player}/reward": -1.51e-08 for player in range(num_players)}
+    add_row(folder, 1, **rewards, loss=-2.34e-08)
+    text = frame(RunWatch(folder).look(), 80)
+    assert text.count("-1.51e-08") == num_players
+    assert "-2.34e-08" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_curve_of_the_exploitability_is_what_was_measured(tmp_path: Path) -> None:
+    folder = tracked_run(
+        tmp_path / "run",
+        steps=0,
+        games=False,
+        HANABI_ENV="kuhn_poker",
+        HANABI_PRESET="kuhn_poker",
+    )
+    for number, value in enumerate((0.9, 0.5, 0.123, 0.25)):
+        add_row(folder, 20 * (number + 1), exploitability=value)
+    lines = frame(RunWatch(folder).look(), 80, 40).splitlines()
+    [title] = [number for number, line in enumerate(lines) if "exploitability, 0 in an" in line]
+    assert lines[title + 1].split()[1] == "0.9"
+    [scale] = [number for number, line in enumerate(lines) if "step 20" in line and "80" in line]
+    assert lines[scale - 1].split()[1] == "0.123"
+
+
 def test_tab_brings_every_panel_up_on_a_wide_and_low_terminal_too(tmp_path: Path) -> None:
     state = RunWatch(tracked_run(tmp_path / "run", steps=4, games=True)).look()
     assert "tab shows the next panel" in frame(state, 120, 12)

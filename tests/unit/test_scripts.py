@@ -313,6 +313,22 @@ def test_what_the_demo_says_to_type_next_plays_the_same_game(
     ) in answer.stdout.splitlines()
 
 
+@pytest.mark.parametrize("game", [{"DEMO_ENV": "frozen_lake"}, {"DEMO_ENV": "revise"}])
+def test_the_demo_of_a_game_for_one_player_says_how_to_watch_it(
+    demo: Runner, game: dict[str, str]
+) -> None:
+    answer = demo(DEMO_OUT="out", **game)
+    commands = [line.strip() for line in answer.stdout.splitlines() if ".venv/bin" in line]
+    assert commands[1].endswith(
+        ".venv/bin/hanabi-grpo collect out/train --tasks 4 --out out/watched --own-server"
+    )
+    assert commands[2] == ".venv/bin/hanabi-grpo view out/watched"
+    # Beside whom nobody can play, nobody can be paired.
+    assert ".venv/bin/hanabi-grpo evaluate out/train base " in commands[3]
+    assert "hanabi-grpo cross-play" not in answer.stdout
+    assert "hanabi-grpo play" not in answer.stdout
+
+
 def test_settings_of_dotenv_hold_in_a_demo_too(
     demo: Runner, checkout: Path, command_line: Path
 ) -> None:
@@ -880,13 +896,157 @@ def test_strangers_refuse_runs_that_they_did_not_make(launch: Runner, checkout: 
     settings = {"MODEL": "outputs/warm-iggi-1500/model", "MAX_STEPS": 60}
     (folder / "settings.json").write_text(json.dumps({"settings": settings}))
     (folder / "sampled.json").touch()
-    assert "turn-0 has 60 steps, RECIPE_STEPS=5; move it away" in refusal(RECIPE_STEPS="5")
-    wanted = "turn-0 has the base model outputs/warm-iggi-1500/model, RECIPE_START=save-bot"
-    assert wanted in refusal(RECIPE_START="save-bot")
+    assert "turn-0 was trained with MAX_STEPS=60 (asked: 5); move it away" in refusal(
+        RECIPE_STEPS="5"
+    )
+    model = "MODEL=outputs/warm-iggi-1500/model (asked: */warm-save-bot-*)"
+    assert f"turn-0 was trained with {model}" in refusal(RECIPE_START="save-bot")
     assert (
         "PLAYERS=3: strangers are pairs"
         in launch("recipes/strangers.sh", BOARD="full", PLAYERS="3").stderr
     )
+
+
+def finish_run(run: Path, *results: str, **settings: object) -> None:
+    """Write a finished run, with the empty files that a recipe recognizes it by.
+
+    Args:
+        run: The run folder.
+        results: The files, relative to the run folder.
+        settings: Settings of the run.
+    """
+    run.mkdir(parents=True)
+    (run / "settings.json").write_text(json.dumps({"settings": settings}))
+    for result in results:
+        (run / result).touch()
+
+
+LEVERS = {"SEED": 0, "MODEL": "outputs/tiny-levers-seed-0", "LEARNING_RATE": 0.001}
+DEBATE = {"SEED": 0, "MODEL": "outputs/tiny-debate", "LEARNING_RATE": 0.001}
+"""Settings of finished runs of recipes."""
+
+
+@pytest.mark.parametrize(
+    ("script", "run_folder", "result", "settings", "environ", "found"),
+    [
+        ("levers", "levers/self_play-0", "sampled.json", LEVERS, {"RECIPE_STEPS": "3"}, "steps"),
+        ("levers", "levers/self_play-0", "sampled.json", LEVERS, {"LEARNING_RATE": "1"}, "rate"),
+        ("credit_ablation", "credit/debate/group-0", "x", DEBATE, {"RECIPE_STEPS": "3"}, "steps"),
+        ("credit_ablation", "credit/debate/group-0", "x", DEBATE, {"LEARNING_RATE": "1"}, "rate"),
+        (
+            "generalist",
+            "generalist-0/tic_tac_toe",
+            "done",
+            {"SEED": 0, "MODEL": "outputs/generalist-0/model"},
+            {"RECIPE_STEPS": "3"},
+            "steps",
+        ),
+        ("teams", "teams/debate-0/train", "../teams.json", DEBATE, {"DEMO_STEPS": "3"}, "steps"),
+        (
+            "calculator",
+            "calculator/calculator-0/train",
+            "../after.json",
+            {"SEED": 0, "MODEL": "outputs/tiny-vote-calculator-1-players"},
+            {"DEMO_STEPS": "3"},
+            "steps",
+        ),
+        (
+            "poker",
+            "poker/kuhn_poker-0/train",
+            "../exploit.json",
+            {"SEED": 0, "MODEL": "outputs/tiny-kuhn_poker-seed-0"},
+            {"DEMO_STEPS": "3"},
+            "steps",
+        ),
+    ],
+)
+def test_a_recipe_refuses_a_finished_run_of_other_settings(
+    launch: Runner,
+    checkout: Path,
+    script: str,
+    run_folder: str,
+    result: str,
+    settings: dict[str, object],
+    environ: dict[str, str],
+    found: str,
+) -> None:
+    run = checkout / "outputs" / run_folder
+    finish_run(run, result, MAX_STEPS=1234, **settings)
+    variables = {"TEAM_WORKFLOWS": "debate", "MAX_COMPLETION_LENGTH": "8", **environ}
+    if found == "rate":
+        variables["RECIPE_STEPS"] = "1234"
+    answer = launch(f"recipes/{script}.sh", **variables)
+    assert answer.returncode == 2
+    difference = "MAX_STEPS=1234 (asked: 3)"
+    if found == "rate":
+        difference = "LEARNING_RATE=0.001 (asked: 1)"
+    assert (
+        f"{script}: outputs/{run_folder} was trained with {difference}; move it away, or ask for "
+        "the same settings.\n"
+    ) in answer.stderr
+
+
+def test_a_finished_run_of_the_same_settings_is_used_again(launch: Runner, checkout: Path) -> None:
+    for seed in (0, 1):
+        settings = {
+            "SEED": seed,
+            "MODEL": f"outputs/tiny-levers-seed-{seed}",
+            "MAX_STEPS": 7,
+            "LEARNING_RATE": 0.001,
+            "HANABI_OTHER_PLAY": True,
+            "HANABI_ENTROPY_BONUS": 0.02,
+            # Of another machine.
+            "CUDA_VISIBLE_DEVICES": "4",
+        }
+        finish_run(checkout / f"outputs/levers/other_play-{seed}", "sampled.json", **settings)
+    answer = launch(
+        "recipes/levers.sh",
+        "other_play",
+        LEVER_SEEDS="0 1",
+        RECIPE_STEPS="7",
+        CUDA_VISIBLE_DEVICES="0",
+    )
+    assert answer.returncode == 0, answer.stderr
+    entries = "other_play#0=outputs/levers/other_play-0 other_play#1=outputs/levers/other_play-1"
+    assert f"cross-play {entries} --own-server" in answer.stdout
+
+
+def test_a_finished_run_without_settings_is_refused(launch: Runner, checkout: Path) -> None:
+    folder = checkout / "outputs/levers/self_play-0"
+    folder.mkdir(parents=True)
+    (folder / "sampled.json").touch()
+    answer = launch("recipes/levers.sh")
+    assert answer.returncode == 2
+    assert "self_play-0/settings.json: cannot be read" in answer.stderr
+
+
+def test_a_setting_has_the_value_that_the_command_will_see(launch: Runner, checkout: Path) -> None:
+    (checkout / ".env").write_text("HANABI_DEDUCTIONS=possible\nHANABI_ADVANTAGE=turn\n")
+    show = 'source tools/launch.sh; setting HANABI_DEDUCTIONS; setting HANABI_MEMORY; echo "."'
+    write_program(checkout / "tools" / "show.sh", f'cd "$(dirname "$0")/.."\n{show}')
+    assert launch("show.sh").stdout.splitlines()[-2:] == ["possible", "."]
+    in_shell = launch("show.sh", HANABI_DEDUCTIONS="counted", HANABI_MEMORY="turn")
+    assert in_shell.stdout.splitlines()[-2:] == ["counted", "turn."]
+    on_command_line = launch(
+        "show.sh", "--set", "HANABI_DEDUCTIONS=none", HANABI_DEDUCTIONS="counted"
+    )
+    assert on_command_line.stdout.splitlines()[-2:] == ["none", "."]
+
+
+def test_a_recipe_reads_settings_of_dotenv_for_names_and_conditions(
+    launch: Runner, checkout: Path
+) -> None:
+    (checkout / ".env").write_text("HANABI_DEDUCTIONS=possible\nHANABI_ADVANTAGE=turn\n")
+    # Its server ends at once, and the recipe with it.
+    answer = launch("recipes/search_teacher.sh")
+    assert "--out outputs/tiny-laptop-possible-seed-0" in answer.stdout
+    answer = launch("recipes/laptop_headline.sh", RECIPE_START="tiny")
+    assert "--out outputs/tiny-laptop-possible-seed-0" in answer.stdout
+    write_program(checkout / "tools" / "demo.sh", "env | grep HANABI_ | sort")
+    answer = launch("recipes/poker.sh", "leduc_poker", POKER_SEEDS="0")
+    assert "unbound variable" not in answer.stderr
+    assert "HANABI_MINIBATCHES=8" in answer.stdout.splitlines()
+    assert "HANABI_GAE_LAMBDA" not in answer.stdout
 
 
 def test_an_imitation_of_another_bot_is_not_taken_for_this_ones(
@@ -898,6 +1058,12 @@ def test_an_imitation_of_another_bot_is_not_taken_for_this_ones(
     answer = launch("recipes/full_laptop.sh", RECIPE_TEACHER="save-bot", RECIPE_GAMES="2000")
     assert answer.returncode == 2
     assert "was taught by focus-bot, 36000 games, not by save-bot, 2000 games" in answer.stderr
+    answer = launch(
+        "recipes/full_laptop.sh", RECIPE_TEACHER="focus-bot", RECIPE_PASSES="2", RECIPE_BATCH="64"
+    )
+    assert answer.returncode == 2
+    wanted = "not by focus-bot, 36000 games, 2 passes, batches of 64; move"
+    assert f"was taught by focus-bot, 36000 games, {wanted}" in answer.stderr
 
 
 def test_a_recipe_continues_an_interrupted_imitation_and_keeps_a_finished_one(

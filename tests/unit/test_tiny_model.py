@@ -254,6 +254,11 @@ def test_another_recipe_is_built_again_and_the_same_is_not(folder: Path) -> None
     assert [path.name for path in folder.parent.iterdir()] == ["model"], "nothing is left beside it"
 
 
+def test_the_help_says_when_an_existing_model_is_replaced() -> None:
+    said = " ".join(CliRunner().invoke(app, ["tiny-model", "--help"]).stdout.split())
+    assert "is kept if it was built with the same options and settings; otherwise it is" in said
+
+
 def test_a_folder_that_something_else_made_is_refused(folder: Path) -> None:
     (folder / "tiny_model.json").unlink()
     with pytest.raises(RunFolderError, match="did not create"):

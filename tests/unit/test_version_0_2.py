@@ -246,8 +246,13 @@ def test_a_collection_is_known_to_be_complete_and_can_be_made_longer(tmp_path: P
     ]
 
 
-def test_the_cells_of_a_cross_play_are_not_played_again(tmp_path: Path) -> None:
+def test_the_cells_of_a_cross_play_were_named_by_position_and_are_kept_beside_the_new_ones(
+    tmp_path: Path,
+) -> None:
     cross = shutil.copytree(OLD / "cross", tmp_path / "cross")
-    cells = {path.name: path.read_bytes() for path in (cross / "cells").iterdir()}
+    old_cells = {path.name: path.read_bytes() for path in (cross / "cells").iterdir()}
+    assert sorted(old_cells) == ["0-0.jsonl", "0-1.jsonl", "1-0.jsonl", "1-1.jsonl"]
     invoke("cross-play", "iggi", "random", "--tasks", 4, "--out", cross)
-    assert {path.name: path.read_bytes() for path in (cross / "cells").iterdir()} == cells
+    cells = {path.name: path.read_bytes() for path in (cross / "cells").iterdir()}
+    assert len(cells) == 8
+    assert old_cells.items() < cells.items()

@@ -5,7 +5,7 @@
 #   TOOL_SEEDS="0 1 2" DEMO_STEPS=250 bash tools/recipes/calculator.sh
 #
 #   TOOL_SEEDS   seeds of adapters, problems and sampling (0); the tiny model is the same
-#   TOOL_OUT     folder (outputs/calculator); finished parts are not repeated
+#   TOOL_OUT     folder (outputs/calculator); finished parts are not repeated, and a run of other settings is refused
 #
 # Both arms are demos (tools/demo.sh) with equally many steps of 128 games, from one tiny model, which imitates a script that calls
 # the calculator in half of its turns and is right in .7 of the others. The second arm differs only in HANABI_TOOLS=none.
@@ -14,6 +14,8 @@
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
+source tools/recipe.sh
+name=calculator
 out=${TOOL_OUT:-outputs/calculator}
 mkdir -p "$out"
 export HANABI_PLAYERS=1 DEMO_ENV=vote-calculator DEMO_STEPS=${DEMO_STEPS:-150}
@@ -23,7 +25,10 @@ model=outputs/tiny-$DEMO_ENV-$HANABI_PLAYERS-players${DEMO_MODEL_SEED:+-seed-$DE
 for seed in ${TOOL_SEEDS:-0}; do
     for tools in calculator none; do
         folder=$out/$tools-$seed
-        if [ ! -e "$folder/after.json" ]; then
+        if [ -e "$folder/after.json" ]; then
+            check_run "$folder/train" SEED="$seed" HANABI_ENV=vote HANABI_PRESET="$DEMO_ENV" HANABI_TOOLS="$tools" MODEL="$model" \
+                MAX_STEPS="$DEMO_STEPS"
+        else
             rm -rf "$folder" # from an interrupted run
             HANABI_TOOLS=$tools DEMO_SEED=$seed DEMO_OUT=$folder bash tools/demo.sh
         fi

@@ -12,7 +12,8 @@
 #
 # Arms: group (each player's returns against those of its group, HANABI_ADVANTAGE=turn), ippo, mappo, vdn and qmix, all with the
 # same reward; in a workflow also difference (the difference reward) and own (the workflow's own rewards).
-# An arm's run is outputs/credit/BOARD/ARM-SEED; finished runs are not repeated. docs/results-appendix.md has the tables.
+# An arm's run is outputs/credit/BOARD/ARM-SEED; finished runs are not repeated, and one of other settings is refused.
+# docs/results-appendix.md has the tables.
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -68,16 +69,26 @@ train() {
         REPORT_TO=none WANDB_MODE=disabled bash tools/train/train_grpo_msswift.sh
 }
 
+# The policy does not change, so all gradients are of one policy and contain nothing but the estimator.
+unmoved=(LEARNING_RATE=1e-12 LR_SCHEDULER_TYPE=constant MAX_GRAD_NORM=1e9 HANABI_ENTROPY_BONUS=0 HANABI_UPDATES_PER_STEP=1)
+noise_steps=${NOISE_STEPS:-40}
+for arm in "${order[@]}"; do
+    if [ "$noise_steps" -gt 0 ] && [ -e "$out/noise-$arm" ]; then
+        check_run "$out/noise-$arm" ${arms[$arm]} "${unmoved[@]}" SEED=0 MAX_STEPS="$noise_steps"
+    fi
+    for seed in ${RECIPE_SEEDS:-0 1 2}; do
+        if [ -e "$out/$arm-$seed" ]; then check_run "$out/$arm-$seed" ${arms[$arm]} SEED="$seed" MAX_STEPS="$steps"; fi
+    done
+done
+
 for seed in ${RECIPE_SEEDS:-0 1 2}; do
     export SEED=$seed
     say "seed $seed: rollout server, log $folder/server.log"
     start_server
     for arm in "${order[@]}"; do
-        if [ "$seed" = 0 ] && [ "${NOISE_STEPS:=40}" -gt 0 ] && [ ! -e "$out/noise-$arm" ]; then
+        if [ "$seed" = 0 ] && [ "$noise_steps" -gt 0 ] && [ ! -e "$out/noise-$arm" ]; then
             say "$arm: measuring its gradient noise"
-            # The policy does not change, so all gradients are of one policy and contain nothing but the estimator.
-            train "$out/noise-$arm" "$arm" "$NOISE_STEPS" LEARNING_RATE=1e-12 LR_SCHEDULER_TYPE=constant \
-                MAX_GRAD_NORM=1e9 HANABI_ENTROPY_BONUS=0 HANABI_UPDATES_PER_STEP=1
+            train "$out/noise-$arm" "$arm" "$noise_steps" "${unmoved[@]}"
             mv "$out/noise-$arm.begun" "$out/noise-$arm"
         fi
         if [ ! -e "$out/$arm-$seed" ]; then

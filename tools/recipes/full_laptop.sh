@@ -10,6 +10,7 @@
 #   RECIPE_GAMES     games of the teacher, about 65 turns each with two players, and 48 to 55 with more (24000 of save-bot-aloud,
 #                    14000 of another bot that thinks aloud, 36000 of one that does not)
 #   RECIPE_PASSES    passes over the teacher's turns (1)
+#   RECIPE_BATCH     turns of a step of the imitation (128)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each with two players (60; 0 after a bot that thinks aloud)
 #   RECIPE_RUN       name of the training run, so that several can start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
 #   RECIPE_DEALS     deals of the final evaluations (2000), from the suite test, which was not used to choose anything
@@ -82,16 +83,18 @@ imitate() {
     local out=$2 turns=$((games * turns_of[$1]))
     mkdir -p "$out"
     untaught "$1" "$out/untaught" "${3:-}"
-    local lesson="$teacher, $games games"
+    local lesson="$teacher, $games games" passes=${RECIPE_PASSES:-1} batch=${RECIPE_BATCH:-128}
+    if [ "$passes" != 1 ]; then lesson+=", $passes passes"; fi
+    if [ "$batch" != 128 ]; then lesson+=", batches of $batch"; fi
     if [ -s "$out/taught" ] && [ "$(cat "$out/taught")" != "$lesson" ]; then
-        echo "$name: $out/warm was taught by $(cat "$out/taught"), not by $lesson; move $out away, or set RECIPE_TEACHER and" \
-            "RECIPE_GAMES to its values." >&2
+        echo "$name: $out/warm was taught by $(cat "$out/taught"), not by $lesson; move $out away, or set RECIPE_TEACHER," \
+            "RECIPE_GAMES, RECIPE_PASSES and RECIPE_BATCH to its values." >&2
         exit 2
     fi
     if [ ! -e "$out/taught" ]; then
         say "imitation of $teacher: $games games of $1 players, log $out/warm.log"
         for_now "$out/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$out/warm" --tasks "$games" --noise $noise --resume \
-            --batch "${RECIPE_BATCH:-128}" --steps $((${RECIPE_PASSES:-1} * turns / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
+            --batch "$batch" --steps $((passes * turns / batch)) --learning-rate 3e-3
         echo "$lesson" >"$out/taught"
     fi
 }

@@ -8,12 +8,14 @@
 #   RECIPE_DEALS  deals of each evaluation (500)
 #
 # All start from one tiny model that was pretrained on games of noisy teachers in all five games. Finished runs and evaluations
-# are not repeated. The runs are outputs/generalist-SEED/NAME, with the evaluations next to them.
+# are not repeated, and a run of other settings is refused. The runs are outputs/generalist-SEED/NAME, with the evaluations next to
+# them.
 # Takes half an hour on two cores. The results are in docs/results-appendix.md.
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
+source tools/recipe.sh
 name=generalist
 export SEED=${RECIPE_SEED:-0}
 steps=${RECIPE_STEPS:-200} deals=${RECIPE_DEALS:-500}
@@ -23,6 +25,27 @@ held_out=(leduc_poker:leduc_poker connect_four:connect_four-4x5)
 export MODEL=$folder/model
 # DATASET is unset, so that the shell's own does not replace a game.
 unset DATASET HANABI_ENV HANABI_PRESET
+default_env NUM_GENERATIONS 8
+default_env HANABI_TASKS_PER_STEP 16
+default_env HANABI_ENTROPY_BONUS 0.02
+default_env LEARNING_RATE 1e-3
+default_env LR_SCHEDULER_TYPE linear
+
+# every_run COMMAND: calls COMMAND NAME STEPS VARIABLE=VALUE... for each specialist, then for the generalist.
+every_run() {
+    local one
+    for one in "${trained[@]}"; do
+        "$1" "${one##*:}" "$steps" HANABI_ENV="${one%%:*}" HANABI_PRESET="${one##*:}"
+    done
+    "$1" all $((steps * ${#trained[@]})) DATASET="$folder/all.jsonl"
+}
+
+# check_finished NAME STEPS VARIABLE=VALUE...: exits if the run is finished and has other settings.
+check_finished() {
+    if [ -e "$folder/$1/done" ]; then check_run "$folder/$1" MAX_STEPS="$2" "${@:3}"; fi
+}
+
+every_run check_finished
 mkdir -p "$folder"
 source tools/session.sh
 start_session
@@ -57,14 +80,13 @@ evaluate() {
     done
 }
 
-# train NAME STEPS [VARIABLE=VALUE...]: train, or continue an interrupted training, then evaluate the players of the run.
+# train NAME STEPS VARIABLE=VALUE...: train, or continue an interrupted training, then evaluate the players of the run.
 train() {
     local who=$1 count=$2
     shift 2
     if [ -e "$folder/$who/done" ]; then return; fi
-    run "$folder/$who.log" env OUTPUT_DIR="$folder/$who" MAX_STEPS="$count" REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
-        NUM_GENERATIONS="${NUM_GENERATIONS:-8}" HANABI_TASKS_PER_STEP="${HANABI_TASKS_PER_STEP:-16}" HANABI_ENTROPY_BONUS="${HANABI_ENTROPY_BONUS:-0.02}" \
-        LEARNING_RATE="${LEARNING_RATE:-1e-3}" LR_SCHEDULER_TYPE="${LR_SCHEDULER_TYPE:-linear}" "$@" \
+    say "$who: $count steps"
+    run "$folder/$who.log" env OUTPUT_DIR="$folder/$who" MAX_STEPS="$count" REPORT_TO=none WANDB_MODE=disabled RESUME=latest "$@" \
         bash tools/train/train_grpo_msswift.sh
     # By its folder: after the last step, a trainer that was only continued has pushed no players.
     evaluate "$who" "$folder/$who"
@@ -72,10 +94,6 @@ train() {
 }
 
 evaluate start base
-for one in "${trained[@]}"; do
-    say "the specialist of ${one##*:}: $steps steps"
-    train "${one##*:}" "$steps" HANABI_ENV="${one%%:*}" HANABI_PRESET="${one##*:}"
-done
-say "the generalist: $((steps * ${#trained[@]})) steps, a third of each game"
-train all $((steps * ${#trained[@]})) DATASET="$folder/all.jsonl"
+say "the specialists of ${#trained[@]} games, then the generalist: all"
+every_run train
 finish 0

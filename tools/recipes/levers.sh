@@ -8,8 +8,9 @@
 #   RECIPE_STEPS   steps of each run, of 192 games (100)
 #   RECIPE_DEALS   tasks that every pair plays (200)
 #
-# Arms: self_play and other_play. Finished runs are not repeated; the folder of an interrupted run has to be deleted. For each
-# arm, cross-play of its seeds prints self-play minus cross-play, in the plain game, with the same names for both players.
+# Arms: self_play and other_play. Finished runs are not repeated, and one of other settings is refused; the folder of an
+# interrupted run has to be deleted. For each arm, cross-play of its seeds prints self-play minus cross-play, in the plain
+# game, with the same names for both players.
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
@@ -34,6 +35,13 @@ default_env LR_SCHEDULER_TYPE linear
 default_env HANABI_ENTROPY_BONUS 0.02
 
 out=outputs/levers
+for seed in $seeds; do
+    for arm in "${order[@]}"; do
+        if [ -e "$out/$arm-$seed/sampled.json" ]; then
+            check_run "$out/$arm-$seed" ${arms[$arm]} SEED="$seed" MODEL="outputs/tiny-levers-seed-$seed" MAX_STEPS="$steps"
+        fi
+    done
+done
 folder=$out/logs-$(date +%Y%m%d-%H%M%S)
 mkdir -p "$folder"
 source tools/session.sh

@@ -13,6 +13,8 @@
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
+source tools/recipe.sh
+name=poker
 game=${1:-kuhn_poker} out=${POKER_OUT:-outputs/poker}
 case $game in
     kuhn_poker)
@@ -21,7 +23,7 @@ case $game in
         steps=800 bonus=0.3 reference=every:200
         # Games take longer than updates here, so 16 updates are made from those of each step.
         default_env HANABI_ADVANTAGE mappo
-        case $HANABI_ADVANTAGE in mappo | ippo) default_env HANABI_GAE_LAMBDA 0.8 ;; esac
+        case $(setting HANABI_ADVANTAGE) in mappo | ippo) default_env HANABI_GAE_LAMBDA 0.8 ;; esac
         default_env HANABI_MINIBATCHES 8
         default_env HANABI_UPDATES_PER_STEP 2
         default_env BETA 1 ;;
@@ -39,7 +41,11 @@ default_env HANABI_REFERENCE $reference
 default_env HANABI_ENTROPY_BONUS $bonus
 for seed in ${POKER_SEEDS:-0 1 2}; do
     folder=$out/$game-$seed
-    if [ ! -e "$folder/exploit.json" ]; then
+    if [ -e "$folder/exploit.json" ]; then
+        # The demo's own name of its model.
+        model=outputs/tiny-$game${HANABI_PLAYERS:+-$HANABI_PLAYERS-players}-seed-$seed
+        check_run "$folder/train" SEED="$seed" HANABI_ENV="$game" HANABI_PRESET="$game" MODEL="$model" MAX_STEPS="$DEMO_STEPS"
+    else
         DEMO_SEED=$seed DEMO_MODEL_SEED=$seed DEMO_OUT=$folder DEMO_RESUME=yes bash tools/demo.sh
     fi
 done

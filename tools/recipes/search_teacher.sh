@@ -43,7 +43,8 @@ folder=$out/logs
 mkdir -p "$folder"
 source tools/session.sh
 start_session
-export MODEL=outputs/tiny-$board${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS}-seed-$seed
+level=$(setting HANABI_DEDUCTIONS)
+export MODEL=outputs/tiny-$board${level:+-$level}-seed-$seed
 say "tiny model of $board, seed $seed"
 run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 

@@ -19,6 +19,7 @@
 set -euo pipefail
 CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
+source tools/recipe.sh
 name=strangers
 seeds=${STRANGER_SEEDS:-0 1 2 3 4} board=${BOARD:-laptop} deals=${RECIPE_DEALS:-1000}
 arms=("$@")
@@ -31,12 +32,14 @@ declare -A full_arms=(
     [pool]="HANABI_PARTNERS=earlier*3,iggi,hint-bot,piers HANABI_PARTNER_SHARE=0.5"
 )
 partners=() steps=${RECIPE_STEPS:-60} start=${RECIPE_START:-iggi}
+model="*/warm-$start-*"
+if [ "$start" = tiny ]; then model="*/tiny-*"; fi
 if [ "$board" = full ]; then
     if [ "${PLAYERS:-${HANABI_PLAYERS:-2}}" != 2 ]; then
         echo "$name: PLAYERS=${PLAYERS:-$HANABI_PLAYERS}: strangers are pairs; unset it." >&2
         exit 2
     fi
-    deals=${RECIPE_DEALS:-100} steps=${RECIPE_STEPS:-12}
+    deals=${RECIPE_DEALS:-100} steps=${RECIPE_STEPS:-12} model="*"
     if [ $# = 0 ]; then arms=(ippo other_play more_entropy pool); fi
     for arm in "${arms[@]}"; do
         if [[ ! -v full_arms[$arm] ]]; then
@@ -68,26 +71,6 @@ run_of() {
     fi
 }
 
-# check_run RUN: exits if a finished run is not one of this recipe's settings
-check_run() {
-    python - "$1" "$steps" "$board" "$start" <<'EOF'
-import json
-import sys
-
-run, steps, board, start = sys.argv[1:]
-with open(f"{run}/settings.json", encoding="utf-8") as file:
-    settings = json.load(file)["settings"]
-if settings["MAX_STEPS"] != int(steps):
-    found = f"{settings['MAX_STEPS']} steps, RECIPE_STEPS={steps}"
-elif board != "full" and f"/{'tiny' if start == 'tiny' else f'warm-{start}'}-" not in settings["MODEL"]:
-    found = f"the base model {settings['MODEL']}, RECIPE_START={start}"
-else:
-    sys.exit()
-print(f"strangers: {run} has {found}; move it away, or unset the variable.", file=sys.stderr)
-sys.exit(2)
-EOF
-}
-
 # train_on_full SEED ARM...: full_laptop.sh continues an interrupted run
 train_on_full() {
     local seed=$1 arm
@@ -104,7 +87,8 @@ for seed in $seeds; do
     for arm in "${arms[@]}"; do
         run=$(run_of "$arm" "$seed")
         if [ -e "$run/sampled.json" ]; then
-            check_run "$run"
+            # The arms of laptop_ablation.sh have settings of their own.
+            check_run --only "$run" SEED="$seed" HANABI_PRESET="$board" MODEL="$model" MAX_STEPS="$steps"
             continue
         fi
         missing+=("$arm")
@@ -122,7 +106,9 @@ for seed in $seeds; do
 done
 
 # The memory and the deductions that the runs were trained with.
-export HANABI_PRESET=$board HANABI_MEMORY=${HANABI_MEMORY:-turn} HANABI_DEDUCTIONS=${HANABI_DEDUCTIONS:-counted}
+export HANABI_PRESET=$board
+default_env HANABI_MEMORY turn
+default_env HANABI_DEDUCTIONS counted
 candidates=()
 for arm in "${arms[@]}"; do
     entries=()

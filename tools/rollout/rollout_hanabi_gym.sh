@@ -14,7 +14,7 @@ if on_gpu; then
     split_gpus server
 fi
 if ! on_gpu && ! given MODEL && ! only_looks "$@"; then
-    # Shipped for the default board, created here for others; an existing one is kept.
+    # Shipped for the default board, created here for others; kept if it was built with the same settings.
     hanabi-grpo tiny-model
 fi
 exec hanabi-grpo serve "$@"

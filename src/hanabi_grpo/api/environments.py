@@ -5,7 +5,7 @@ from typing import Any
 from hanabi_grpo.api.settings import read_given
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Environment, Setup
-from hanabi_grpo.errors import SettingsError, did_you_mean
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 from hanabi_grpo.settings.defaults import installed_device
 from hanabi_grpo.settings.game import config_defaults
 
@@ -23,7 +23,8 @@ def make_env(
             come from the environment variables, or else are the defaults, as for the commands.
 
     Raises:
-        SettingsError: There is no such environment, preset or field, or a value is not allowed.
+        SettingsError: There is no such environment, preset or field, a value is not allowed, or
+            `env` is neither a name nor an environment.
 
     Example:
         env = hg.make_env("hanabi", preset="laptop")
@@ -41,6 +42,11 @@ def make_env(
         if preset is not None:
             config["preset"] = preset
         return read_given(env=env, **config).settings.setup()
+    # A protocol cannot be checked with isinstance.
+    if getattr(env, "Config", None) is None:
+        raise SettingsError(
+            f"env={shown(env)}: give the name of an environment, or an environment object."
+        )
     device, _ = installed_device()
     chosen = {"device": device, "preset": preset or next(iter(env.presets))}
     values = config_defaults(env, {**config, **chosen})

@@ -4,6 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.api.arguments import (
+    check_count,
+    check_held_out,
+    check_temperature,
+    check_text,
+    lineup_list,
+)
 from hanabi_grpo.api.servers import (
     Server,
     choose_game,
@@ -11,11 +18,10 @@ from hanabi_grpo.api.servers import (
     make_missing_model,
     needs_own_server,
 )
-from hanabi_grpo.api.settings import read_given
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Environment, Setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks, tasks_of_all_starts
+from hanabi_grpo.evaluation.evaluate import MIN_TASKS, SUITE, tasks_of_all_starts
 from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
 from hanabi_grpo.evaluation.matches import Table, play_tables
 from hanabi_grpo.evaluation.result_files import check_out, write_result
@@ -57,7 +63,8 @@ def play(
         rotate: Whether the seat order changes from task to task.
         temperature: 0 is greedy; None: TEMPERATURE.
         server: The server on which models play.
-        **settings: Further settings, see `Trainer`.
+        **settings: Further settings, see `Trainer`; those of the game only beside the name of an
+            environment, or with the same values.
 
     Returns:
         The episodes, ordered by task and game.
@@ -71,11 +78,13 @@ def play(
         for episode in hg.play("iggi,random", env, tasks=3):
             print(episode.seed, episode.result["score"], [turn.action for turn in episode.turns])
     """
-    for name, number in (("tasks", tasks), ("games", games)):
-        if number < 1:
-            raise SettingsError(f"play({name}={number}): give at least 1.")
-    given = read_given(env=_name(env), below=_below(server, [lineup]), **settings)
-    chosen = choose_game(given, env, temperature)
+    check_text("play", "lineup", lineup, "one text, with a comma between seats: 'iggi,random'")
+    check_count("play", "tasks", tasks, least=1)
+    check_count("play", "games", games, least=1)
+    check_text("play", "suite", suite, "the name of a suite, e.g. 'play'")
+    check_temperature("play", temperature)
+    below = _below(server, [lineup])
+    given, chosen = choose_game(env, settings, temperature=temperature, below=below)
     game = chosen.game
     scripts = game.environment.policies
     team = parse_lineup(lineup, game.spec.num_players, env=game.env, scripts=scripts)
@@ -116,7 +125,7 @@ def evaluate(
     Args:
         lineups: The lineups, each as in `play`.
         env: The environment, see `make_env`; None: as in training.
-        tasks: Number of held-out tasks, each played in every seat order.
+        tasks: Number of held-out tasks, each played in every seat order. At least 2.
         suite: A held-out suite; its name begins with "eval" or "test".
         all_starts: In a game with few starts, play each of them twice; `tasks` and `suite` are
             ignored.
@@ -125,7 +134,7 @@ def evaluate(
         label: Name of the lineup in tables, if there is only one.
         out: JSON file to which the result is written; a line says which other result it replaces.
         server: The server on which models play, see `play`.
-        **settings: Further settings, see `Trainer`.
+        **settings: Further settings, see `play`.
 
     Raises:
         SettingsError: A lineup, the environment, a number or a setting is invalid, or `out` is
@@ -140,13 +149,22 @@ def evaluate(
     path = None if out is None else Path(out)
     check_out(path, "out=")
     if not all_starts:
-        check_tasks(tasks, suite)
-    specs = [lineups] if isinstance(lineups, str) else list(lineups)
-    given = read_given(env=_name(env), below=_below(server, specs), **settings)
-    chosen = choose_game(given, env, temperature)
+        check_count("evaluate", "tasks", tasks, least=MIN_TASKS)
+        check_held_out("evaluate", suite)
+    check_temperature("evaluate", temperature)
+    specs = lineup_list("evaluate", lineups)
+    if label is not None:
+        check_text("evaluate", "label", label, "a text")
+        if len(specs) > 1:
+            raise SettingsError(
+                f"evaluate(label={label!r}): names a single lineup, but {len(specs)} are given; "
+                "leave it out."
+            )
+    below = _below(server, specs)
+    given, chosen = choose_game(env, settings, temperature=temperature, below=below)
     if all_starts:
         suite = ALL_STARTS
-        tasks = tasks_of_all_starts(chosen.game)
+        tasks = tasks_of_all_starts(chosen.game, "all_starts=True")
     teams = parse_lineups(specs, chosen.game, label=label, rotate=rotate)
     needs_server = any(team.lineup.needs_server for team in teams)
     own = needs_server and needs_own_server(given, server)
@@ -170,11 +188,6 @@ def evaluate(
                 say(note, "yellow")
         evaluation.keep_with_runs(served, say)
     return evaluation
-
-
-def _name(env: Setup[Any] | Environment[Any] | str | None) -> str | None:
-    """Return `env` if it is a name: `preset=` and the like are then its settings."""
-    return env if isinstance(env, str) else None
 
 
 def _below(server: Server | None, specs: Sequence[str]) -> dict[str, str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.evaluation.frames import COLUMNS, result_row
-from hanabi_grpo.rollout.recordings import read_recordings, recorded_steps, recording_files
+from hanabi_grpo.rollout.recordings import read_recordings, recorded_steps
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
@@ -137,11 +137,16 @@ class Run:
         return turn_frame(self._recordings(step))
 
     def _recordings(self, step: int | None) -> list[Recording]:
+        by_step = recorded_steps(self.folder)
+        steps = sorted(by_step)
         if step is not None:
-            files = recording_files(self.folder, step)
-        else:
-            by_step = recorded_steps(self.folder)
-            files = [by_step[recorded] for recorded in sorted(by_step)]
+            if step not in steps:
+                recorded = ", ".join(map(str, steps)) or "none"
+                raise SettingsError(
+                    f"step={shown(step)}: not recorded in {self.folder}; recorded: {recorded}."
+                )
+            steps = [step]
+        files = [by_step[recorded] for recorded in steps]
         return read_recordings(files)[0] if files else []
 
 

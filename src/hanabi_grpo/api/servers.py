@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.api.environments import make_env
-from hanabi_grpo.api.settings import Given, GivenSettings, read_given
+from hanabi_grpo.api.settings import Given, GivenSettings, read_given, without_fields_of
 from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.envs.base import Environment, Setup
 from hanabi_grpo.errors import SettingsError
@@ -80,23 +80,31 @@ def needs_own_server(given: Given, server: Server | None) -> bool:
 
 
 def choose_game(
-    given: Given, env: Setup[Any] | Environment[Any] | str | None, temperature: float | None
-) -> Chosen:
-    """Return the game and how models sample, see `evaluation.chosen.choose`.
+    env: Setup[Any] | Environment[Any] | str | None,
+    settings: Mapping[str, Any],
+    *,
+    temperature: float | None,
+    below: Mapping[str, str],
+) -> tuple[Given, Chosen]:
+    """Return all settings, and the game with how models sample.
 
     Args:
-        given: All settings, including those of an environment that is given by name.
         env: The environment.
+        settings: The caller's settings; those of the game must not differ from `env`'s.
         temperature: As in `play`.
+        below: See `read_given`.
+
+    Raises:
+        SettingsError: As `read_given`.
     """
-    game: Setup[Any] | None
+    game: Setup[Any] | None = None
     if env is None or isinstance(env, str):
-        game = None
-    elif isinstance(env, Setup):
-        game = env
+        given = read_given(settings, env=env, below=below)
     else:
-        game = make_env(env)
-    return choose(None, None, None, temperature, loaded=given.loaded, game=game)
+        game = env if isinstance(env, Setup) else make_env(env)
+        # An environment object need not be installed, so these settings are those of any game.
+        given = read_given(without_fields_of(game, settings), below=below)
+    return given, choose(None, None, None, temperature, loaded=given.loaded, game=game)
 
 
 def make_missing_model(given: Given, say: Callable[[str], None] = lambda line: None) -> None:

@@ -36,7 +36,8 @@ from hanabi_grpo.evaluation.crossplay.plan import (
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.report.cross_play_page import write_cross_play
+from hanabi_grpo.evaluation.result_files import held_result, replaced_note
+from hanabi_grpo.report.cross_play_page import JSON_FILE, write_cross_play
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import CROSS_PLAY
 from hanabi_grpo.settings.refs import ScriptRef
@@ -80,19 +81,24 @@ def cross_play(
     folder = result_folder(out, chosen, CROSS_PLAY)
     aside = make_console(aside=True)
     console = make_console(aside=as_json)
+    held = held_result(folder / JSON_FILE)
     cells: dict[str, EvaluationResult] = {}
     plan: Plan | None = None
 
     def stop_summary() -> str:
         if plan is None:
             return "stopped before the first game."
+        note = ""
         if cells:
-            write_cross_play(folder, summarise(plan, cells))
-        return (
+            summary = summarise(plan, cells)
+            write_cross_play(folder, summary)
+            note = replaced_note(folder / JSON_FILE, held, summary_json(summary))
+        stopped = (
             f"stopped: {len(cells)} of {len(plan.cells)} pairs are done and reported in {folder}; "
             "finished tasks are kept. To continue, run the same command with "
             f"--out {shlex.quote(str(folder))}"
         )
+        return f"{stopped}\n{note}".rstrip()
 
     needs_server = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
     say = sayer(console)
@@ -155,3 +161,6 @@ def cross_play(
             console.print(sheet.rich())
     for file in files:
         say(f"wrote {file}")
+    note = replaced_note(folder / JSON_FILE, held, summary_json(summary))
+    if note:
+        say(note, "yellow")

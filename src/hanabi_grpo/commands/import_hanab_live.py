@@ -1,5 +1,6 @@
 """`hanabi-grpo import-hanab-live`: import games of hanab.live as recorded games."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -112,9 +113,12 @@ def import_hanab_live(
     if num_unfinished:
         say(f"skipped: {num_unfinished} unfinished")
     if not chosen:
+        num_skipped = games.refused.total() + num_unfinished
+        remedy = "give other files"
+        if num_unfinished:
+            remedy += ", or omit --finished"
         raise SettingsError(
-            f"{', '.join(map(str, exports))}: no game is left of {len(games.games)} that can be "
-            "replayed; give other files, or omit --finished."
+            f"{', '.join(map(str, exports))}: no game is left: {num_skipped} skipped; {remedy}."
         )
     _write(out, chosen, say)
 
@@ -176,4 +180,4 @@ def _write(out: Path, recordings: Sequence[Recording], say: Callable[[str], None
         write_recordings(file, games)
         score = fmean(recording.episode.result["score"] for recording in games)
         say(f"wrote {len(games)} games to {file}, mean score {score:.2f}")
-    say(f"watch them: hanabi-grpo view {next(iter(by_file))}")
+    say(f"watch them: hanabi-grpo view {shlex.quote(str(next(iter(by_file))))}")

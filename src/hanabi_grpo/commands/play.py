@@ -98,7 +98,7 @@ def play(
     own_server = use_zoo([lineup or ""]) or own_server
     chosen = choose(env, preset, players, temperature)
     game = chosen.game
-    specs = _specs_of_seats(lineup, game.spec.num_players)
+    specs = _specs_of_seats(lineup, game)
     team = parse_lineup(",".join(specs), game.spec.num_players, env=game.env, human=True)
     number = secrets.randbelow(_MAX_RANDOM_SEED) if seed is None else seed
     if out is None:
@@ -157,13 +157,24 @@ def play(
     _write(target, episode, say)
 
 
-def _specs_of_seats(lineup: str | None, num_players: int) -> list[str]:
+def _specs_of_seats(lineup: str | None, game: Setup[Any]) -> list[str]:
     """Return a policy spec for every seat, among them one for the person.
 
     Raises:
-        SettingsError: The lineup has a wrong number of seats, or not exactly one for the person.
+        SettingsError: The lineup has a wrong number of seats, or not exactly one for the person;
+            or it names partners in a game for one player.
     """
+    num_players = game.spec.num_players
     specs = [spec.strip() for spec in (lineup or "random").split(",")]
+    if num_players == 1 and lineup is not None and specs != [HUMAN]:
+        options = f"--env {game.env} --preset {game.spec.preset}"
+        if "players" in type(game.config).model_fields:
+            options += " --players 1"
+        raise SettingsError(
+            f"lineup {lineup!r}: {game.spec.preset} has one player, which is you; omit the lineup. "
+            f"To watch a policy play: hanabi-grpo collect {shlex.quote(lineup)} {options} --tasks "
+            "4 --out outputs/watched, then hanabi-grpo view outputs/watched."
+        )
     if len(specs) == 1 and specs != [HUMAN]:
         partner = specs[0]
         specs = [HUMAN] + [partner] * (num_players - 1)

@@ -9,19 +9,21 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.sheets import markdown_text
+from hanabi_grpo.report.charts.canvas import is_picture_name
+from hanabi_grpo.report.charts.run import SCORE_CHART
 from hanabi_grpo.report.hanabi.conventions import (
     convention_sentence,
     convention_sheet,
     count_conventions,
 )
+from hanabi_grpo.report.own_files import Mark, check_replaceable, save_tables
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import RunReport, read_report
-from hanabi_grpo.runs.run_folder import run_home, save_text
+from hanabi_grpo.runs.run_folder import run_home
 
 _BELOW_LIMIT = 1
 """Exit code if the score rose by less than --min-rise or --min-sigma."""
-_PICTURE_SUFFIXES = (".png", ".svg")
 
 
 def report(
@@ -54,10 +56,13 @@ def report(
     Evaluations are the files of evaluate --out in the run folder and in its evaluations/. The rise
     compares the same seats at step 0 (base) and at the last evaluated step, with the same
     opponents, tasks and temperature; lineups that differ in these are listed side by side.
+
+    Files are written before anything is printed; only those of earlier reports are replaced.
     """
     console = make_console()
     say = sayer(console)
     convention_sheets = []
+    convention_lines = []
     if conventions:
         is_run = (run_home(run) / "metrics.jsonl").is_file()
         if not is_run:
@@ -71,39 +76,48 @@ def report(
             _refuse_without_run(run, of_runs)
         counts, lines = count_conventions(run)
         convention_sheets.append(convention_sheet(counts))
-        for line in [*lines, convention_sentence(counts)]:
-            if line:
-                say(line)
+        convention_lines = [*lines, convention_sentence(counts)]
         if not is_run:
-            for sheet in convention_sheets:
-                console.print(sheet.rich())
+            written = []
             if markdown is not None:
                 tables = [sheet.markdown() for sheet in convention_sheets]
-                _write_tables(markdown, "\n".join(tables), say)
+                written.append(save_tables(markdown, "\n".join(tables), "--markdown"))
+            _print_lines(convention_lines, say)
+            for sheet in convention_sheets:
+                console.print(sheet.rich())
+            _print_lines(written, say)
             return
     run_report = read_report(run)
-    _print_head(run_report, say)
     alarm_sheets = [run_report.alarm_sheet()] if alarms else []
-    for sheet in [*run_report.sheets, *alarm_sheets, *convention_sheets]:
+    sheets = [*run_report.sheets, *alarm_sheets, *convention_sheets]
+    picture_files = _picture_files(run_report, png) if png is not None else {}
+    check_replaceable(html, Mark.PAGE, "--html")
+    check_replaceable(markdown, Mark.TABLES, "--markdown")
+    for file in picture_files.values():
+        check_replaceable(file, Mark.PICTURE, "--png")
+    # Before anything is printed: a reader that has seen enough, e.g. head, ends this process.
+    notes: Sequence[str] = run_report.notes
+    written = []
+    if html is not None:
+        page, notes = run_page(run_report)
+        written.append(write_page(html, page, "--html"))
+    written += _draw(run_report, picture_files)
+    if markdown is not None:
+        text = "\n".join(sheet.markdown() for sheet in sheets)
+        for line in (*reversed(run_report.validation_lines), run_report.lead):
+            if line:
+                text = f"{markdown_text(line)}\n\n{text}"
+        written.append(save_tables(markdown, text, "--markdown"))
+    _print_lines(convention_lines, say)
+    _print_head(run_report, say)
+    for sheet in sheets:
         console.print(sheet.rich())
     if alarms:
         for change in run_report.state.changes:
             say(f"step {change.step}: " + "\n    ".join(change.lines))
-    notes: Sequence[str] = run_report.notes
-    if html is not None:
-        page, notes = run_page(run_report)
-        say(write_page(html, page, "--html"))
     for note in notes:
         say(note, "yellow")
-    if png is not None:
-        _draw(run_report, png, say)
-    if markdown is not None:
-        tables = [sheet.markdown() for sheet in [*run_report.sheets, *convention_sheets]]
-        text = "\n".join(tables)
-        for line in (*reversed(run_report.validation_lines), run_report.lead):
-            if line:
-                text = f"{markdown_text(line)}\n\n{text}"
-        _write_tables(markdown, text, say)
+    _print_lines(written, say)
     if min_rise is not None or min_sigma is not None:
         problem = run_report.shortfall(min_rise=min_rise, min_sigma=min_sigma)
         if problem:
@@ -129,9 +143,11 @@ def _refuse_without_run(run: Path, options: Mapping[str, object]) -> None:
             )
 
 
-def _write_tables(file: Path, text: str, say: Callable[..., None]) -> None:
-    save_text(file, text, "--markdown")
-    say(f"tables: {file}")
+def _print_lines(lines: Sequence[str], say: Callable[..., None]) -> None:
+    """Print the lines that are not empty."""
+    for line in lines:
+        if line:
+            say(line)
 
 
 def _print_head(run_report: RunReport, say: Callable[..., None]) -> None:
@@ -152,19 +168,42 @@ def _print_head(run_report: RunReport, say: Callable[..., None]) -> None:
         say("alarms: none")
 
 
-def _draw(run_report: RunReport, path: Path, say: Callable[..., None]) -> None:
-    """Write the learning curve to a file, or every picture to a folder."""
-    if path.suffix in _PICTURE_SUFFIXES:
-        files = {"score": path}
-    else:
-        if path.exists() and not path.is_dir():
-            raise SettingsError(
-                f"--png {path}: give a name that ends in .png or .svg, or a folder."
-            )
-        files = {name: path / f"{name}.png" for name in run_report.pictures.names}
+def _picture_files(run_report: RunReport, path: Path) -> dict[str, Path]:
+    """Return the file of each chart: of the learning curve alone, or of all charts in a folder.
+
+    Args:
+        run_report: The run.
+        path: The path that --png names.
+
+    Raises:
+        SettingsError: The path is neither a picture's nor a folder's.
+    """
+    is_folder = path.is_dir()
+    if is_picture_name(path) and not is_folder:
+        return {SCORE_CHART: path}
+    if (path.suffix and not is_folder) or path.is_file():
+        raise SettingsError(
+            f"--png {path}: give a name that ends in .png or .svg, or a folder; one with a dot in "
+            "its name has to exist."
+        )
+    return {name: path / f"{name}.png" for name in run_report.pictures.names}
+
+
+def _draw(run_report: RunReport, files: Mapping[str, Path]) -> list[str]:
+    """Draw charts and return a line about each.
+
+    Args:
+        run_report: The run.
+        files: The file of each chart.
+
+    Raises:
+        SettingsError: A file cannot be written.
+    """
     left_out = run_report.pictures.save_all(files)
+    lines = []
     for name, file in files.items():
         if name in left_out:
-            say(f"no picture {name}: {left_out[name]}")
+            lines.append(f"no picture {name}: {left_out[name]}")
         else:
-            say(f"picture: {file}")
+            lines.append(f"picture: {file}")
+    return lines

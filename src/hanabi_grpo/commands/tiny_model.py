@@ -108,14 +108,14 @@ def tiny_model(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Build the model even if the folder is complete.")
+        bool, typer.Option("--force", help="Build the model even if the folder has it already.")
     ] = False,
 ) -> None:
     """Build the tiny model that trains on a laptop, for one or more presets.
 
-    An existing model is not built again. In the compact style it knows only the words of these
-    presets and players. The model of the default board is shipped in data/tiny-model: it is
-    checked, and built only with --out.
+    An existing model is kept if it was built with the same options and settings; otherwise it is
+    replaced. In the compact style it knows only the words of these presets and players. The model
+    of the default board is shipped in data/tiny-model: it is checked, and built only with --out.
     """
     # Imported here: it brings torch.
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model, check_shipped

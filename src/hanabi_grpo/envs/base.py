@@ -317,6 +317,9 @@ class Environment(Protocol[C]):
 
     They are paid in the last step. `EnvSpec.payoff` and `return_range` cover them, too. To add
     rewards to somebody else's environment, see `rewards.with_rewards`."""
+    reward_limits: Mapping[tuple[str, ...], tuple[float, float]] = {}
+    """Minimum and maximum sum of some of `rewards` for one player in an episode, by their names. A
+    game that would pay more or less is dropped."""
     draws_as: str = ""
     """Name of another environment whose pages can draw these games; "": none."""
 

@@ -386,7 +386,8 @@ class Referee:
         if self.status is None or not rewards or not self._turns:
             return
         episode = self.episode()
-        paid = episode_rewards(rewards, episode, self.spec)
+        limits = self.task.environment.reward_limits
+        paid = episode_rewards(rewards, episode, self.spec, limits)
         self._turns = list(with_parts(episode, paid).turns)
 
     def _add_rewards(self, index: int, player: int, parts: Mapping[str, float]) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import (
@@ -26,7 +26,7 @@ from hanabi_grpo.envs.base import (
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.tools.tool import Tool
 from hanabi_grpo.errors import RewardError, SettingsError, shown
-from hanabi_grpo.types import JUDGE_PARTS, TURN_PARTS, Episode, task_name
+from hanabi_grpo.types import JUDGE_PARTS, TURN_PARTS, Episode, player_name, task_name
 
 Payoff = Literal["team", "zero_sum", "general"]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
@@ -54,12 +54,13 @@ def with_rewards(
         name: The new name, used in settings, records and requests.
         rewards: Reward functions by the name of their reward part. Each takes a finished episode
             and returns one finite number per player.
-        reward_range: Minimum and maximum sum of these rewards for one player in an episode.
+        reward_range: Minimum and maximum sum of these rewards for one player in an episode. A game
+            that would pay more or less is dropped with a RewardError.
         payoff: How the players' rewards are related, these rewards included; see
             `EnvSpec.payoff`. None: unchanged, so all players of a team must get the same reward.
 
     Raises:
-        SettingsError: A name or the range is invalid.
+        SettingsError: A name, the range or the payoff is invalid.
 
     Example:
         def brief(episode: Episode) -> list[float]:
@@ -92,7 +93,12 @@ def with_rewards(
             f"with_rewards(reward_range={reward_range!r}): give the minimum and maximum sum of "
             "these rewards for one player, both finite."
         )
-    return RewardedEnvironment(base, name, {**base.rewards, **rewards}, (low, high), payoff)
+    if payoff is not None and payoff not in get_args(Payoff):
+        raise SettingsError(
+            f"with_rewards(payoff={shown(payoff)}): allowed are {', '.join(get_args(Payoff))}, and "
+            "None for that of the existing environment."
+        )
+    return RewardedEnvironment(base, name, rewards, (low, high), payoff)
 
 
 class RewardedEnvironment(Environment[C]):
@@ -108,8 +114,9 @@ class RewardedEnvironment(Environment[C]):
     ) -> None:
         self.base = base
         self.name = name
-        self.rewards = rewards
+        self.rewards = {**base.rewards, **rewards}
         self.reward_range = reward_range
+        self.reward_limits = {**base.reward_limits, tuple(rewards): reward_range}
         self.payoff = payoff
         self.Config = base.Config
         self.presets: Mapping[str, C] = base.presets
@@ -239,7 +246,10 @@ class RewardedEnvironment(Environment[C]):
 
 
 def episode_rewards(
-    rewards: Mapping[str, RewardFunction], episode: Episode, spec: EnvSpec
+    rewards: Mapping[str, RewardFunction],
+    episode: Episode,
+    spec: EnvSpec,
+    limits: Mapping[tuple[str, ...], tuple[float, float]],
 ) -> list[dict[str, float]]:
     """Return what reward functions pay for a finished episode.
 
@@ -247,12 +257,14 @@ def episode_rewards(
         rewards: The functions by the name of their part.
         episode: The episode.
         spec: Spec of the game; its payoff applies to these rewards, too.
+        limits: See `Environment.reward_limits`.
 
     Returns:
         The reward from each function, per player.
 
     Raises:
-        RewardError: A function raises an error or returns invalid numbers. The message names it.
+        RewardError: A function raises an error or returns invalid numbers, or their sum is outside
+            its limits. The message names it.
     """
     paid: list[dict[str, float]] = [{} for _ in range(spec.num_players)]
     known = {part for turn in episode.turns for parts in turn.rewards for part in parts}
@@ -269,6 +281,15 @@ def episode_rewards(
             raise _failed(name, episode, problem) from error
         for player, value in enumerate(_numbers(name, answer, episode, spec)):
             paid[player][name] = value
+    for names, (least, greatest) in limits.items():
+        for player, parts in enumerate(paid):
+            total = sum(parts[name] for name in names)
+            if not least - _ROUNDING <= total <= greatest + _ROUNDING:
+                problem = (
+                    f"pays {player_name(player)} {total:g}, outside of reward_range=({least:g}, "
+                    f"{greatest:g}); correct the function, or give with_rewards a wider range"
+                )
+                raise _failed(" + ".join(names), episode, problem)
     return paid
 
 

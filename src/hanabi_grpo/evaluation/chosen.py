@@ -251,6 +251,7 @@ def _dataset_setup(settings: Settings) -> Setup[Any]:
     if len(setups) > 1:
         presets = ", ".join(dict.fromkeys(setup.spec.preset for setup in setups))
         raise SettingsError(
-            f"DATASET={settings.dataset}: has several games ({presets}); choose one with --preset."
+            f"DATASET={settings.dataset}: has several games ({presets}); choose one with --preset "
+            "(Python: env=make_env(…))."
         )
     return setups[0]

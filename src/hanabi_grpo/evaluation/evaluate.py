@@ -178,8 +178,12 @@ def check_tasks(num_tasks: int, suite: str) -> None:
         )
 
 
-def tasks_of_all_starts(setup: Setup[Any]) -> int:
+def tasks_of_all_starts(setup: Setup[Any], option: str = "--all-starts") -> int:
     """Return the number of tasks of the suite `ALL_STARTS`: each start twice.
+
+    Args:
+        setup: Environment and configuration.
+        option: What chooses the suite, for messages.
 
     Raises:
         SettingsError: The game does not number its starts, or there are more than `MOST_STARTS`.
@@ -187,14 +191,13 @@ def tasks_of_all_starts(setup: Setup[Any]) -> int:
     num_starts = setup.environment.num_starts(setup.config)
     if num_starts is None:
         raise SettingsError(
-            f"--all-starts: {setup.env} {setup.spec.preset} does not number its starts; leave it "
-            "out and set the number of tasks with --tasks."
+            f"{option}: {setup.env} {setup.spec.preset} does not number its starts; leave it out "
+            "and choose the number of tasks."
         )
     if num_starts > MOST_STARTS:
         raise SettingsError(
-            f"--all-starts: {setup.env} {setup.spec.preset} has {num_starts:.3g} starts, but at "
-            f"most {MOST_STARTS} can be played; leave it out and set the number of tasks with "
-            "--tasks."
+            f"{option}: {setup.env} {setup.spec.preset} has {num_starts:.3g} starts, but at most "
+            f"{MOST_STARTS} can be played; leave it out and choose the number of tasks."
         )
     return MIN_TASKS_PER_START * num_starts
 

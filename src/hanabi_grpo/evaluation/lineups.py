@@ -172,7 +172,7 @@ def _check_that_all_differ(lineups: Sequence[Lineup], *, rotate: bool) -> None:
         remedy = "leave one out"
         if lineup.refs != same.refs:
             reason = "a lineup is played in all rotations of its seats"
-            remedy += ", or play only the given seats with --no-rotate"
+            remedy += ", or play only the given seats with --no-rotate (Python: rotate=False)"
         raise SettingsError(
             f"lineups {same.text!r} and {lineup.text!r} are the same games: {reason}; {remedy}."
         )

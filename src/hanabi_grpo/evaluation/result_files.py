@@ -22,6 +22,8 @@ _RESULTS = "results"
 """Key of the lineups in a document of `hanabi-grpo teams`, or of several ones of `evaluate`."""
 _CANDIDATES = "candidates"
 """Key of what is evaluated in a document of `hanabi-grpo adhoc`."""
+_ENTRIES = "entries"
+"""Key of the rows and columns in a document of `hanabi-grpo cross-play`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,10 @@ def describe_result(document: object) -> HeldResult | None:
     if "partners" in document and candidates is not None:
         rows = [{"lineup": row.get("word")} for row in candidates]
         return _held("adhoc", rows, document)
+    entries = _rows(document, _ENTRIES)
+    if "num_pairs" in document and entries is not None:
+        rows = [{"lineup": row.get("word")} for row in entries]
+        return _held("cross-play", rows, document)
     results = _rows(document, _RESULTS)
     if not results:
         return None

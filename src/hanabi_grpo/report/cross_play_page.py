@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NAME = "cross_play"
 """Name of JSON and page."""
+JSON_FILE = f"{_NAME}.json"
+"""File of the figures, in the folder of a cross-play."""
 _ERRORS_UP_TO = 24
 """Number of entries up to which cells have room for a second line."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from hanabi_grpo.report.own_files import Mark, check_replaceable
 from hanabi_grpo.runs.run_folder import save_text
 from hanabi_grpo.texts import visible
 
@@ -143,8 +144,9 @@ def write_page(path: Path, page: str, option: str) -> str:
         option: The option that named the file, for the error message.
 
     Raises:
-        SettingsError: The file cannot be written.
+        SettingsError: The file cannot be written, or is not such a page.
     """
+    check_replaceable(path, Mark.PAGE, option)
     save_text(path, page, option)
     kilobytes = path.stat().st_size / 1000
     return f"wrote {path} ({kilobytes:.0f} kB); open it in a browser."

@@ -321,7 +321,7 @@ def read_bases(settings: Settings) -> list[BaseParts]:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players)
+    tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players, settings.env)
     bases = []
     for name in base_models(settings):
         folder = resolve_model(name, tiny_model)

@@ -51,7 +51,7 @@ def game_model(env: str) -> type[BaseModel]:
             # There is one adapter per player.
             affects=Affects.WEIGHTS if name == "players" else Affects.PLAY,
         )
-        kind = _readable_type(info)
+        kind = readable_type(info)
         if name == "preset":
             kind = kind | None
         fields[name] = (kind, variable)
@@ -164,7 +164,7 @@ def _description(name: str, info: FieldInfo, env: str) -> str:
     return f"See the environment {env}."
 
 
-def _readable_type(info: FieldInfo) -> Any:
+def readable_type(info: FieldInfo) -> Any:
     """Return a field's type with its bounds; a list may be typed with commas."""
     kind: Any = info.annotation
     is_list = get_origin(kind) in (tuple, list)

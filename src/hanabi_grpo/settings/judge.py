@@ -34,12 +34,15 @@ def check_judge(settings: Settings) -> None:
             or failure of a judge is set without a judge.
     """
     if settings.judge is None:
-        for field in ("judge_weight", "judge_failure"):
-            if field in settings.model_fields_set:
-                variable = f"HANABI_{field.upper()}"
+        choices = {
+            f"HANABI_JUDGE_WEIGHT={settings.judge_weight:g}": settings.judge_weight != 1,
+            f"HANABI_JUDGE_FAILURE={settings.judge_failure}": settings.judge_failure != "drop",
+        }
+        for name, is_given in choices.items():
+            if is_given:
                 raise HanabiGrpoError(
-                    f"{variable}={getattr(settings, field)} without HANABI_JUDGE: nobody judges, "
-                    f"so it would have no effect; set HANABI_JUDGE, or unset {variable}."
+                    f"{name} without HANABI_JUDGE: nobody judges, so it would have no effect; set "
+                    "HANABI_JUDGE, or unset it."
                 )
         return
     if settings.setup().spec.payoff == "zero_sum":

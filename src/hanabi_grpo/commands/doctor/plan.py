@@ -20,7 +20,7 @@ from hanabi_grpo.settings.sources import DOTENV, PROFILE_VARIABLE, PROFILES, fin
 DEVICE = ("gpu", "doctor --as plans a machine with GPUs")
 STEPS = 500
 """Number of steps for which hours are reported."""
-_MACHINE = re.compile(r"(?:(?P<count>[1-9]\d*)\s*[x×*]\s*)?(?P<card>.+)", re.IGNORECASE)
+_MACHINE = re.compile(r"(?:(?P<count>-?\d+)\s*[x×*]\s*)?(?P<card>.+)", re.IGNORECASE)
 _MAX_GPUS = 8
 _SMALL_MIB = 25_000
 """Memory up to which a single GPU gets the 24 GB profile."""
@@ -79,7 +79,7 @@ def parse_machine(text: str) -> tuple[Gpu, ...]:
     if match is None:
         raise SettingsError(f"--as {text!r}: use NxCARD, e.g. 8xH100-80GB; known cards: {known}.")
     count = int(match["count"] or 1)
-    if count > _MAX_GPUS:
+    if not 1 <= count <= _MAX_GPUS:
         raise SettingsError(
             f"--as {text!r}: {count} GPUs; one machine may have 1 to {_MAX_GPUS}. "
             "See docs/scale.md for several servers and machines."

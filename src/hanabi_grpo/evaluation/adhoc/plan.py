@@ -13,7 +13,12 @@ from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs.base import Setup, stable_hash
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.adhoc.provenance import History, history_of
-from hanabi_grpo.evaluation.crossplay.plan import Entry, name_entries, parse_entry
+from hanabi_grpo.evaluation.crossplay.plan import (
+    Entry,
+    name_entries,
+    parse_entry,
+    refuse_one_player,
+)
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.messages import playable_scripts
@@ -98,9 +103,10 @@ def parse_adhoc(
         only: Leave the environment's scripts out.
 
     Raises:
-        SettingsError: The game has no common score, a spec is unknown or given twice, the pool is
-            empty, or a bound names no partner in it.
+        SettingsError: The game has one player or no common score, a spec is unknown or given
+            twice, the pool is empty, or a bound names no partner in it.
     """
+    refuse_one_player(setup)
     if not setup.spec.has_common_score:
         raise SettingsError(
             f"{setup.env}: its players do not share a score, so they are not partners; "

@@ -1,6 +1,6 @@
 """Plan of a cross-play: every entry in seat 0 with every other one.
 
-The finished tasks of a cell are a ledger in the folder's `cells/`.
+The finished tasks of a cell are a ledger in the folder's `cells/`, named by what is played.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,12 +15,15 @@ from hanabi_grpo.evaluation.evaluate import evaluate_lineup, lineup_key
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.refs import CheckpointRef, Ref, ScriptRef
 from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 
 MIN_ENTRIES = 2
 MAX_ENTRIES = 64
+MIN_PLAYERS = 2
+"""Least number of players of a game in which policies can be paired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +70,32 @@ class Plan:
         return self.setup.spec.has_common_score
 
 
+def refuse_one_player(setup: Setup[Any]) -> None:
+    """Refuse a game in which policies cannot be paired.
+
+    Args:
+        setup: Environment and configuration.
+
+    Raises:
+        SettingsError: The game has one player.
+    """
+    if setup.spec.num_players < MIN_PLAYERS:
+        raise SettingsError(
+            f"{setup.spec.preset} has one player, so there is nobody to pair; use hanabi-grpo "
+            "evaluate A B, which compares policies on the same tasks."
+        )
+
+
 def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
     """Read entries: a policy spec each, or NAME=SPEC.
 
     Checkpoints that share a label get their whole path instead.
 
     Raises:
-        SettingsError: There are fewer than two entries, a spec is unknown or a list of specs, or a
-            name or spec is given twice.
+        SettingsError: The game has one player, there are fewer than two entries, a spec is unknown
+            or a list of specs, or a name or spec is given twice.
     """
+    refuse_one_player(setup)
     if not MIN_ENTRIES <= len(texts) <= MAX_ENTRIES:
         raise SettingsError(
             f"{len(texts)} entries: cross-play needs {MIN_ENTRIES} to {MAX_ENTRIES}, "
@@ -243,19 +263,23 @@ def play_cells(
 
     Raises:
         ServerError: The server failed, or dropped a game.
-        SettingsError: The folder holds a cell of other players or settings, or the disk is full.
+        SettingsError: A cell's ledger is damaged or in use, or the disk is full.
     """
+    rotate = not plan.is_team
     for name, lineup in plan.cells.items():
         if names is not None and name not in names:
             continue
         begin(lineup)
+        needed = served if lineup.needs_server else None
+        key = lineup_key(lineup, plan.setup, suite=plan.suite, served=needed, rotate=rotate)
         cells[name] = evaluate_lineup(
             lineup,
             plan.setup,
             plan.num_tasks,
             suite=plan.suite,
-            served=served if lineup.needs_server else None,
-            rotate=not plan.is_team,
-            ledger=folder / "cells" / f"{name}.jsonl",
+            served=needed,
+            rotate=rotate,
+            # Named by what is played: entries may change their order, and others may join them.
+            ledger=folder / "cells" / f"{key_digest(key)}.jsonl",
             progress=progress,
         )

@@ -37,7 +37,7 @@ _CAPTION_WRAP = 125
 
 
 def draw_bands(path: Path, comparison: Comparison) -> None:
-    """Draw a line with a band per arm, and the best known score; write a PNG.
+    """Draw a line with a band per arm, and the best known score.
 
     With more than seven arms, colors repeat.
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PICTURE_FORMATS = {".png": "png", ".svg": "svg"}
+"""Format of a picture, by the suffix of its name in lower case."""
 COLORS = ("#1f5fa8", "#b5651d", "#2e7d32", "#6a3d9a", "#c2185b")
 """Colors of players, and of other lines in one chart."""
 LEVEL = "#555555"
@@ -115,14 +117,19 @@ def tidy(axes: "Axes") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
 
 
+def is_picture_name(path: Path) -> bool:
+    """Return whether a file's name ends in .png or .svg, in any case."""
+    return path.suffix.lower() in PICTURE_FORMATS
+
+
 def add_caption(figure: "Figure", text: str) -> None:
     """Write small text below the figure."""
     figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left", color=_CAPTION, parse_math=False)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a PNG, or an SVG where the name ends in .svg; see `save_text`."""
-    file_format = "svg" if path.suffix == ".svg" else "png"
+    """Write a picture in the format that its name ends in; see `save_text`."""
+    file_format = PICTURE_FORMATS[path.suffix.lower()]
     save_text(path, _rendered(figure, file_format))
 
 

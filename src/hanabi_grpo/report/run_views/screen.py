@@ -53,7 +53,10 @@ _MOST_FIGURES = 11
 _MOST_INCIDENTS = 2
 _TITLE_WIDTH = 27
 """Characters of a figure's title; longer titles are cut."""
-_VALUE_WIDTH = 8
+_LEAST_TITLE_WIDTH = 12
+"""Characters of a title where values need the room."""
+_VALUE_WIDTH = 9
+"""Characters of a value: a small negative one, e.g. "-1.51e-08", is the longest."""
 _PADDING = 3
 """Characters between a value and its curve."""
 _LEAST_SPARK = 4
@@ -245,7 +248,10 @@ def _panel(title: str, content: RenderableType) -> Panel:
 
 
 def _curve(state: RunState, metric: str, width: int, height: int) -> RenderableType:
-    """Return a metric's trailing means with their scale: single steps are too noisy.
+    """Return a metric's curve with its scale.
+
+    The curve of a score has trailing means, because single steps are too noisy. An exploitability
+    is exact, and few steps have one.
 
     Args:
         state: The run.
@@ -256,15 +262,15 @@ def _curve(state: RunState, metric: str, width: int, height: int) -> RenderableT
     steps, values = series(state.rows, metric)
     if not values:
         return Text("no value yet", style="dim")
-    means = trailing_mean(values, _CURVE_SMOOTH)
-    highest = shown(max(means))
-    lowest = shown(min(means))
+    heights = values if metric == EXPLOITABILITY else trailing_mean(values, _CURVE_SMOOTH)
+    highest = shown(max(heights))
+    lowest = shown(min(heights))
     labels = [highest, *[""] * (height - 2), lowest]
     label_width = max(len(highest), len(lowest))
     room = max(_LEAST_CURVE_WIDTH, width - label_width - 1)
     num_points = _DOT_COLUMNS * room
     x = bin_means(steps, num_points)
-    y = bin_means(means, num_points)
+    y = bin_means(heights, num_points)
     curve = braille_curve(list(zip(x, y, strict=True)), room, height)
     lines = []
     for label, dots in zip(labels, curve, strict=True):
@@ -363,11 +369,13 @@ def _figure_table(
         titles: Title of each figure.
         width: Characters of a line.
     """
-    room_of_column = (width - _TITLE_WIDTH) // max(1, len(prefixes))
+    value_room = len(prefixes) * (_VALUE_WIDTH + 1)
+    title_width = min(_TITLE_WIDTH, max(_LEAST_TITLE_WIDTH, width - value_room - 1))
+    room_of_column = (width - title_width) // max(1, len(prefixes))
     spark_width = min(room_of_column - _VALUE_WIDTH - _PADDING, _MOST_SPARK)
     has_sparks = spark_width >= _LEAST_SPARK
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("", width=_TITLE_WIDTH, no_wrap=True)
+    table.add_column("", width=title_width, no_wrap=True)
     for heading in prefixes:
         table.add_column(heading, justify="right", no_wrap=True, width=_VALUE_WIDTH)
         if has_sparks:
