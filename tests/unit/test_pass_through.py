@@ -9,7 +9,12 @@ from typer.testing import CliRunner
 from hanabi_grpo.cli import app
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import variables
-from hanabi_grpo.settings.pass_through import Terminal, check_options, option_tables
+from hanabi_grpo.settings.pass_through import (
+    Terminal,
+    check_options,
+    option_tables,
+    option_values,
+)
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, Terminal] = {"train": "trainer", "serve": "server"}
@@ -63,6 +68,21 @@ def test_all_refused_options_are_named_at_once_and_everything_else_is_handed_on(
     check_options("server", ["--max-num-batched-tokens", "8192", "-O2", "--mine", "seed"])
     for terminal in COMMANDS.values():
         check_options(terminal, [f"--{name}" for name in option_tables(terminal).passed])
+
+
+def test_an_option_has_one_value_however_it_is_spelled() -> None:
+    typed = ["--adam-beta2=0.99", "--lr", "-1e-3", "-x", "-.5", "--names", "a", "b", "--quiet"]
+    assert option_values(typed) == {
+        "--adam_beta2": "0.99",
+        "--lr": "-1e-3",
+        "--x": "-.5",
+        "--names": "a b",
+        "--quiet": "",
+    }
+    assert option_values(["word", "--optim", "sgd", "--optim=adamw_torch"]) == {
+        "": "word",
+        "--optim": "adamw_torch",
+    }
 
 
 @pytest.mark.parametrize(("command", "terminal"), COMMANDS.items())

@@ -121,6 +121,32 @@ def test_a_damaged_artifact_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert list((tmp_path / "here").glob("checkpoint-*")) == []
 
 
+def test_links_and_hidden_files_of_an_artifact_are_not_taken_over(tmp_path: Path) -> None:
+    artifact = make_artifact(tmp_path)
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "settings.json").write_text('{"settings": {}}')
+    (artifact / "run/notes.txt").symlink_to(private / "settings.json")
+    (artifact / "run/.run-secret").write_text(SECRET)
+    (artifact / "run/.run-id").write_text('"000000000000"')
+    here = tmp_path / "here"
+    restore_run(artifact, here, resume=str(artifact))
+    names = {path.name for path in here.iterdir()}
+    assert "settings.json" in names
+    assert names.isdisjoint({"notes.txt", ".run-secret", ".run-id"})
+
+    # Without records of its own there is nothing to resume.
+    for linked, target in (("run/settings.json", "settings.json"), ("run", ".")):
+        if (artifact / linked).is_dir():
+            shutil.rmtree(artifact / linked)
+        else:
+            (artifact / linked).unlink()
+        (artifact / linked).symlink_to(private / target)
+        with pytest.raises(RunFolderError, match="training cannot resume from it"):
+            restore_run(artifact, tmp_path / "there", resume=str(artifact))
+        assert not (tmp_path / "there/settings.json").exists()
+
+
 def test_the_folder_of_another_run_stays_as_it_is(tmp_path: Path) -> None:
     artifact = make_artifact(tmp_path)
     other = tracked_run(tmp_path / "other", checkpoints=(1,))

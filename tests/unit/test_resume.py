@@ -21,6 +21,7 @@ from hanabi_grpo.runs.resume_settings import (
     keep_settings,
     read_saved_settings,
 )
+from hanabi_grpo.runs.start_record import RecordedGame, RecordedThing, start_record
 from hanabi_grpo.settings import Settings, settings_values
 from torn_checkpoints import write
 
@@ -446,6 +447,52 @@ def test_a_dataset_with_other_tasks_is_another(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=message):
         check_compatible(before, settings)
     assert len(check_compatible(before, settings, fork=True)) == 1
+
+
+def game(name: str, spec_hash: str, **digests: str) -> RecordedGame:
+    """Return a game that reads files with these digests, by the field that names them."""
+    outside = {}
+    for field, digest in digests.items():
+        outside[field] = RecordedThing(value=f"{field}.jsonl", digest=digest)
+    return RecordedGame(name=name, spec_hash=spec_hash, outside=outside)
+
+
+def test_other_content_of_a_file_is_named_once_and_other_rules_with_both_hashes() -> None:
+    old = "sha256:" + "0" * 64
+    new = "sha256:" + "1" * 64
+    before = {
+        **saved(),
+        **start_record([game("vote", "a", problems=old), game("debate", "b", problems=old)], []),
+    }
+    now = [game("vote", "c", problems=new), game("debate", "d", problems=new)]
+    assert check_compatible(before, Settings(), fork=True, games=now) == [
+        "problems=problems.jsonl: its content has changed, from sha256:000000000000… to "
+        "sha256:111111111111…"
+    ]
+    with pytest.raises(SettingsError, match=r"problems=problems\.jsonl: its content has changed"):
+        check_compatible(before, Settings(), games=now)
+
+    same_file = [game("vote", "a", problems=old), game("debate", "e", problems=old)]
+    line = "debate: its rules, prompts or tools have changed; their hash was b, is e"
+    assert check_compatible(before, Settings(), fork=True, games=same_file) == [line]
+    with pytest.raises(SettingsError, match=line):
+        check_compatible(before, Settings(), games=same_file)
+    fewer = [game("vote", "a", problems=old)]
+    [line] = check_compatible(before, Settings(), fork=True, games=fewer)
+    assert line.endswith("their hash was b, is none")
+
+
+def test_a_changed_setting_of_the_game_is_not_told_a_second_time_by_its_hash() -> None:
+    before = {**saved(HANABI_PRESET="mini"), **start_record([game("mini", "a")], [])}
+    notes = check_compatible(before, Settings(), fork=True, games=[game("laptop", "b")])
+    assert notes == ["HANABI_PRESET: was mini, is laptop"]
+
+
+def test_a_record_of_games_or_options_that_cannot_be_read_stops_the_resume() -> None:
+    with pytest.raises(RunFolderError, match="games is not from this version"):
+        check_compatible({**saved(), "games": {"vote": 1}}, Settings(), games=[])
+    with pytest.raises(RunFolderError, match="options is not from this version"):
+        check_compatible({**saved(), "options": "--optim sgd"}, Settings(), options=[])
 
 
 def test_settings_of_before_that_cannot_be_read_stop_the_resume(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -276,8 +275,10 @@ def test_training_asks_for_the_filter_of_its_settings() -> None:
         def play(self, tasks: Any, **options: Any) -> None:
             asked.update(options)
 
-    link: Any = SimpleNamespace(client=Client(), settings=Settings(top_p=0.99, top_k=100))
+    link = ServerLink.__new__(ServerLink)
+    link.client = cast(Any, Client())
+    link.settings = Settings(top_p=0.99, top_k=100)
     request = GamesRequest(tasks=[], own=(), version=0, instance_id="", sampling_seed=1)
-    ServerLink.fetch(link, request)
+    link.fetch(request)
     assert asked["token_filter"] == TokenFilter(top_p=0.99, top_k=100)
     assert asked["temperature"] == 1.0

@@ -29,10 +29,17 @@ from hanabi_grpo.runs.run_folder import open_locked
 from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking import mirror
+from hanabi_grpo.tracking import publisher as publisher_module
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
 from hanabi_grpo.tracking.publisher import Publisher
-from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, read_record, write_record
+from hanabi_grpo.tracking.record import (
+    ArtifactRecord,
+    WandbRecord,
+    is_unfinished,
+    read_record,
+    write_record,
+)
 from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run
 from waiting import wait_until
 from wandb_backend import KEY, Backend, backend
@@ -152,30 +159,172 @@ def test_logging_steps_joins_rows_for_wandb_up_to_the_last_of_the_run(tmp_path: 
 
 
 class RecordingRun:
-    """Stands for a run at W&B, and keeps its rows."""
+    """Stands for a run at W&B, and keeps its rows and artifacts."""
 
     mode = "offline"
     url = ""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.artifacts: list[tuple[str, set[str]]] = []
+        """Folder name and aliases of each artifact."""
+        self.broken_from: int | None = None
+        """Step of the first row that is refused."""
+
+    @property
+    def steps(self) -> list[int]:
+        return [row["step"] for row in self.rows]
 
     def log_row(self, row: dict[str, Any]) -> None:
+        if self.broken_from is not None and row["step"] >= self.broken_from:
+            raise OSError("the service is away")
         self.rows.append(row)
+
+    def log_artifact(
+        self, folder: Path, name: str, aliases: list[str], metadata: dict[str, Any]
+    ) -> None:
+        self.artifacts.append((folder.name, set(aliases)))
+
+    def log_samples(self, step: int, page: str) -> None:
+        pass
+
+    def save_files(self, folder: Path, names: tuple[str, ...]) -> None:
+        pass
+
+    def finish(self, exit_code: int) -> None:
+        pass
+
+
+def publisher_of(
+    run: Path, from_step: int, trouble: Callable[[str], None] = pytest.fail
+) -> tuple[Publisher, RecordingRun]:
+    """Return what a new process publishes a run with, and where it publishes it."""
+    recording = RecordingRun()
+    publisher = Publisher(
+        run=recording,  # type: ignore[arg-type]
+        record=read_record(run),
+        settings=read_settings(run / "settings.json"),
+        run_folder=run,
+        from_step=from_step,
+        games_page=lambda *_: "",
+        trouble=trouble,
+    )
+    return publisher, recording
+
+
+def test_what_died_with_all_processes_is_sent_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "_ARRIVAL_SECONDS", 0.0)
+    run = tracked_run(tmp_path / "run", steps=4, checkpoints=(2,), games=False)
+    publisher, recording = publisher_of(run, 0)
+    publisher.publish_new()
+    assert recording.steps == [1, 2, 3, 4]
+    # The machine dies after two further steps and the best checkpoint.
+    add_row(run, 5)
+    add_row(run, 6)
+    add_checkpoint(run, 6)
+
+    publisher, recording = publisher_of(run, 6)
+    publisher.publish_new()
+    add_row(run, 7, **{"score/mean": 0.0})
+    add_checkpoint(run, 7)
+    assert publisher.close(0)
+    assert recording.steps == [5, 6, 7]
+    # The upload of step 2 may have been going on.
+    assert recording.artifacts == [
+        ("step_2", {"checkpoint_global_step_2", "best"}),
+        ("step_6", {"checkpoint_global_step_6", "best"}),
+        ("step_7", {"checkpoint_global_step_7"}),
+        ("step_7", {"checkpoint_global_step_7", "latest", "end"}),
+    ]
+    record = read_record(run)
+    assert (record.sent_step, record.is_complete) == (7, True)
+    assert all(artifact.is_sent for artifact in record.artifacts)
+
+    publisher, recording = publisher_of(run, 7)
+    assert publisher.close(0)
+    assert (recording.steps, recording.artifacts) == ([], [])
+
+
+def test_the_end_of_a_run_that_died_after_its_last_step_is_sent_by_a_later_start(
+    tmp_path: Path,
+) -> None:
+    run = tracked_run(tmp_path / "run", steps=3, games=False, WANDB_LOG_MODEL="end")
+    publisher_of(run, 0)[0].publish_new()
+    add_checkpoint(run, 3)
+    assert is_unfinished(run)
+    publisher, recording = publisher_of(run, 3)
+    assert publisher.close(0)
+    # The rows had just been handed over, so they may not have arrived.
+    assert recording.steps == [1, 2, 3]
+    assert recording.artifacts == [
+        ("step_3", {"checkpoint_global_step_3", "best", "latest", "end"})
+    ]
+    assert not is_unfinished(run)
+
+
+def test_rows_after_a_failure_do_not_count_as_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "_ARRIVAL_SECONDS", 0.0)
+    run = tracked_run(tmp_path / "run", steps=2, games=False)
+    said: list[str] = []
+    publisher, recording = publisher_of(run, 0, said.append)
+    publisher.publish_new()
+    recording.broken_from = 3
+    add_row(run, 3)
+    publisher.publish_new()
+    recording.broken_from = None
+    add_row(run, 4)
+    assert not publisher.close(0)
+    assert said == ["metrics did not reach W&B (the service is away)"]
+    assert recording.steps == [1, 2, 4]
+    publisher, recording = publisher_of(run, 4)
+    assert publisher.close(0)
+    assert recording.steps == [3, 4]
+
+
+def test_wandb_has_what_a_run_was_restored_from(tmp_path: Path) -> None:
+    variables = {"UPLOAD_CKPT_TO_WANDB": "full"}
+    run = tracked_run(tmp_path / "run", steps=2, checkpoints=(2,), games=False, **variables)
+    publisher, _ = publisher_of(run, 0)
+    publisher.publish_new()
+    here = tmp_path / "here"
+    restore_run(run / "artifacts/step_2", here, resume="wandb:team/hanabi/laptop:v0")
+    publisher, recording = publisher_of(here, 2)
+    publisher.publish_new()
+    add_row(here, 3)
+    assert publisher.close(0)
+    assert recording.artifacts == []
+    assert recording.steps[-1] == 3
+
+
+def test_a_version_that_noted_nothing_is_believed(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=3, checkpoints=(2,), games=False)
+    document = {
+        "id": "abcd1234",
+        "artifacts": [
+            {
+                "step": 2,
+                "name": "run-adapters",
+                "aliases": ["checkpoint_global_step_2", "latest", "end"],
+                "folder": "artifacts/step_2",
+                "mode": "offline",
+            }
+        ],
+    }
+    (run / "wandb.json").write_text(json.dumps(document))
+    assert not is_unfinished(run)
+    publisher, recording = publisher_of(run, 2)
+    assert publisher.close(0)
+    assert (recording.steps, recording.artifacts) == ([3], [])
 
 
 def test_wandb_gets_the_whole_interval_in_which_a_run_was_resumed(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=9, games=False, LOGGING_STEPS="4")
-    recording = RecordingRun()
-    publisher = Publisher(
-        run=recording,  # type: ignore[arg-type]
-        record=WandbRecord(id="abcd1234"),
-        settings=read_settings(run / "settings.json"),
-        run_folder=run,
-        from_step=6,
-        games_page=lambda *_: "",
-        trouble=pytest.fail,
-    )
+    write_record(run, WandbRecord(id="abcd1234", sent_step=6))
+    publisher, recording = publisher_of(run, 6)
     publisher.publish_new()
     # The scores of steps 5 to 8 are 1.4 to 1.7.
     [row] = recording.rows
@@ -502,6 +651,22 @@ def test_what_a_killed_trainer_left_is_sent_with_its_last_adapters(
     assert step_of(artifact) == 3
     settings = json.loads((run / "artifacts/step_3/settings.json").read_text())
     assert settings["settings"]["HANABI_API_KEY"] is None
+
+
+@pytest.mark.rest
+def test_what_a_killed_machine_left_is_sent_by_the_next_mirror(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=2, games=False, WANDB_MODE="offline")
+    started = Mirror(run, 0)
+    add_row(run, 3)
+    add_checkpoint(run, 3)
+    started._kill()
+    assert has_ended(started)
+    mirror_run(run, 3, then=lambda: add_row(run, 4))
+    # What the first one wrote before it was killed may be there twice.
+    assert set(score_steps(run)) == {1, 2, 3, 4}
+    newest = models(run)[-1]
+    assert step_of(newest) == 3
+    assert {"latest", "end"} <= set(newest.aliases)
 
 
 def test_a_mirror_begins_when_that_of_the_trainer_before_has_ended(

@@ -30,12 +30,16 @@ from doctor_machines import (
 )
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.waiting import wait_for_first_server
+from hanabi_grpo.commands import train as train_module
 from hanabi_grpo.commands.doctor.machine import run_folder_checks
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.workflows import problems
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import LoadedSettings, load_settings, read_settings, settings_json
 from hanabi_grpo.terminal import sayer
+from hanabi_grpo.tracking.record import WandbRecord, write_record
 from hanabi_grpo.training import main as trainer
 from ports import closed_port, free_port
 from torn_checkpoints import write as write_checkpoint_of
@@ -520,6 +524,98 @@ def test_a_resume_with_another_meaning_changes_nothing(
     assert files_of(run_folder) == before
 
 
+def write_problems(path: Path, added: int) -> None:
+    """Write sums with their answers, as a process that starts now reads them."""
+    lines = []
+    for number in range(300):
+        problem = {"question": f"What is {number} + {added}?", "answer": str(number + added)}
+        lines.append(json.dumps(problem))
+    path.write_text("\n".join(lines))
+    # A process reads a file once.
+    problems._load_outside.cache_clear()
+    base._spec.cache_clear()
+
+
+@pytest.mark.parametrize("named_by", ["HANABI_PROBLEMS", "DATASET"])
+def test_a_resume_refuses_other_problems_in_the_file_and_a_fork_tells_of_them(
+    tmp_path: Path, train_command: TrainCommand, named_by: str
+) -> None:
+    run_folder = tmp_path / "run"
+    path = tmp_path / "sums.jsonl"
+    settings = {"HANABI_ENV": "vote", "HANABI_PROBLEMS": str(path), "HANABI_STYLE": "full"}
+    if named_by == "DATASET":
+        dataset = tmp_path / "tasks.jsonl"
+        row = {
+            "messages": [{"role": "user", "content": "Solve it."}],
+            "env_config": {"preset": "vote", "style": "full", "problems": str(path)},
+        }
+        dataset.write_text(json.dumps(row))
+        settings = {"HANABI_ENV": "vote", "DATASET": str(dataset)}
+    write_problems(path, 1)
+    assert train_command(**settings).result.exit_code == 0
+    write_checkpoint_of(run_folder, 2)
+    write_problems(path, 1)
+    assert train_command(RESUME="latest", **settings).result.exit_code == 0
+
+    before = files_of(run_folder)
+    write_problems(path, 2)
+    refused = train_command(RESUME="latest", **settings).result
+    assert refused.exit_code == 2
+    assert f"problems={path}: its content has changed, from sha256:" in refused.stderr
+    assert "Set them back, or start a new run from the checkpoint with OUTPUT_DIR=" in (
+        refused.stderr
+    )
+    assert files_of(run_folder) == before
+    fork = train_command(RESUME=str(run_folder), OUTPUT_DIR=str(tmp_path / "fork"), **settings)
+    assert fork.result.exit_code == 0, fork.result.output
+    assert f"changed since: problems={path}: its content has changed" in fork.result.output
+
+
+def test_a_resume_needs_the_options_that_the_run_was_started_with(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    run_folder = tmp_path / "run"
+    train_command("--adam_beta2", "0.99", "--weight_decay", "0.1")
+    write_checkpoint_of(run_folder, 2)
+    again = train_command("--weight-decay=0.1", "--adam_beta2", "0.99", RESUME="latest")
+    assert again.result.exit_code == 0, again.result.output
+    assert "changed since" not in again.result.output
+
+    before = files_of(run_folder)
+    refused = train_command("--adam_beta2", "0.9", "--disable_tqdm", RESUME="latest").result
+    assert refused.exit_code == 2
+    for line in (
+        "--adam_beta2 (option for ms-swift): was 0.99, is 0.9",
+        "--disable_tqdm (option for ms-swift): was not given, is given",
+        "--weight_decay (option for ms-swift): was 0.1, is not given",
+        "Set them back, or start a new run from the checkpoint with OUTPUT_DIR=",
+    ):
+        assert line in refused.stderr
+    assert files_of(run_folder) == before
+    fork = train_command(RESUME=str(run_folder), OUTPUT_DIR=str(tmp_path / "fork")).result
+    assert fork.exit_code == 0, fork.output
+    assert "changed since: --weight_decay (option for ms-swift): was 0.1" in fork.output
+
+    # What a version wrote that recorded neither.
+    document = json.loads((run_folder / "settings.json").read_text())
+    assert document.pop("options") == ["--weight-decay=0.1", "--adam_beta2", "0.99"]
+    [game] = document.pop("games")
+    assert game["name"] == "laptop"
+    (run_folder / "settings.json").write_text(json.dumps(document))
+    assert train_command(RESUME="latest").result.exit_code == 0
+
+
+def test_a_dry_run_compares_the_options_with_those_of_the_run(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    train_command("--weight_decay", "0.1")
+    write_checkpoint_of(tmp_path / "run", 2)
+    shown = train_command("--dry-run", RESUME="latest").result.stdout
+    assert "--weight_decay (option for ms-swift): was 0.1, is not given" in " ".join(shown.split())
+    shown = train_command("--dry-run", "--weight_decay", "0.1", RESUME="latest").result.stdout
+    assert "option for ms-swift" not in shown
+
+
 def test_the_settings_of_a_run_hold_the_command_that_resumes_it(
     tmp_path: Path, train_command: TrainCommand
 ) -> None:
@@ -557,6 +653,48 @@ def test_a_finished_run_says_how_to_extend_it_and_ends_well(
     assert 'HANABI_API_KEY="$HANABI_API_KEY"' in output
     assert "topsecret" not in output
     assert (run_folder / "settings.json").read_text() == settings
+
+
+class MirrorStandIn:
+    """Stands for W&B's mirror, and notes how it was used."""
+
+    def __init__(self) -> None:
+        self.used: list[object] = []
+
+    def __call__(self, run_folder: Path, from_step: int) -> "MirrorStandIn":
+        self.used.append((run_folder, from_step))
+        return self
+
+    def close(self, exit_code: int) -> None:
+        self.used.append(exit_code)
+
+
+def test_a_finished_run_sends_what_wandb_lacks_of_it(
+    tmp_path: Path, train_command: TrainCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder = tmp_path / "run"
+    settings = {"MAX_STEPS": "2", "REPORT_TO": "wandb", "WANDB_MODE": "offline"}
+    train_command(**settings)
+    write_checkpoint_of(run_folder, 2)
+    mirror = MirrorStandIn()
+    monkeypatch.setattr(train_module, "Mirror", mirror)
+    monkeypatch.setattr(train_module, "set_up_logging", lambda file: None)
+    record = WandbRecord(id="abcd1234")
+    write_record(run_folder, record)
+    train_command(RESUME="latest", **settings)
+    assert mirror.used == []
+
+    record.is_complete = False
+    write_record(run_folder, record)
+    train_command(RESUME="latest", **{**settings, "REPORT_TO": "none"})
+    other_mode = train_command(RESUME="latest", **{**settings, "WANDB_MODE": "online"})
+    assert "run this command with the run's WANDB_MODE=offline" in other_mode.result.output
+    assert mirror.used == []
+    started = train_command(RESUME="latest", **settings)
+    assert started.result.exit_code == 0, started.result.output
+    assert "W&B may lack the end of this run: sending it now" in started.result.output
+    assert mirror.used == [(run_folder, 2), 0]
+    assert started.commands == []
 
 
 def test_a_finished_run_whose_last_validation_was_interrupted_makes_it_up(

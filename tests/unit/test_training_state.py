@@ -155,6 +155,33 @@ def test_the_state_of_another_model_is_refused() -> None:
         )
 
 
+def test_the_state_of_another_optimizer_is_refused_unless_a_version_did_not_save_which(
+    tmp_path: Path,
+) -> None:
+    model, adam = _made(1)
+    collected = OptimizerState(dict(model.named_parameters()), adam)
+    _state(collected.collect(), optimizer_kind=collected.kind).save(tmp_path / "trainer")
+    saved = TrainingState.load(tmp_path / "trainer", 3)
+    assert saved.optimizer_kind == "AdamW"
+    parameters = dict(_Model().named_parameters())
+    other = OptimizerState(parameters, torch.optim.Adagrad(list(parameters.values())))
+    before = other.collect().keys()
+    with pytest.raises(
+        RunFolderError, match=r"is that of AdamW, but this run's optimizer is Adagrad; .*--optim"
+    ):
+        other.restore(saved.moments, kind=saved.optimizer_kind)
+    assert other.collect().keys() == before
+    fresh_model, fresh = _made(0)
+    restored = OptimizerState(dict(fresh_model.named_parameters()), fresh)
+    restored.restore(saved.moments, kind="AdamW")
+
+    (tmp_path / "trainer/optimizer.json").unlink()
+    old = TrainingState.load(tmp_path / "trainer", 3)
+    assert old.optimizer_kind == ""
+    restored.restore(old.moments, kind=old.optimizer_kind)
+    assert restored.collect().keys() == saved.moments.keys()
+
+
 def test_random_numbers_go_on_where_they_were_per_process(tmp_path: Path) -> None:
     def draw() -> list[float]:
         return [random.random(), float(np.random.rand()), float(torch.rand(()))]

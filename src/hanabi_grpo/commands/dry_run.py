@@ -109,7 +109,13 @@ def show_start(
         loaded = announce(console, terminal)
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         shell["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-    checks = make_checks(loaded, role=terminal, shell=shell, console=None if as_json else console)
+    checks = make_checks(
+        loaded,
+        role=terminal,
+        shell=shell,
+        console=None if as_json else console,
+        options=extra_args if terminal == "trainer" else None,
+    )
     start = None
     # If it cannot be planned, a check has reported why.
     with contextlib.suppress(HanabiGrpoError):

@@ -18,7 +18,9 @@ from hanabi_grpo.commands.console import announce, make_console
 from hanabi_grpo.commands.dry_run import AsJson, AsYaml, DryRun, PrintConfig, show_start
 from hanabi_grpo.commands.nodes import Nodes, is_one_process, trainer_argv
 from hanabi_grpo.commands.training_plan import plan_training
-from hanabi_grpo.rollout.datasets import mix_line, played_setups, training_rows
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.logs import set_up_logging
+from hanabi_grpo.rollout.datasets import mix_line, named_setups, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.fingerprint import resolve_model
@@ -39,8 +41,9 @@ from hanabi_grpo.runs.run_folder import (
     write_json_atomic,
     writing,
 )
+from hanabi_grpo.runs.start_record import recorded_games, start_record
 from hanabi_grpo.runs.validation import cut_validations, lacks_validation
-from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
+from hanabi_grpo.settings import LoadedSettings, Settings, read_settings, settings_json
 from hanabi_grpo.settings.base_models import base_models
 from hanabi_grpo.settings.defaults import tiny_model_command
 from hanabi_grpo.settings.gpus import check_enough_gpus
@@ -48,11 +51,13 @@ from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.refs import parse_checkpoint
-from hanabi_grpo.settings.saved import RESUME_COMMAND
+from hanabi_grpo.settings.saved import RESUME_COMMAND, SETTINGS_FILE
 from hanabi_grpo.settings.shell import TRAIN_SCRIPT, shell_assignments, start_words
 from hanabi_grpo.settings.sources import TYPED
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.tracking.checkpoints import local_folder
+from hanabi_grpo.tracking.mirror import Mirror
+from hanabi_grpo.tracking.record import is_unfinished
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training import main as trainer
 
@@ -116,9 +121,13 @@ def train(
         if plan.curves:
             say(curves_line(loaded.settings, plan.curves))
         say(f"run folder: {folder}")
-        for line in resume_lines(resume, loaded.settings, plan.num_steps):
+        games = recorded_games(named_setups(rows))
+        for line in resume_lines(
+            resume, loaded.settings, plan.num_steps, games=games, options=extra_args
+        ):
             say(line)
-        if _has_ended(resume, loaded.settings, plan.num_steps, say):
+        if resume is not None and _has_ended(resume, loaded.settings, plan.num_steps, say):
+            _send_rest(loaded.settings, folder, resume.step, say)
             longer = resume_command(loaded, folder, extra_args, max_steps=2 * plan.num_steps)
             say(f"To continue: {longer}")
             return
@@ -136,6 +145,7 @@ def train(
         document = {
             **settings_json(loaded),
             "dataset_sha256": dataset_sha256(loaded.settings),
+            **start_record(games, extra_args),
             KEY: used,
             RESUME_COMMAND: resume_command(loaded, folder, extra_args),
         }
@@ -151,13 +161,13 @@ def train(
 
 
 def _has_ended(
-    resume: ResumePlan | None, settings: Settings, num_steps: int, say: Callable[[str], None]
+    resume: ResumePlan, settings: Settings, num_steps: int, say: Callable[[str], None]
 ) -> bool:
     """Tell whether a resumed run has nothing left to do.
 
     Its last version is validated after its checkpoint was saved, so that can be missing.
     """
-    if resume is None or resume.step < num_steps:
+    if resume.step < num_steps:
         return False
     if resume.step == num_steps and lacks_validation(
         resume.run_folder, num_steps, settings.eval_steps
@@ -166,6 +176,36 @@ def _has_ended(
         return False
     say(f"nothing left to train: step {resume.step} of {num_steps} is done.")
     return True
+
+
+def _send_rest(settings: Settings, folder: Path, step: int, say: Callable[[str], None]) -> None:
+    """Send what W&B lacks of a run that has ended, because its last processes were killed.
+
+    Args:
+        settings: The settings; without W&B, nothing is sent.
+        folder: The run folder.
+        step: The last step of the run.
+        say: Prints a line.
+    """
+    is_off = "wandb" not in settings.report_to or settings.wandb_mode == "disabled"
+    if is_off or not is_unfinished(folder):
+        return
+    recorded_mode = read_settings(folder / SETTINGS_FILE).wandb_mode
+    if recorded_mode != settings.wandb_mode:
+        # The mirror reads the run's own settings.
+        say(
+            "W&B may lack the end of this run. To send it, run this command with the run's "
+            f"WANDB_MODE={recorded_mode}."
+        )
+        return
+    say("W&B may lack the end of this run: sending it now")
+    set_up_logging(file=folder / "train.log")
+    try:
+        mirror = Mirror(folder, step)
+    except (SettingsError, OSError) as error:
+        say(f"W&B: {error}")
+        return
+    mirror.close(0)
 
 
 def _wait_for_all_servers(loaded: LoadedSettings, say: Callable[[str], None], nodes: Nodes) -> None:

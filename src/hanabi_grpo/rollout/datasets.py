@@ -111,6 +111,12 @@ def setup_names(setups: Sequence[Setup[Any]]) -> list[str]:
     return names
 
 
+def named_setups(rows: Sequence[DatasetRow]) -> dict[str, Setup[Any]]:
+    """Return the distinct games of some rows by name, see `setup_names`."""
+    setups = played_setups(rows)
+    return dict(zip(setup_names(setups), setups, strict=True))
+
+
 def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
     """Read and check every row; keys that a row omits come from the settings.
 

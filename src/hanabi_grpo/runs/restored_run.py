@@ -112,10 +112,17 @@ def is_restored(folder: Path, resume: str) -> bool:
     return record is not None and record.source == resume and record.is_whole
 
 
+def restored_step(folder: Path) -> int | None:
+    """Return the step of the artifact that a run folder was made from; None: of no artifact."""
+    record = _read_record(folder)
+    return None if record is None else record.step
+
+
 def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
     """Make a run folder from an artifact.
 
-    A folder that a crash left unfinished is filled again.
+    A folder that a crash left unfinished is filled again. An artifact may come from anywhere, so
+    only its plain files are copied: no file that a link points to, and no secret of another run.
 
     Args:
         artifact: Folder with the artifact's files.
@@ -144,7 +151,7 @@ def restore_run(artifact: Path, folder: Path, *, resume: str) -> Manifest:
         folder.mkdir(parents=True, exist_ok=True)
         _write_record(folder, made)
         _copy_checkpoint(artifact, folder / f"checkpoint-{manifest.step}", manifest)
-        for path in sorted((artifact / RUN_FILES).iterdir()):
+        for path in run_files(artifact / RUN_FILES):
             name = path.name
             if path.suffix == ".log":
                 # Programs that run now write logs with these names.
@@ -166,7 +173,11 @@ def _check_artifact(artifact: Path, resume: str) -> Manifest:
     """Refuse an artifact that cannot be resumed; the checkpoint's files are checked later."""
     manifest = read_manifest(artifact)
     has_state = (artifact / TRAINER_STATE).is_dir()
-    if not has_state or not (artifact / RUN_FILES / SETTINGS_FILE).is_file():
+    records = artifact / RUN_FILES
+    names = []
+    if records.is_dir() and not records.is_symlink():
+        names = [path.name for path in run_files(records)]
+    if not has_state or SETTINGS_FILE not in names:
         raise RunFolderError(
             f"RESUME={resume}: {artifact} holds adapters but not the optimizer's state and the "
             "run's records, which UPLOAD_CKPT_TO_WANDB=full uploads, so training cannot resume "

@@ -37,6 +37,7 @@ from hanabi_grpo.runs.run_folder import (
     used_entries,
     write_json_atomic,
 )
+from hanabi_grpo.runs.start_record import RecordedGame
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.saved import SETTINGS_FILE
 
@@ -146,7 +147,14 @@ def read_resume(run_folder: Path) -> ResumePoint | None:
         ) from error
 
 
-def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
+def resume_lines(
+    resume: ResumePlan | None,
+    settings: Settings,
+    steps: int,
+    *,
+    games: Sequence[RecordedGame] | None = None,
+    options: Sequence[str] | None = None,
+) -> list[str]:
     """Return the lines that the terminal shows about a resume.
 
     They say where it continues from, what was skipped, and which settings changed.
@@ -155,9 +163,12 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
         resume: The plan; None without RESUME.
         settings: The current settings.
         steps: Optimizer steps of the whole run.
+        games: The games that are trained on; None: unknown, so they are not compared.
+        options: The options for ms-swift; None: unknown, so they are not compared.
 
     Raises:
-        SettingsError: Settings were changed that must stay the same within a run.
+        SettingsError: Settings, the content of files or options were changed that must stay the
+            same within a run.
     """
     if resume is None:
         return []
@@ -166,7 +177,7 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
         lines.append(f"    skipped: {reason}")
     if resume.checkpoint is not None:
         saved = read_saved_settings(resume.checkpoint.parent)
-        notes = check_compatible(saved, settings, fork=resume.fork)
+        notes = check_compatible(saved, settings, fork=resume.fork, games=games, options=options)
         check_new_teacher(saved, settings, resume.step)
         for note in notes:
             lines.append(f"    changed since: {note}")

@@ -5,16 +5,25 @@ change its games or the objective; a fork, a new run from a checkpoint, keeps th
 tensors depend on. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED may change in both,
 because the state is saved per parameter; sums are then computed in a different order, so the next
 steps differ by rounding.
+
+A resumed run also keeps what its settings do not say: the content of the files that its games read,
+and the options for ms-swift (`start_record`).
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.files import MAX_DATASET_BYTES, MAX_DOCUMENT_BYTES, read_bytes, write_text_atomic
+from hanabi_grpo.runs.start_record import (
+    RecordedGame,
+    content_differences,
+    option_differences,
+    rule_differences,
+)
 from hanabi_grpo.settings import Affects, Settings, settings_values, variables
 from hanabi_grpo.settings.saved import SETTINGS_FILE, VALUES, read_settings_document
 
@@ -34,6 +43,15 @@ class _Differences:
     """Differences that are not."""
     hits_weights: bool = False
     """Whether a refused difference does not fit the saved tensors, so that a fork does not help."""
+    is_other_game: bool = False
+    """Whether a difference is one of the settings that say what is played."""
+
+    def add(self, lines: Sequence[str], *, fork: bool) -> None:
+        """Add differences that only a fork may have."""
+        if fork:
+            self.allowed += lines
+        else:
+            self.refused += lines
 
 
 def dataset_sha256(settings: Settings) -> str | None:
@@ -48,7 +66,12 @@ def dataset_sha256(settings: Settings) -> str | None:
 
 
 def check_compatible(
-    saved: Mapping[str, Any], settings: Settings, *, fork: bool = False
+    saved: Mapping[str, Any],
+    settings: Settings,
+    *,
+    fork: bool = False,
+    games: Sequence[RecordedGame] | None = None,
+    options: Sequence[str] | None = None,
 ) -> list[str]:
     """Compare the current settings with those of the run that a checkpoint comes from.
 
@@ -57,12 +80,15 @@ def check_compatible(
         settings: The current settings.
         fork: Whether this is a new run from the checkpoint, for which only the settings that the
             tensors depend on must be equal.
+        games: The games that are trained on now; None: unknown, so they are not compared.
+        options: The options for ms-swift now; None: unknown, so they are not compared.
 
     Returns:
         One sentence for each setting that differs and is allowed to.
 
     Raises:
         SettingsError: Settings differ that must not; the message names each with both values.
+        RunFolderError: The recorded games or options cannot be read.
     """
     before = saved.get(VALUES)
     if not isinstance(before, Mapping):
@@ -72,6 +98,13 @@ def check_compatible(
         )
     differences = _compare_values(before, settings, fork=fork)
     _compare_dataset(saved.get("dataset_sha256"), before, settings, differences, fork=fork)
+    if games is not None:
+        changed_content = content_differences(saved, games)
+        differences.add(changed_content, fork=fork)
+        if not changed_content and not differences.is_other_game:
+            differences.add(rule_differences(saved, games), fork=fork)
+    if options is not None:
+        differences.add(option_differences(saved, options), fork=fork)
     if differences.refused:
         ways_out = "Set them back"
         if not differences.hits_weights:
@@ -178,6 +211,8 @@ def _compare_values(before: Mapping[str, Any], settings: Settings, *, fork: bool
         if _same(name, value_before, now[name]):
             continue
         line = f"{name}: was {_shown(value_before)}, is {_shown(now[name])}"
+        if variable.section == "game" or name == "DATASET":
+            differences.is_other_game = True
         is_fixed = affects.is_fixed_in_fork if fork else affects.is_fixed_in_resume
         if not is_fixed:
             differences.allowed.append(line)
@@ -214,10 +249,8 @@ def _compare_dataset(
         f"DATASET: the file's sha256 was {str(recorded)[:_SHOWN_DIGITS]}…, is "
         f"{current[:_SHOWN_DIGITS]}…: its tasks have changed"
     )
-    if fork:
-        differences.allowed.append(line)
-    else:
-        differences.refused.append(line)
+    differences.add([line], fork=fork)
+    differences.is_other_game = True
 
 
 def _same(name: str, before: Any, now: Any) -> bool:

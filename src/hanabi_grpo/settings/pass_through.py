@@ -24,6 +24,8 @@ SOFTWARE: dict[Terminal, str] = {"trainer": "ms-swift", "server": "vLLM"}
 """The software that receives each terminal's options; also the heading of its table."""
 _ROW = "| `"
 """Begins a row of a table that names options."""
+_NEGATIVE_NUMBER = re.compile(r"-\.?\d")
+"""Matches the beginning of a negative number, which is a value and no option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,34 @@ def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
             )
     if problems:
         raise SettingsError("\n".join(problems))
+
+
+def option_values(extra_args: Sequence[str]) -> dict[str, str]:
+    """Return the value of each option on a command line, however it is spelled.
+
+    Args:
+        extra_args: The arguments after our own options.
+
+    Returns:
+        Values by option, with two dashes and underscores; "" for a switch. Of an option that is
+        given twice, the last value counts. Arguments before the first option have the key "".
+
+    Example:
+        option_values(["--adam-beta2=0.99", "--disable_tqdm"]) == {
+            "--adam_beta2": "0.99",
+            "--disable_tqdm": "",
+        }
+    """
+    values: dict[str, list[str]] = {}
+    name = ""
+    for argument in extra_args:
+        if argument.startswith("-") and not _NEGATIVE_NUMBER.match(argument):
+            typed, has_value, value = argument.partition("=")
+            name = f"--{typed.lstrip('-').replace('-', '_')}"
+            values[name] = [value] if has_value else []
+        else:
+            values.setdefault(name, []).append(argument)
+    return {option: " ".join(words) for option, words in values.items()}
 
 
 def _find_refusal(terminal: Terminal, name: str) -> Refusal | None:

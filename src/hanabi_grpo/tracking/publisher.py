@@ -1,9 +1,12 @@
 """Publish a run folder to an open run at W&B: rows, sample games, artifacts.
 
-A failure of one of them does not stop the others.
+A failure of one of them does not stop the others. What did not reach W&B, because of a failure or
+because all processes were killed, is sent by the next process that publishes the run.
 """
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from typing import Any
 from hanabi_grpo.files import MAX_METRICS_BYTES, read_bytes, write_text_atomic
 from hanabi_grpo.runs.history import read_history, read_row
 from hanabi_grpo.runs.manifest import checkpoints_of
+from hanabi_grpo.runs.restored_run import restored_step
 from hanabi_grpo.runs.validation import best_of, choosing, read_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact
@@ -38,6 +42,10 @@ LOGS = ("train.log", "server.log")
 
 _START = 0
 """Step of the initial adapters."""
+_ROWS = "metrics"
+"""Kind of failure of the rows, for messages."""
+_ARRIVAL_SECONDS = 60.0
+"""Time after which a row counts as sent: W&B's own process collects rows for some seconds."""
 
 GamesPage = Callable[[Path, Settings], str]
 """Renders a page of a run folder's recorded games; empty if there are none."""
@@ -45,7 +53,7 @@ GamesPage = Callable[[Path, Settings], str]
 
 @dataclass
 class Publisher:
-    """Publishes one run folder from a step on; W&B already has everything up to that step."""
+    """Publishes what W&B does not have yet of one run folder."""
 
     run: WandbRun
     """The open run at W&B."""
@@ -57,7 +65,8 @@ class Publisher:
     run_folder: Path
     """The folder to publish."""
     from_step: int
-    """Rows and checkpoints up to this step are skipped."""
+    """Step that the trainer continues from. Up to this step, only what the record does not list as
+    sent is published."""
     games_page: GamesPage
     """`report.games.newest_games_page`, which is in a layer above this package."""
     trouble: Callable[[str], None]
@@ -73,10 +82,31 @@ class Publisher:
         """Kinds of failures so far, for `_guard`."""
         self._published: set[int] = set()
         """Steps of the checkpoints that were published."""
+        self._logged: set[int] = set()
+        """Steps of the artifacts that this process handed to W&B's library."""
+        self._handed: deque[tuple[float, int]] = deque()
+        """Time and step of the rows that this process handed to W&B's library, without those that
+        have arrived."""
+        for artifact in self.record.artifacts:
+            if artifact.step > self.from_step:
+                # The trainer makes this checkpoint again.
+                artifact.is_sent = False
+        self._arrived = {item.step for item in self.record.artifacts if item.is_sent}
+        """Steps of the artifacts that W&B had before this process."""
+        self._restored_step: int | None = None
+        """Step of the artifact that the run was restored from."""
+        with self._guard("restored.json"):
+            self._restored_step = restored_step(self.run_folder)
+        self._sent_step = self.from_step
+        """W&B had the rows up to this step before this process."""
+        if self.record.sent_step is not None:
+            self._sent_step = min(self.from_step, self.record.sent_step)
         self.record.project = self.settings.wandb_project
         self.record.entity = self.settings.wandb_entity or ""
         self.record.mode = self.run.mode
         self.record.url = self.run.url
+        self.record.sent_step = self._sent_step
+        self.record.is_complete = False
         with self._guard("wandb.json"):
             write_record(self.run_folder, self.record)
 
@@ -86,18 +116,20 @@ class Publisher:
         Args:
             everything: Also send a checkpoint whose validation is not finished.
         """
-        with self._guard("metrics"):
+        with self._guard(_ROWS):
             rows = self._new_rows()
-            self._interval.resume(self.from_step, rows)
+            self._interval.resume(self._sent_step, rows)
             for row in rows:
-                if row["step"] <= self.from_step:
+                if row["step"] <= self._sent_step:
                     continue
                 figures = self._interval.add(row["step"], row)
                 if figures is not None:
                     of_last_step = {name: row.get(name) for name in FIELDS_OF_LAST_STEP}
-                    self.run.log_row(figures | of_last_step)
+                    self._log_row(figures | of_last_step)
             if everything:
                 self._log_rest()
+        with self._guard("wandb.json"):
+            self._note_rows()
         with self._guard("checkpoints"):
             checkpoints = self._new_checkpoints()
             # W&B gives `latest` to the version uploaded last, so an earlier version cannot get an
@@ -108,7 +140,11 @@ class Publisher:
             for step, folder in checkpoints.items():
                 if step not in self._published and step != awaited:
                     self._published.add(step)
-                    self._publish_checkpoint(step, folder)
+                    # The page has the newest games, which are not those of an earlier checkpoint.
+                    if step > self.from_step or step == max(checkpoints):
+                        self.samples(step)
+                    if self.settings.wandb_log_model == "checkpoint":
+                        self.artifact(folder, step, ())
 
     def _log_rest(self) -> None:
         """Send the steps after the last whole interval of LOGGING_STEPS."""
@@ -116,12 +152,32 @@ class Publisher:
         if rest is not None:
             step, figures = rest
             figures.pop("seconds", None)
-            self.run.log_row(figures | {"step": step})
+            self._log_row(figures | {"step": step})
 
-    def _publish_checkpoint(self, step: int, folder: Path) -> None:
-        self.samples(step)
-        if self.settings.wandb_log_model == "checkpoint":
-            self.artifact(folder, step, ())
+    def _log_row(self, row: dict[str, Any]) -> None:
+        self.run.log_row(row)
+        self._handed.append((time.monotonic(), row["step"]))
+
+    def _note_rows(self, *, everything: bool = False) -> None:
+        """Record the rows that W&B has.
+
+        After a failure no further rows are recorded, because some before them may be missing.
+
+        Args:
+            everything: All rows have arrived, not only those that were handed to W&B's library long
+                enough ago.
+        """
+        latest = time.monotonic() - _ARRIVAL_SECONDS
+        sent_step = self.record.sent_step
+        while self._handed and _ROWS not in self._failed:
+            handed_at, step = self._handed[0]
+            if handed_at > latest and not everything:
+                break
+            self._handed.popleft()
+            sent_step = step
+        if sent_step != self.record.sent_step:
+            self.record.sent_step = sent_step
+            write_record(self.run_folder, self.record)
 
     def close(self, exit_code: int) -> bool:
         """Send the rest and finish.
@@ -134,18 +190,41 @@ class Publisher:
         self.publish_new(everything=True)
         settings = self.settings
         with self._guard("checkpoints"):
-            checkpoints = self._new_checkpoints()
+            checkpoints = checkpoints_of(self.run_folder)
             is_wanted = settings.upload_ckpt_to_wandb or settings.wandb_log_model == "end"
             if is_wanted and checkpoints:
-                step, folder = checkpoints.popitem()
-                self._publish_final(folder, step)
+                step = max(checkpoints)
+                if not self._had_final(step):
+                    self._publish_final(checkpoints[step], step)
         with self._guard("the last validation"):
             self._send_last_validation()
         with self._guard("the logs"):
             self.run.save_files(self.run_folder, LOGS)
         with self._guard("the end of the run"):
             self.run.finish(exit_code)
+            self._note_end()
         return not self._failed
+
+    def _note_end(self) -> None:
+        """Record that what was handed to W&B's library has arrived, which `finish` waits for."""
+        self._note_rows(everything=True)
+        for artifact in self.record.artifacts:
+            if artifact.step in self._logged:
+                artifact.is_sent = True
+        self.record.is_complete = not self._failed
+        write_record(self.run_folder, self.record)
+
+    def _had_final(self, step: int) -> bool:
+        """Tell whether W&B had a checkpoint with CKPT_ARTIFACT_ALIASES before this process."""
+        if step == self._restored_step:
+            return True
+        if step not in self._arrived:
+            return False
+        aliases: set[str] = set()
+        for artifact in self.record.artifacts:
+            if artifact.step == step:
+                aliases.update(artifact.aliases)
+        return aliases.issuperset(self.settings.ckpt_artifact_aliases)
 
     def _publish_final(self, newest: Path, step: int) -> None:
         """Send the newest checkpoint.
@@ -157,7 +236,8 @@ class Publisher:
             checkpoints = checkpoints_of(self.run_folder)
             known = []
             for artifact in self.record.artifacts:
-                if BEST in artifact.aliases and artifact.mode == self.run.mode:
+                is_there = artifact.is_sent or artifact.step in self._logged
+                if is_there and BEST in artifact.aliases and artifact.mode == self.run.mode:
                     known.append(artifact.step)
             if chosen in checkpoints and chosen not in (step, *known):
                 self.artifact(checkpoints[chosen], chosen, ())
@@ -195,6 +275,7 @@ class Publisher:
             folder, metadata = build_artifact(self.run_folder, checkpoint, self.settings, score)
             name = artifact_name(self.settings, self.run_folder)
             self.run.log_artifact(folder, name, all_aliases, metadata)
+            self._logged.add(step)
             self.record.add(
                 ArtifactRecord(
                     step=step,
@@ -205,6 +286,7 @@ class Publisher:
                     score=score.mean if score else None,
                     standard_error=score.standard_error if score else None,
                     score_steps=score.num_steps if score else 0,
+                    is_sent=False,
                 )
             )
             write_record(self.run_folder, self.record)
@@ -268,9 +350,11 @@ class Publisher:
         return rows
 
     def _new_checkpoints(self) -> dict[int, Path]:
+        """Return the checkpoints that W&B did not have before this process."""
+        known = {*self._arrived, self._restored_step}
         checkpoints = {}
         for step, folder in checkpoints_of(self.run_folder).items():
-            if step > self.from_step:
+            if step not in known:
                 checkpoints[step] = folder
         return checkpoints
 

@@ -1,4 +1,8 @@
-"""`wandb.json` of a run folder: the run's id at W&B, its artifacts, and which one is the best."""
+"""`wandb.json` of a run folder: the run's id at W&B, what was sent, and which artifact is the best.
+
+W&B's library only takes rows and artifacts; a process of its own sends them later. The record
+therefore says what has arrived: the next process sends everything else again.
+"""
 
 import logging
 import math
@@ -121,6 +125,9 @@ class ArtifactRecord(BaseModel):
     """See `RunningScore`."""
     standard_error: float | None = None
     score_steps: int = 0
+    is_sent: bool = True
+    """False from the upload's start until the process that began it has closed the run at W&B. True
+    in records of versions that did not note it."""
 
     @property
     def as_score(self) -> RunningScore | None:
@@ -149,6 +156,12 @@ class WandbRecord(BaseModel):
     url: str = ""
     """The run's page."""
     artifacts: list[ArtifactRecord] = []
+    sent_step: int | None = Field(default=None, ge=0)
+    """W&B has the rows up to this step; None: unknown, in records of versions that did not note
+    it."""
+    is_complete: bool = True
+    """False while a process has the run open, and after it was killed or could not send everything.
+    True in records of versions that did not note it."""
 
     def scores(self) -> list[RunningScore]:
         """Return the running scores of all artifacts that have one."""
@@ -175,7 +188,10 @@ class WandbRecord(BaseModel):
 
 
 def read_record(run_folder: Path) -> WandbRecord:
-    """Return a run's record, or a new one with a new id if it is missing or unreadable."""
+    """Return a run's record, or a new one with a new id if it is missing or unreadable.
+
+    Nothing of a new one was sent.
+    """
     path = run_folder / RECORD
     try:
         return WandbRecord.model_validate_json(read_bytes(path, MAX_DOCUMENT_BYTES))
@@ -185,7 +201,12 @@ def read_record(run_folder: Path) -> WandbRecord:
         logger.warning(
             "%s cannot be read (%s): starting a new run at W&B", path, type(error).__name__
         )
-    return WandbRecord(id=uuid.uuid4().hex[:_ID_LETTERS])
+    return WandbRecord(id=uuid.uuid4().hex[:_ID_LETTERS], sent_step=0)
+
+
+def is_unfinished(run_folder: Path) -> bool:
+    """Tell whether W&B may lack a part of a run: its last mirror was killed or had trouble."""
+    return (run_folder / RECORD).is_file() and not read_record(run_folder).is_complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.state import LossScale, StepState
 
 OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER_KIND = "optimizer.json"
 GROUPS = "groups.json"
 RANDOM = "random.json"
 BASELINES = "baselines.json"
@@ -53,6 +54,8 @@ SAVE_PATIENCE = 600.0
 """Seconds after the first failed save in a row before failed saves can stop a run."""
 RETRY_SECONDS = 15.0
 """Seconds between a failed save and the next try, or until the end of the step if that is later."""
+_KIND = "class"
+"""Key of `OPTIMIZER_KIND`: the name of the optimizer's class."""
 _MASTER = "master"
 """Key of a parameter's float32 copy, which DeepSpeed keeps for 16-bit weights."""
 _DTYPES_WITH_A_COPY = (torch.bfloat16, torch.float16)
@@ -86,6 +89,8 @@ class TrainingState:
     """One per process, see `random_state`."""
     step_state: StepState
     """The state that each step passes to the next."""
+    optimizer_kind: str = ""
+    """`OptimizerState.kind`; empty in checkpoints of versions that did not save it."""
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors that `save` writes."""
@@ -101,6 +106,9 @@ class TrainingState:
         """Write the folder; files for features that the run does not use are omitted."""
         folder.mkdir(parents=True)
         save_tensors(self.moments, folder / OPTIMIZER)
+        if self.optimizer_kind:
+            kind = {_KIND: self.optimizer_kind}
+            (folder / OPTIMIZER_KIND).write_text(json.dumps(kind))
         groups = []
         for group in self.groups:
             groups.append({key: group[key] for key in SAVED_OF_A_GROUP})
@@ -149,6 +157,7 @@ class TrainingState:
             groups=groups,
             random_states=random_states,
             step_state=step_state,
+            optimizer_kind=_read_json(folder / OPTIMIZER_KIND).get(_KIND, ""),
         )
 
 
@@ -187,6 +196,9 @@ class OptimizerState:
                 "optimizers, alone or with DEEPSPEED=zero1, zero2 or zero3."
             )
         self.groups: list[dict[str, Any]] = self._torch.param_groups
+        self.kind = type(self._torch).__name__
+        """Name of torch's optimizer class, e.g. "AdamW"; the moments have no meaning for another
+        one."""
 
     def collect(self) -> dict[str, torch.Tensor]:
         """Return {"<parameter>|<moment>": tensor} on the CPU; all ranks must call it together."""
@@ -202,17 +214,24 @@ class OptimizerState:
                 moments[f"{name}|{_MASTER}"] = _on_cpu(self._gather(parameter, None))
         return moments
 
-    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, saved: Mapping[str, torch.Tensor], *, kind: str = "") -> None:
         """Restore moments, step counters and float32 copies of 16-bit weights exactly.
 
         The weights must have been restored before, and be gathered to be written meanwhile.
 
         Args:
             saved: Returned by `collect`, with the same or another DEEPSPEED.
+            kind: `kind` of the optimizer that they were collected from; empty: unknown.
 
         Raises:
-            RunFolderError: They belong to another model or other adapters.
+            RunFolderError: They belong to another model, other adapters or another optimizer.
         """
+        if kind and kind != self.kind:
+            raise RunFolderError(
+                f"the optimizer state is that of {kind}, but this run's optimizer is {self.kind}; "
+                "resume with the --optim of the run, or start a new run from its adapters with "
+                "HANABI_START_FROM=(the checkpoint)."
+            )
         by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         copies: dict[str, torch.Tensor] = {}
         for key, value in saved.items():
@@ -512,6 +531,7 @@ class CheckpointSaver:
             groups=optimizer.groups,
             random_states=gather_object([random_state()]),
             step_state=state,
+            optimizer_kind=optimizer.kind,
         )
 
     def _write(self, step: int, state: TrainingState) -> None:

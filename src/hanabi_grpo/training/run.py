@@ -373,7 +373,7 @@ class TrainingRun:
         parameters = self._policy.adapter_parameters
         optimizer = OptimizerState(parameters, self._parts.optimizer)
         with self._policy.whole_adapters(written=True):
-            optimizer.restore(saved.moments)
+            optimizer.restore(saved.moments, kind=saved.optimizer_kind)
         optimizer.restore_counts(saved.groups)
         optimizer.restore_loss_scale(saved.step_state.loss_scale)
         self._parts.schedule.refresh()

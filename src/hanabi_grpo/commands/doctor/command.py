@@ -221,6 +221,7 @@ def make_checks(
     shell: Mapping[str, str],
     console: Console | None = None,
     probes: Sequence[Probe] = PROBES,
+    options: Sequence[str] | None = None,
 ) -> list[Check]:
     """Make every check that applies to a terminal and print each result at once.
 
@@ -231,11 +232,14 @@ def make_checks(
         console: Where results are printed; None prints nothing and keeps the output of
             libraries out of standard output, which then holds only JSON.
         probes: The checks to make. One that raises counts as failed, and the next one runs.
+        options: The trainer's options for ms-swift; None: unknown.
 
     Returns:
         All results, in the order of the probes.
     """
-    return check_all(Context(loaded=loaded, shell=shell, role=role), probes, console)
+    known_options = None if options is None else tuple(options)
+    context = Context(loaded=loaded, shell=shell, role=role, options=known_options)
+    return check_all(context, probes, console)
 
 
 def check_all(

@@ -63,6 +63,8 @@ class Context:
     """The GPUs of a planned machine; empty if this machine is examined."""
     players_on_model: tuple[str, ...] | None = None
     """Players on the base model that is examined; None: all of them."""
+    options: tuple[str, ...] | None = None
+    """Options for ms-swift; None: unknown."""
 
     @property
     def environ(self) -> Mapping[str, str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.rollout.datasets import num_steps
+from hanabi_grpo.rollout.datasets import named_setups, num_steps
 from hanabi_grpo.runs.resume import ResumePlan, resume_lines
 from hanabi_grpo.runs.run_folder import check_fresh, holder_of
+from hanabi_grpo.runs.start_record import recorded_games
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import num_kept_versions
 
@@ -66,10 +67,12 @@ def run_folder_checks(context: Context) -> Check:
 def _lines_of(context: Context, resume: ResumePlan) -> str:
     """Return what the trainer would print about a resume, on one line; raises its errors."""
     steps = _UNKNOWN_STEPS
+    games = None
     if context.rows:
         steps = num_steps(context.settings, context.rows)
+        games = recorded_games(named_setups(context.rows))
     text = ""
-    for line in resume_lines(resume, context.settings, steps):
+    for line in resume_lines(resume, context.settings, steps, games=games, options=context.options):
         text += f"; {line.strip()}"
     return text
 
