@@ -31,6 +31,7 @@ HEALTHY_TEAM = {
     "share/play": 0.35,
     "share/hint": 0.45,
     "hint_bits": 0.25,
+    "illegal_mass": 0.005,
 }
 HEALTHY_PLAYER = {
     "blind_share": 0.2,
@@ -57,6 +58,7 @@ BAD = {
     "one_move": 0.99,
     "hints_silent": 0.0,
     "format": 0.6,
+    "other_replies": 0.2,
     "length_rise": 9.0,
     "length_fall": 1.2,
     "cut": 0.5,

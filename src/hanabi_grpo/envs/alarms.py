@@ -156,6 +156,22 @@ GENERAL: tuple[Alarm, ...] = (
         ),
     ),
     Alarm(
+        name="other_replies",
+        figure="illegal_mass",
+        title="probability of replies that exploitability leaves out",
+        raise_at=0.05,
+        clear_at=0.03,
+        means=(
+            "players say their actions in other words than exploitability is computed from "
+            "(thoughts, or two replies for one action), so it is not that of how they play."
+        ),
+        do=(
+            "Look at replies (hanabi-grpo view RUN). An entropy bonus pays for every token: use a "
+            "smaller HANABI_ENTROPY_BONUS, or a smaller MAX_COMPLETION_LENGTH (1 if every action "
+            "is one token)."
+        ),
+    ),
+    Alarm(
         name="length_rise",
         figure="{player}/tokens_per_reply",
         title="tokens per reply",
