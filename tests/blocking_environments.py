@@ -17,6 +17,8 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.tools.tool import Tool
 from toy_environments import DILEMMA, GUESS, Dilemma, Guess, GuessGame, ToyConfig
 
+MESSAGE_LENGTH = 40_000
+"""Length of a message of "wordy", in characters."""
 PERIOD = 100
 """One task of so many is a trap."""
 SLOW_SECONDS = 2.0
@@ -154,6 +156,25 @@ class Boundless(Trap):
 BOUNDLESS = Boundless("boundless", lambda: None)
 
 
+class WordyGame(TrapGame):
+    """A game whose messages are long: a socket takes few of them at a time."""
+
+    def message(self, player: int) -> str:
+        return super().message(player) + " " + "x" * MESSAGE_LENGTH
+
+
+class Wordy(Trap):
+    """An environment of `WordyGame`."""
+
+    def reset(self, config: ToyConfig, *, split: str, seed: int) -> WordyGame:
+        game = super().reset(config, split=split, seed=seed)
+        return WordyGame(config, game.number, game.spring)
+
+
+WORDY = Wordy("wordy", _sleep_for_ever)
+WORDY_DIES = Wordy("wordy_dies", _die)
+
+
 class Quitters(Dilemma):
     """Three players who act at the same time, by a script that ends the process."""
 
@@ -233,6 +254,8 @@ _NAMES = (
     "silent",
     "lists",
     "boundless",
+    "wordy",
+    "wordy_dies",
     "quitters",
     "wrong_message",
     "wrong_result",

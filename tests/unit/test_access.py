@@ -347,7 +347,7 @@ def test_slow_problems_of_a_claim_are_made_beside_the_event_loop(
         right = claim(setup.row(), setup.spec.hash)
         answer = opens_in_time(lambda: ask_session(app, right), app)
         assert "prompts (vote vote, 1 players) differs" in answer.json()["detail"]
-        assert data_set.threads == {"sessions_0"}
+        assert data_set.threads == {"sessions"}
 
 
 def test_strangers_have_no_problems_made_for_their_claims(

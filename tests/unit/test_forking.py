@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from hanabi_grpo.server.workers.current_call import create_memory
 from hanabi_grpo.server.workers.forking import Child, ForkServer
-from hanabi_grpo.server.workers.messages import Resting, read_from_worker
+from hanabi_grpo.server.workers.messages import Ready, read_from_worker
 
 
 def run(scenario: Callable[[ForkServer], Awaitable[Any]]) -> Any:
@@ -35,10 +36,10 @@ def run(scenario: Callable[[ForkServer], Awaitable[Any]]) -> Any:
 async def start_worker(server: ForkServer) -> tuple[Child, asyncio.StreamReader, Any]:
     """Return a worker that has started, and the connection to it."""
     ours, theirs = socket.socketpair()
-    child = await server.fork(theirs)
-    theirs.close()
+    with theirs, create_memory() as memory:
+        child = await server.fork(theirs, memory)
     reader, writer = await asyncio.open_connection(sock=ours)
-    assert isinstance(await read_from_worker(reader), Resting)
+    assert isinstance(await read_from_worker(reader), Ready)
     return child, reader, writer
 
 
@@ -81,7 +82,7 @@ def test_all_workers_end_with_the_fork_server_and_it_forks_no_more() -> None:
         # The kernel has killed it too, and with it its end of the connection.
         assert await reader.read() == b""
         with pytest.raises(ConnectionError, match="the fork server has ended"):
-            await server.fork(socket.socket())
+            await start_worker(server)
 
     run(scenario)
 
@@ -108,8 +109,8 @@ def test_a_request_is_answered_when_the_fork_server_ends_before_it_forks() -> No
     async def scenario(server: ForkServer) -> None:
         os.kill(server.process.pid, signal.SIGSTOP)
         ours, theirs = socket.socketpair()
-        with ours, theirs:
-            request = asyncio.ensure_future(server.fork(theirs))
+        with ours, theirs, create_memory() as memory:
+            request = asyncio.ensure_future(server.fork(theirs, memory))
             await asyncio.sleep(0)
             os.kill(server.process.pid, signal.SIGKILL)
             with pytest.raises(ConnectionError, match="the fork server has ended"):
@@ -130,11 +131,11 @@ def test_each_worker_has_random_numbers_of_its_own(
         "    import numpy\n"
         "    import hanabi_grpo.server.workers.process as process\n"
         "    run = process.run\n"
-        "    def noting_run(connection):\n"
+        "    def noting_run(*received):\n"
         f"        path = {str(folder)!r} + f'/{{os.getpid()}}'\n"
         "        with open(path, 'w') as file:\n"
         "            file.write(f'{random.random()} {numpy.random.random()}')\n"
-        "        run(connection)\n"
+        "        run(*received)\n"
         "    process.run = noting_run\n"
         "import sys\n"
         "if 'hanabi_grpo.server.workers.fork_server' in sys.orig_argv:\n"

@@ -57,6 +57,7 @@ def test_calls_run_in_order_and_one_that_is_cancelled_before_its_turn_is_skipped
         third = asyncio.ensure_future(thread.run(done.append, "third"))
         await asyncio.sleep(0)
         cancelled.cancel()
+        await asyncio.wait({cancelled})
         go.set()
         assert await first
         with pytest.raises(ZeroDivisionError):

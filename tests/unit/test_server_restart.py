@@ -27,6 +27,7 @@ from server_app import rollout_body, running_app
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "dying_server.py"
+INTERRUPTED_SCRIPT = ROOT / "tests" / "interrupted_server.py"
 PATIENCE = 60.0
 """Seconds for a process to come or to end."""
 
@@ -183,6 +184,20 @@ def test_a_signal_to_end_is_forwarded_and_ends_everything(
     code, _ = server.end()
     assert code == expected
     assert len(server.images()) == 1
+
+
+@pytest.mark.parametrize("moment", ["at the end", "at the fork"])
+def test_ctrl_c_in_the_terminal_between_two_serving_processes_ends_the_server(
+    start_process: Callable[..., "subprocess.Popen[str]"], moment: str
+) -> None:
+    server = start_process(
+        [sys.executable, str(INTERRUPTED_SCRIPT), moment],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    )
+    output, _ = server.communicate(timeout=2 * PATIENCE)
+    assert output == ""
+    assert server.returncode == 130
 
 
 def test_kill_9_of_the_parent_ends_the_serving_process(dying: Callable[..., DyingServer]) -> None:

@@ -33,6 +33,7 @@ from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.types import CallError, DroppedGame, Episode
 
+PERIOD = blocking_environments.PERIOD
 TRAP = blocking_environments.TRAP
 GAME_TIMEOUT = 5.0
 SLOW_SECONDS = blocking_environments.SLOW_SECONDS
@@ -176,7 +177,7 @@ def test_a_call_that_never_returns_costs_its_own_game_and_nothing_is_sampled_twi
         # Workers start, which is not what is measured.
         await scheduler.run(tasks_of(env, range(2), num_games=2), SAMPLING)
         start = time.perf_counter()
-        games = await scheduler.run(tasks_of(env, range(20), num_games=2), SAMPLING)
+        games = await scheduler.run(tasks_of(env, range(10), num_games=2), SAMPLING)
         return games, time.perf_counter() - start
 
     engine = CountingEngine(seconds=0.01)
@@ -196,7 +197,7 @@ def test_a_call_that_never_returns_costs_its_own_game_and_nothing_is_sampled_twi
                 rewards=(-0.25,),
             )
     # Four calls of each whole game and two of each trap, though games have moved between workers.
-    assert engine.num_calls == 2 * 2 * 4 + 19 * 2 * 4 + 2 * 2
+    assert engine.num_calls == 2 * 2 * 4 + 9 * 2 * 4 + 2 * 2
     assert seconds < 2 * GAME_TIMEOUT
     assert "killed because a call of" in caplog.text
 
@@ -247,6 +248,31 @@ def test_a_worker_that_dies_costs_the_game_that_killed_it_and_no_other() -> None
     assert games[3][0].reason == (
         "EpisodeFailedError: the process that played it died (signal SIGSEGV)"
     )
+
+
+@pytest.mark.parametrize(
+    ("env", "reason", "num_attempts"),
+    [
+        ("wordy", "a call of wordy has not returned for HANABI_CALL_TIMEOUT=2 s, 1 turns taken", 1),
+        ("wordy_dies", "EpisodeFailedError: the process that played it died (signal SIGSEGV)", 2),
+    ],
+)
+def test_a_game_is_charged_with_its_own_call_also_while_messages_wait_for_the_socket(
+    env: str, reason: str, num_attempts: int
+) -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        first = PERIOD + TRAP - 20
+        return await scheduler.run(tasks_of(env, range(first, first + 40)), SAMPLING)
+
+    engine = CountingEngine(seconds=0.05)
+    games = run(play, engine, session_workers=1, call_timeout=2.0)
+    dropped = []
+    for [game] in games:
+        if isinstance(game, DroppedGame):
+            dropped.append((game.seed, game.reason))
+    assert dropped == [(PERIOD + TRAP, reason)]
+    # Four calls of each whole game and two of the trap, though games have moved between workers.
+    assert engine.num_calls == 39 * 4 + num_attempts * 2
 
 
 REASONS = {

@@ -167,8 +167,8 @@ GENERAL: tuple[Alarm, ...] = (
         ),
         do=(
             "Look at replies (hanabi-grpo view RUN). An entropy bonus pays for every token: use a "
-            "smaller HANABI_ENTROPY_BONUS, or a smaller MAX_COMPLETION_LENGTH (1 if every action "
-            "is one token)."
+            "smaller HANABI_ENTROPY_BONUS, or a MAX_COMPLETION_LENGTH that leaves room for an "
+            "action and its end token alone."
         ),
     ),
     Alarm(

@@ -46,7 +46,8 @@ _CLEAN_UP_SECONDS = 20
 """Maximum time from the engine's death to the end of the process, since cleanup may hang."""
 _HEALTHY_SECONDS = 600.0
 """A process that lived this long resets the count of restarts."""
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+_STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_SIGNALS = {*_STOP_SIGNALS, signal.SIGCHLD}
 _FROM_TERMINAL = 0x80
 """Linux's SI_KERNEL: Ctrl-C, which the terminal sends to the serving process too."""
 _BY_SIGNAL = 128
@@ -187,8 +188,9 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = _HEALTHY_SECOND
         healthy_seconds: A process that lived this long resets the count of restarts.
 
     Raises:
-        SystemExit: In the parent, with the code of a serving process that ended otherwise, or
-            `EXIT_CODE` if it died too often.
+        SystemExit: In the parent, with the code of a serving process that ended otherwise,
+            `EXIT_CODE` if it died too often, or 128 plus the number of a signal to stop that
+            arrived while there was no serving process.
     """
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -201,6 +203,9 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = _HEALTHY_SECOND
         sys.stdout.flush()
         sys.stderr.flush()
         started = time.monotonic()
+        stopped = signal.sigtimedwait(_STOP_SIGNALS, 0)
+        if stopped is not None:
+            raise SystemExit(_BY_SIGNAL + stopped.si_signo)
         child = os.fork()
         if child == 0:
             die_with_parent(signal.SIGKILL)
@@ -209,6 +214,9 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = _HEALTHY_SECOND
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             return
+        for early in signal.sigpending() & _STOP_SIGNALS:
+            # It may have come just before the fork, when the terminal sent it to the parent alone.
+            os.kill(child, early)
         end = _wait_for(child)
         lifetime = time.monotonic() - started
         _kill_descendants()

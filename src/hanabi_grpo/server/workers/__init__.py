@@ -6,7 +6,7 @@ runs the usual loop (`rollout.loop.play_episode`) with the environment and the s
 replies of models come from the server, which gets the text of their messages.
 
 - `messages` defines the messages between the two sides, `process` is the worker, `pool` the
-  server's side.
+  server's side. `current_call` is memory in which the server reads whose code a worker runs.
 - Workers are forked from a process with preloaded modules (`fork_server`; `forking` is the server's
   side of it), so that a new worker starts quickly.
 

@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+from io import FileIO
 from types import FrameType
 
 from hanabi_grpo.logs import set_up_logging
@@ -53,21 +54,22 @@ class ForkServer:
         signal.set_wakeup_fd(self._wakeup_writer.fileno())
         signal.signal(signal.SIGCHLD, _do_nothing)
 
-    def serve(self) -> socket.socket | None:
+    def serve(self) -> tuple[socket.socket, FileIO] | None:
         """Handle the rollout server's messages until it closes the connection.
 
         Returns:
-            In a child, the socket of the new worker; in the fork server None, at its end.
+            In a child, the socket of the new worker and the memory of its `CurrentCall`; in the
+            fork server None, at its end.
         """
         # A connection closed with unread messages raises an error, here or at the next send.
         with contextlib.suppress(ConnectionError):
-            connection = self._serve_connection()
-            if connection is not None:
-                return connection
+            received = self._serve_connection()
+            if received is not None:
+                return received
         self._end_all()
         return None
 
-    def _serve_connection(self) -> socket.socket | None:
+    def _serve_connection(self) -> tuple[socket.socket, FileIO] | None:
         """Return as `serve`; raise a ConnectionError if the connection breaks."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
@@ -79,15 +81,17 @@ class ForkServer:
                     self._report_exits()
                 if self._control not in ready:
                     continue
-                content, descriptors, _, _ = socket.recv_fds(self._control, MAX_FORK_MESSAGE, 1)
+                content, descriptors, _, _ = socket.recv_fds(self._control, MAX_FORK_MESSAGE, 2)
                 if not content:
                     return None
                 match decode_to_fork_server(content):
                     case Fork():
                         connection = socket.socket(fileno=descriptors[0])
+                        memory = FileIO(descriptors[1], "r+")
                         if self._fork():
-                            return connection
+                            return connection, memory
                         connection.close()
+                        memory.close()
                     case Kill(pid=pid):
                         # Only a child that has not been reaped: its number cannot be reused yet.
                         if pid in self._pids:
@@ -152,9 +156,9 @@ def main() -> None:
     with importing():
         for name in _PRELOADED:
             importlib.import_module(name)
-    connection = ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
-    if connection is not None:
-        process.run(connection)
+    received = ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
+    if received is not None:
+        process.run(*received)
 
 
 if __name__ == "__main__":

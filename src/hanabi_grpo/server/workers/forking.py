@@ -7,6 +7,7 @@ import socket
 import sys
 from collections import deque
 from dataclasses import dataclass
+from io import FileIO
 
 from hanabi_grpo.server.workers.messages import (
     MAX_FORK_MESSAGE,
@@ -88,11 +89,12 @@ class ForkServer:
             theirs.close()
         return cls(process, ours)
 
-    async def fork(self, connection: socket.socket) -> Child:
+    async def fork(self, connection: socket.socket, memory: FileIO) -> Child:
         """Return a new worker process.
 
         Args:
             connection: The worker's end of the connection to the pool. The caller closes it.
+            memory: The memory of the worker's `CurrentCall`. The caller closes it.
 
         Raises:
             OSError: No further process can be created, or the fork server has ended.
@@ -100,7 +102,8 @@ class ForkServer:
         if self.is_closed:
             raise ConnectionError("the fork server has ended")
         answer = self._loop.create_future()
-        socket.send_fds(self._control, [encode(Fork())], [connection.fileno()])
+        descriptors = [connection.fileno(), memory.fileno()]
+        socket.send_fds(self._control, [encode(Fork())], descriptors)
         self._forks.append(answer)
         return self._children[await answer]
 

@@ -49,14 +49,8 @@ class Cancel(Struct, frozen=True, kw_only=True, tag="cancel"):
     number: int
 
 
-class Running(Struct, frozen=True, kw_only=True, tag="running"):
-    """From the worker: an episode's code starts running; until `Resting` it may block."""
-
-    number: int
-
-
-class Resting(Struct, frozen=True, kw_only=True, tag="resting"):
-    """From the worker: the code has returned; also its first message after the start."""
+class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
+    """From the worker, its first message: it has started."""
 
 
 class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
@@ -94,7 +88,10 @@ class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Fork(Struct, frozen=True, kw_only=True, tag="fork"):
-    """To the fork server, with the socket of a new worker as ancillary data: fork it."""
+    """To the fork server: fork a worker.
+
+    Its socket and the memory of its `CurrentCall` are sent with it, as ancillary data.
+    """
 
 
 class Kill(Struct, frozen=True, kw_only=True, tag="kill"):
@@ -119,14 +116,35 @@ class Exited(Struct, frozen=True, kw_only=True, tag="exited"):
     """Negative: the number of the signal that ended it."""
 
 
+class _Numbered(Struct, frozen=True, kw_only=True):
+    """The part of a worker's message about an episode that the worker itself has written."""
+
+    number: int
+
+
+class WrongTypeError(Exception):
+    """A worker's message has a value of the wrong type, which an environment returned."""
+
+    def __init__(self, problem: str, *, number: int) -> None:
+        """Hold what is wrong.
+
+        Args:
+            problem: The wrong value's place, its type and the type that it must have.
+            number: Number of the episode in the worker.
+        """
+        super().__init__(problem)
+        self.number = number
+
+
 ToForkServer: TypeAlias = Fork | Kill
 FromForkServer: TypeAlias = Forked | Exited
 ToWorker: TypeAlias = Start | Answer | Cancel
-FromWorker: TypeAlias = Running | Resting | Ask | Ended | Failed
+FromWorker: TypeAlias = Ready | Ask | Ended | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_numbered = msgspec.msgpack.Decoder(_Numbered)
 
 
 _to_fork_server: msgspec.msgpack.Decoder[ToForkServer] = msgspec.msgpack.Decoder(ToForkServer)
@@ -161,9 +179,19 @@ async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
 
 
 async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker | None:
-    """Return the next message from a worker; None at the end of the connection."""
+    """Return the next message from a worker; None at the end of the connection.
+
+    Raises:
+        WrongTypeError: A value in the message has the wrong type; the next one can be read.
+    """
     content = await _read_frame(reader)
-    return None if content is None else _from_worker.decode(content)
+    if content is None:
+        return None
+    try:
+        return _from_worker.decode(content)
+    except msgspec.ValidationError as error:
+        number = _numbered.decode(content).number
+        raise WrongTypeError(str(error), number=number) from error
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:

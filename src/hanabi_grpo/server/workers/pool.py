@@ -18,13 +18,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from hanabi_grpo import errors
 from hanabi_grpo.agents.taught import SayingSeat
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import HanabiGrpoError, ServerError
 from hanabi_grpo.rollout.loop import Player, PlayerSeat, Progress
+from hanabi_grpo.server.workers.current_call import CurrentCall, Running, create_memory
 from hanabi_grpo.server.workers.forking import Child, ForkServer
 from hanabi_grpo.server.workers.messages import (
     Answer,
@@ -33,9 +32,9 @@ from hanabi_grpo.server.workers.messages import (
     Ended,
     Failed,
     FromWorker,
-    Resting,
-    Running,
+    Ready,
     Start,
+    WrongTypeError,
     read_from_worker,
     write,
 )
@@ -60,6 +59,15 @@ _LOOK_SECONDS = 0.01
 
 class _MovedError(Exception):
     """The episode must continue in another worker."""
+
+    def __init__(self, *, since: float) -> None:
+        """Hold since when the episode has been held up.
+
+        Args:
+            since: Time of `time.monotonic`.
+        """
+        super().__init__(since)
+        self.since = since
 
 
 class EpisodeFailedError(RuntimeError):
@@ -146,25 +154,34 @@ class _Worker:
 
     process: Child
     writer: asyncio.StreamWriter
+    current_call: CurrentCall
     for_session: bool
     """Whether it plays for the session's trainer; otherwise for guests."""
     plays: dict[int, _Play] = field(default_factory=dict)
     """Its episodes by number."""
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has started or ended."""
-    running: int | None = None
-    """Number of the episode whose code is running."""
-    running_since: float = 0.0
-    patience: float = FIRST_PATIENCE
-    """Seconds of one call after which it counts as blocked."""
     is_closed: bool = False
     """Whether it has ended, or is being ended."""
     watch: "asyncio.Task[None] | None" = None
     """Task that reads its messages."""
+    running: Running | None = None
+    """The call that it was in at the last look."""
+    running_since: float = 0.0
+    """Time of the first look at this call. A time noted by the worker would also count how long
+    both processes waited for a busy core."""
 
-    def is_blocked(self, now: float) -> bool:
-        """Tell whether one episode blocks the worker."""
-        return self.running is not None and now - self.running_since > self.patience
+    def blocked_by(self) -> int | None:
+        """Look at the worker; return the number of the episode that blocks it, None for none."""
+        running = self.current_call.read()
+        now = time.monotonic()
+        if running != self.running:
+            self.running = running
+            self.running_since = now
+        if running is None:
+            return None
+        patience = FIRST_PATIENCE if running.call == 1 else PATIENCE
+        return running.episode if now - self.running_since > patience else None
 
 
 class WorkerPool:
@@ -261,9 +278,9 @@ class WorkerPool:
                 try:
                     async with game_limit(remaining, of=timeout):
                         return await self._play_in(worker, play)
-                except _MovedError:
+                except _MovedError as moved:
                     # The time after that belongs to another episode's call.
-                    remaining -= max(0.0, worker.running_since - start)
+                    remaining -= max(0.0, moved.since - start)
         finally:
             calls = [call.reply for seat_calls in play.calls for call in seat_calls]
             for call in calls:
@@ -293,7 +310,7 @@ class WorkerPool:
             write(worker.writer, start)
             return await play.result
         except asyncio.CancelledError:
-            if worker.running == number and worker.is_blocked(time.monotonic()):
+            if worker.blocked_by() == number:
                 self._kill_blocked(worker, play)
             raise
         finally:
@@ -323,13 +340,12 @@ class WorkerPool:
         """
         limit = self._limits[for_session]
         while True:
-            now = time.monotonic()
             num_processes = self._starting[for_session]
             free = []
             for worker in self._workers:
                 if worker.for_session == for_session:
                     num_processes += 1
-                    if not worker.is_blocked(now):
+                    if worker.blocked_by() is None:
                         free.append(worker)
             num_wanted = limit + self._has_blocked[for_session]
             num_missing = num_wanted - len(free) - self._starting[for_session]
@@ -370,14 +386,16 @@ class WorkerPool:
     async def _spawn(self, for_session: bool) -> _Worker:
         ours, theirs = socket.socketpair()
         try:
-            process = await (await self._running_fork_server()).fork(theirs)
+            with theirs, create_memory() as memory:
+                current_call = CurrentCall(memory)
+                process = await (await self._running_fork_server()).fork(theirs, memory)
         except BaseException:
             ours.close()
             raise
-        finally:
-            theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
-        worker = _Worker(process=process, writer=writer, for_session=for_session)
+        worker = _Worker(
+            process=process, writer=writer, current_call=current_call, for_session=for_session
+        )
         self._processes.append(worker)
         worker.watch = asyncio.create_task(self._read(worker, reader))
         if self._watcher is None:
@@ -396,28 +414,29 @@ class WorkerPool:
         while True:
             try:
                 message = await read_from_worker(reader)
-            except msgspec.DecodeError as error:
-                self._fail_running(worker, error)
+            except WrongTypeError as error:
+                self._fail(worker, error)
                 continue
             if message is None:
                 break
             self._receive(worker, message)
         code = await worker.process.wait()
-        culprit = worker.running
+        running = worker.current_call.read()
         is_own_end = not worker.process.server.is_closed
         self._end(worker)
         for number, play in list(worker.plays.items()):
             if play.result.done():
                 continue
-            if number == culprit or (culprit is None and is_own_end):
+            is_culprit = is_own_end if running is None else number == running.episode
+            if is_culprit:
                 reason = f"the process that played it died ({_how_it_ended(code)})"
                 play.result.set_exception(EpisodeFailedError(reason))
             else:
-                play.result.set_exception(_MovedError())
+                play.result.set_exception(_MovedError(since=time.monotonic()))
 
-    def _fail_running(self, worker: _Worker, error: msgspec.DecodeError) -> None:
-        """End the episode whose code has just caused an invalid message, e.g. by its result."""
-        play = worker.plays.get(worker.running) if worker.running is not None else None
+    def _fail(self, worker: _Worker, error: WrongTypeError) -> None:
+        """End the episode whose code has caused an invalid message, e.g. by its result."""
+        play = worker.plays.get(error.number)
         if play is not None and not play.result.done():
             name = play.task.environment.name
             problem = f"the environment {name} returned a value of the wrong type: {error}"
@@ -425,14 +444,9 @@ class WorkerPool:
 
     def _receive(self, worker: _Worker, message: FromWorker) -> None:
         match message:
-            case Running():
-                worker.running = message.number
-                worker.running_since = time.monotonic()
-            case Resting():
-                worker.running = None
+            case Ready():
                 worker.is_ready.set()
             case Ask():
-                worker.patience = PATIENCE
                 play = worker.plays.get(message.number)
                 if play is not None:
                     self._ask(worker, play, message)
@@ -486,20 +500,19 @@ class WorkerPool:
         """Move episodes away from blocked workers, and end calls that hang."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            now = time.monotonic()
             for worker in list(self._workers):
-                if not worker.is_blocked(now):
+                blocking = worker.blocked_by()
+                if blocking is None:
                     continue
                 self._has_blocked[worker.for_session] = True
                 for number, play in list(worker.plays.items()):
-                    if number != worker.running and not play.result.done():
-                        play.result.set_exception(_MovedError())
-                if now - worker.running_since > self._call_timeout:
-                    self._end_call(worker)
+                    if number != blocking and not play.result.done():
+                        play.result.set_exception(_MovedError(since=worker.running_since))
+                if time.monotonic() - worker.running_since > self._call_timeout:
+                    self._end_call(worker, worker.plays.get(blocking))
 
-    def _end_call(self, worker: _Worker) -> None:
+    def _end_call(self, worker: _Worker, play: _Play | None) -> None:
         """Kill a worker whose current call has taken too long, and end the call's episode."""
-        play = worker.plays.get(worker.running) if worker.running is not None else None
         if play is None:
             # The call's episode was cancelled, but its code still blocks the worker.
             self._end(worker)

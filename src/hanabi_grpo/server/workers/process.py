@@ -9,6 +9,7 @@ import socket
 from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any
 
 from hanabi_grpo.agents.script import make_script
@@ -16,14 +17,14 @@ from hanabi_grpo.agents.taught import with_teachers
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.rollout.loop import Player, Progress, play_episode
+from hanabi_grpo.server.workers.current_call import CurrentCall
 from hanabi_grpo.server.workers.messages import (
     Answer,
     Ask,
     Cancel,
     Ended,
     Failed,
-    Resting,
-    Running,
+    Ready,
     Start,
     read_to_worker,
     write,
@@ -43,35 +44,37 @@ class ExitError(Exception):
 
 
 class _Announced(Coroutine[Any, Any, Any]):
-    """A coroutine of an episode that tells the server when its code runs and when it rests.
+    """A coroutine of an episode that tells the server when its code runs.
 
     asyncio runs a coroutine with `send` until it waits for something; in between, the environment's
     code runs, which may never return. Exceptions that would end asyncio's loop, and with it every
     episode of this process, become an error of this episode.
     """
 
-    def __init__(self, inner: Coroutine[Any, Any, Any], worker: "Worker", number: int) -> None:
+    def __init__(
+        self, inner: Coroutine[Any, Any, Any], current_call: CurrentCall, number: int
+    ) -> None:
         self._inner = inner
-        self._worker = worker
+        self._current_call = current_call
         self._number = number
 
     def send(self, value: Any) -> Any:
-        self._worker.send(Running(number=self._number))
+        self._current_call.begin(self._number)
         try:
             return self._inner.send(value)
         except (SystemExit, KeyboardInterrupt) as error:
             raise _exit_error(error) from error
         finally:
-            self._worker.send(Resting())
+            self._current_call.end()
 
     def throw(self, *error: Any) -> Any:
-        self._worker.send(Running(number=self._number))
+        self._current_call.begin(self._number)
         try:
             return self._inner.throw(*error)
         except (SystemExit, KeyboardInterrupt) as raised:
             raise _exit_error(raised) from raised
         finally:
-            self._worker.send(Resting())
+            self._current_call.end()
 
     def close(self) -> None:
         self._inner.close()
@@ -125,13 +128,14 @@ class _AskedSeat:
 class Worker:
     """The episodes of this process."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, current_call: CurrentCall) -> None:
         self._writer = writer
+        self._current_call = current_call
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         """Pending replies, by episode and seat."""
 
-    def send(self, message: Running | Resting | Ask | Ended | Failed) -> None:
+    def send(self, message: Ready | Ask | Ended | Failed) -> None:
         """Send a message to the server."""
         write(self._writer, message)
 
@@ -150,7 +154,7 @@ class Worker:
         """Handle the server's messages until it closes the connection."""
         loop = asyncio.get_running_loop()
         loop.set_task_factory(self._make_task)
-        self.send(Resting())
+        self.send(Ready())
         while (message := await read_to_worker(reader)) is not None:
             match message:
                 case Start():
@@ -172,7 +176,7 @@ class Worker:
         """Create a task; tasks created by an episode's code are announced as that episode's."""
         number = _episode.get()
         if number is not None:
-            coroutine = _Announced(coroutine, self, number)
+            coroutine = _Announced(coroutine, self._current_call, number)
         return asyncio.Task(coroutine, loop=loop, **options)
 
     async def _play(self, start: Start) -> None:
@@ -226,11 +230,18 @@ def _text_of(error: BaseException) -> str:
         return _NO_TEXT
 
 
-async def _run(connection: socket.socket) -> None:
+async def _run(connection: socket.socket, current_call: CurrentCall) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
-    await Worker(writer).serve(reader)
+    await Worker(writer, current_call).serve(reader)
 
 
-def run(connection: socket.socket) -> None:
-    """Play the episodes that the server sends over a socket, until it closes the connection."""
-    asyncio.run(_run(connection))
+def run(connection: socket.socket, memory: FileIO) -> None:
+    """Play the episodes that the server sends, until it closes the connection.
+
+    Args:
+        connection: The connection to the server.
+        memory: The memory in which the server reads whose code is running; it is closed.
+    """
+    with memory:
+        current_call = CurrentCall(memory)
+    asyncio.run(_run(connection, current_call))
