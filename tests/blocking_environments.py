@@ -17,8 +17,8 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.tools.tool import Tool
 from toy_environments import DILEMMA, GUESS, Dilemma, Guess, GuessGame, ToyConfig
 
-MESSAGE_LENGTH = 40_000
-"""Length of a message of "wordy", in characters."""
+MESSAGE_LENGTH = 400_000
+"""Length of a message of "wordy" in characters, more than a socket takes at once."""
 PERIOD = 100
 """One task of so many is a trap."""
 SLOW_SECONDS = 2.0
@@ -157,7 +157,7 @@ BOUNDLESS = Boundless("boundless", lambda: None)
 
 
 class WordyGame(TrapGame):
-    """A game whose messages are long: a socket takes few of them at a time."""
+    """A game whose messages are longer than what a socket takes at once."""
 
     def message(self, player: int) -> str:
         return super().message(player) + " " + "x" * MESSAGE_LENGTH

@@ -60,6 +60,29 @@ class CountingEngine(FakeEngine):
         return sample(self.reply)
 
 
+class RoundEngine(CountingEngine):
+    """Replies to the second messages of all games at the same time."""
+
+    def __init__(self, num_games: int) -> None:
+        super().__init__()
+        self.num_games = num_games
+        self.has_second_round = asyncio.Event()
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingConfig,
+        adapter: AdapterHandle | None,
+        game: int | None = None,
+    ) -> Sample:
+        self.num_calls += 1
+        if self.num_calls == 2 * self.num_games:
+            self.has_second_round.set()
+        if self.num_calls > self.num_games:
+            await self.has_second_round.wait()
+        return sample(self.reply)
+
+
 @pytest.fixture(autouse=True)
 def _traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocking_environments.install(tmp_path, monkeypatch)
@@ -261,10 +284,10 @@ def test_a_game_is_charged_with_its_own_call_also_while_messages_wait_for_the_so
     env: str, reason: str, num_attempts: int
 ) -> None:
     async def play(scheduler: Scheduler) -> list[list[Any]]:
-        first = PERIOD + TRAP - 20
-        return await scheduler.run(tasks_of(env, range(first, first + 40)), SAMPLING)
+        first = PERIOD + TRAP - 10
+        return await scheduler.run(tasks_of(env, range(first, first + 20)), SAMPLING)
 
-    engine = CountingEngine(seconds=0.05)
+    engine = RoundEngine(20)
     games = run(play, engine, session_workers=1, call_timeout=2.0)
     dropped = []
     for [game] in games:
@@ -272,7 +295,7 @@ def test_a_game_is_charged_with_its_own_call_also_while_messages_wait_for_the_so
             dropped.append((game.seed, game.reason))
     assert dropped == [(PERIOD + TRAP, reason)]
     # Four calls of each whole game and two of the trap, though games have moved between workers.
-    assert engine.num_calls == 39 * 4 + num_attempts * 2
+    assert engine.num_calls == 19 * 4 + num_attempts * 2
 
 
 REASONS = {

@@ -40,9 +40,9 @@ class CurrentCall:
             memory: A file made by `create_memory`, in this process or in another one. The caller
                 closes it.
         """
-        mapped = mmap.mmap(memory.fileno(), struct.calcsize(_WORDS))
+        self._mapped = mmap.mmap(memory.fileno(), struct.calcsize(_WORDS))
         # Each word is written at once.
-        self._words = memoryview(mapped).cast("q")
+        self._words = memoryview(self._mapped).cast("q")
 
     def begin(self, episode: int) -> None:
         """Note that an episode's code starts running."""
@@ -62,6 +62,11 @@ class CurrentCall:
         episode = self._words[_EPISODE]
         call = self._words[_CALLS]
         return None if episode == _NONE else Running(episode=episode, call=call)
+
+    def close(self) -> None:
+        """Unmap the memory; nothing can be read or written any more."""
+        self._words.release()
+        self._mapped.close()
 
 
 def create_memory() -> FileIO:

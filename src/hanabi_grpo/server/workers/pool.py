@@ -173,6 +173,8 @@ class _Worker:
 
     def blocked_by(self) -> int | None:
         """Look at the worker; return the number of the episode that blocks it, None for none."""
+        if self.is_closed:
+            return None
         running = self.current_call.read()
         now = time.monotonic()
         if running != self.running:
@@ -433,6 +435,7 @@ class WorkerPool:
                 play.result.set_exception(EpisodeFailedError(reason))
             else:
                 play.result.set_exception(_MovedError(since=time.monotonic()))
+        worker.current_call.close()
 
     def _fail(self, worker: _Worker, error: WrongTypeError) -> None:
         """End the episode whose code has caused an invalid message, e.g. by its result."""
