@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
-from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.errors import SettingsError, shown
-from hanabi_grpo.types import ALL_STARTS
+from hanabi_grpo.evaluation.evaluate import check_suite
 
 
 def check_count(where: str, name: str, value: object, *, least: int) -> None:
@@ -65,15 +64,8 @@ def check_held_out(where: str, suite: str) -> None:
         SettingsError: It is not a text, training uses the suite, or it is that of all starts.
     """
     check_text(where, "suite", suite, "the name of a held-out suite, eval or test")
-    if suite == ALL_STARTS:
-        raise SettingsError(
-            f"{where}(suite={suite!r}): a part of all starts is not a fair sample; give "
-            "all_starts=True to play all of them, or choose eval or test."
-        )
-    if not is_held_out(suite):
-        raise SettingsError(
-            f"{where}(suite={suite!r}): training may have seen its tasks; play on eval or test."
-        )
+    remedy = "give all_starts=True to play all of them"
+    check_suite(suite, f"{where}(suite={suite!r})", for_all_starts=remedy)
 
 
 def lineup_list(where: str, lineups: Any) -> list[str]:

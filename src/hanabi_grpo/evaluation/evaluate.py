@@ -167,15 +167,28 @@ def check_tasks(num_tasks: int, suite: str) -> None:
         raise SettingsError(
             f"--tasks {num_tasks}: a standard error needs at least {MIN_TASKS} tasks."
         )
+    remedy = "use evaluate --all-starts to play all of it"
+    check_suite(suite, f"--suite {suite!r}", for_all_starts=remedy)
+
+
+def check_suite(suite: str, given: str, *, for_all_starts: str) -> None:
+    """Check the suite of an evaluation.
+
+    Args:
+        suite: The suite.
+        given: How it was given, for messages.
+        for_all_starts: What to do to play every start, for messages.
+
+    Raises:
+        SettingsError: Training uses the suite, or it is that of all starts.
+    """
     if suite == ALL_STARTS:
         raise SettingsError(
-            f"--suite {suite}: contains every start, and a part of it is not a fair sample; use "
-            "evaluate --all-starts to play all of it, or choose eval or test."
+            f"{given}: contains every start, and a part of it is not a fair sample; "
+            f"{for_all_starts}, or choose eval or test."
         )
     if not is_held_out(suite):
-        raise SettingsError(
-            f"--suite {suite!r}: training may have seen its tasks; play on eval or test."
-        )
+        raise SettingsError(f"{given}: training may have seen its tasks; play on eval or test.")
 
 
 def tasks_of_all_starts(setup: Setup[Any], option: str = "--all-starts") -> int:

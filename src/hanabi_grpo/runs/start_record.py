@@ -8,7 +8,7 @@ Example:
     {"value": "apples.jsonl", "digest": "sha256:…"}}}], "options": ["--optim", "adamw_torch"]
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -132,14 +132,11 @@ def rule_differences(saved: Mapping[str, Any], games: Sequence[RecordedGame]) ->
     before = {game.name: game.spec_hash for game in recorded}
     now = {game.name: game.spec_hash for game in games}
     lines = []
-    for name in sorted(before.keys() | now.keys()):
-        hash_before = before.get(name, _NO_HASH)
-        hash_now = now.get(name, _NO_HASH)
-        if hash_before != hash_now:
-            lines.append(
-                f"{name}: its rules, prompts or tools have changed; their hash was {hash_before}, "
-                f"is {hash_now}"
-            )
+    for name, was, current in _changed(before, now):
+        lines.append(
+            f"{name}: its rules, prompts or tools have changed; their hash was {was or _NO_HASH}, "
+            f"is {current or _NO_HASH}"
+        )
     return lines
 
 
@@ -156,15 +153,23 @@ def option_differences(saved: Mapping[str, Any], options: Sequence[str]) -> list
     recorded = _read(saved, OPTIONS, _OPTIONS)
     if recorded is None:
         return []
-    before = option_values(recorded)
-    now = option_values(options)
     lines = []
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            was = _shown_value(before.get(name))
-            current = _shown_value(now.get(name))
-            lines.append(f"{name} (option for ms-swift): was {was}, is {current}")
+    for name, was, current in _changed(option_values(recorded), option_values(options)):
+        lines.append(
+            f"{name} (option for ms-swift): was {_shown_value(was)}, is {_shown_value(current)}"
+        )
     return lines
+
+
+def _changed(
+    before: Mapping[str, str], now: Mapping[str, str]
+) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield name, earlier and current value of what differs, by name; None: it is missing."""
+    for name in sorted(before.keys() | now.keys()):
+        was = before.get(name)
+        current = now.get(name)
+        if was != current:
+            yield name, was, current
 
 
 def _read(saved: Mapping[str, Any], key: str, kind: TypeAdapter[_Content]) -> _Content | None:
